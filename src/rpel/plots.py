@@ -1,0 +1,71 @@
+"""Figures from plain arrays. Nothing here knows where the numbers come from; matplotlib is imported when first used."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, told apart by colour-blind readers as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
+    """An empty figure with the house's look, drawn without a display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    return figure, axes
+
+
+def save(figure: "Figure", path: str | Path) -> None:
+    """Write the figure in the format of its suffix (.svg, .png, .pdf), making the folder when it is missing.
+
+    Raises ValueError for a format matplotlib cannot write.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Equal data give equal bytes: no date in the file.
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def fraction_against_pull(
+    path: str | Path,
+    pulls: Sequence[int],
+    median: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    title: str,
+    chosen: int | None = None,
+    band: str = "1 % to 99 %",
+) -> None:
+    """The effective adversarial fraction b̂/(s+1) against s, with its quantile band and the chosen s."""
+    figure, axes = canvas()
+    axes.fill_between(pulls, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, step="mid", label=band)
+    axes.step(pulls, median, where="mid", color=COLOURS[0], label="median")
+    axes.axhline(0.5, color=COLOURS[1], linestyle="--", linewidth=1, label="one half: no rule survives")
+    if chosen is not None:
+        axes.axvline(chosen, color=COLOURS[2], linewidth=1.5, label=f"plan: pull {chosen}")
+    axes.set(xlabel="pulled peers s", ylabel="hostile share b̂ / (s+1)", title=title, ylim=(0, None))
+    axes.set_xlim(min(pulls), max(pulls))
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
+def messages_against_nodes(
+    path: str | Path, nodes: Sequence[int], curves: dict[str, Sequence[float]], *, title: str
+) -> None:
+    """Messages per round against n on logarithmic axes, one labelled curve for each way of choosing s."""
+    figure, axes = canvas()
+    for colour, marker, (label, messages) in zip(COLOURS, "osD^", curves.items(), strict=False):
+        axes.loglog(nodes, messages, color=colour, marker=marker, markersize=4, label=label)
+    axes.set(xlabel="nodes n", ylabel="models sent per round", title=title)
+    axes.legend(frameon=False)
+    save(figure, path)

@@ -1,0 +1,141 @@
+"""What people read in a terminal: results as tables on stdout. Only words and layout; every number is handed in."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rpel.planning import Choice, Plan
+from rpel.theory import Convergence, Reduction
+
+
+def human_bytes(count: float) -> str:
+    """A size in the unit that fits.
+
+    >>> human_bytes(1_056_300_000)
+    '1.06 GB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def percent(probability: float) -> str:
+    """A probability with as many digits as it takes to see that it is not certain.
+
+    >>> percent(0.973938), percent(1.0), percent(0.99999987)
+    ('97.3938 %', '100 % (certain)', '99.999987 %')
+    """
+    if probability == 1:
+        return "100 % (certain)"
+    text = f"{100 * probability:.4f} %"
+    return text if text != "100.0000 %" else f"{100 * probability:.10f}".rstrip("0") + " %"
+
+
+def show_plan(console: Console, p: Plan) -> None:
+    """The answer, what it costs, the neighbouring choices, and whether the theorem applies."""
+    console.print(
+        f"[bold]pull s = {p.pull}[/], survive b_hat = {p.b_hat} hostile answers "
+        f"(b_hat/(s+1) = {p.b_hat}/{p.pull + 1} = {p.fraction:.4f})"
+    )
+    source = "lemma's lower bound" if p.method == "bound" else "exact"
+    console.print(
+        f"never exceeded by any of {p.nodes - p.byzantine:,} honest nodes in {p.rounds:,} rounds "
+        f"with probability [bold]{percent(p.probability)}[/] ({source})"
+    )
+    share = p.messages_per_round / p.messages_all_to_all
+    console.print(
+        f"messages per round: {p.messages_per_round:,} against {p.messages_all_to_all:,} all-to-all ({share:.2%})"
+        + (f"; bytes per round: {human_bytes(p.bytes_per_round)}" if p.bytes_per_round is not None else "")
+    )
+    if p.silent or p.no_shows:
+        quiet = "all hostile peers silent and " if p.silent else ""
+        left = p.pull - p.no_shows - (p.b_hat if p.silent else 0)
+        console.print(
+            f"with {quiet}{p.no_shows} honest ones late at least {left} answers come, {2 * p.b_hat} are needed"
+        )
+    console.print(_choices(p))
+    _advice(console, p)
+
+
+def _choices(p: Plan) -> Table:
+    table = Table(title="neighbouring choices", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("s", "b_hat", "b_hat/(s+1)", "probability", "kappa"):
+        table.add_column(column, justify="right")
+    for choice in p.alternatives:
+        style = "bold green" if choice.pull == p.pull else None
+        table.add_row(*_choice_cells(choice), style=style)
+    return table
+
+
+def _choice_cells(c: Choice) -> tuple[str, ...]:
+    kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
+    return str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa
+
+
+def _advice(console: Console, p: Plan) -> None:
+    if p.comfortable is not None and p.comfortable.pull > p.pull:
+        c = p.comfortable
+        console.print(
+            f"comfortable: s = {c.pull} with b_hat = {c.b_hat} (fraction {c.fraction:.3f}); the smallest feasible s "
+            f"has the worst kappa"
+        )
+    if p.theorem_applies:
+        console.print(
+            f"contraction: alpha = {p.alpha:.4g} < 1, lambda = {p.lambda_:.4g}: the convergence theorem applies"
+        )
+    elif p.alpha is not None:
+        console.print(f"the convergence theorem does not apply to this setting (alpha = {p.alpha:.4g}, it needs < 1)")
+    else:
+        console.print("the convergence theorem does not apply: b_hat is not a minority of the s + 1 models")
+
+
+def show_lemmas(console: Console, p: Plan) -> None:
+    """What the paper's two lemmas ask for, and where they say nothing."""
+    limit = p.nodes - 1
+    if p.pull_noptlog is None:
+        console.print("lemma noptlog: vacuous (it divides by b/n, which is 0)")
+    else:
+        verdict = f"vacuous: there are only {limit} others" if p.pull_noptlog > limit else "meaningful"
+        console.print(f"lemma noptlog: s >= {p.pull_noptlog:,.0f} ({verdict})")
+    if p.pull == limit and p.byzantine:
+        console.print("lemma effectiveByz: vacuous below s = n - 1, where all are pulled and b_hat = b is certain")
+    elif p.probability == 0:
+        console.print(f"lemma effectiveByz: vacuous at s = {p.pull} (no b_hat below one half reaches its bound)")
+    else:
+        console.print(
+            f"lemma effectiveByz: s = {p.pull}, b_hat = {p.b_hat} holds with at least {percent(p.probability)}"
+        )
+
+
+def show_mis_specified(console: Console, p: Plan, rows: Sequence[dict[str, float]]) -> None:
+    """How the certainty falls when more nodes are hostile than planned for."""
+    table = Table(
+        title=f"if more than {p.byzantine} are hostile (s = {p.pull}, b_hat = {p.b_hat} kept)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    table.add_column("hostile nodes", justify="right")
+    table.add_column("probability that b_hat is never exceeded", justify="right")
+    for row in rows:
+        table.add_row(f"{row['byzantine']:,}", percent(row["probability"]))
+    console.print(table)
+
+
+def show_theory(console: Console, red: Reduction | None, result: Convergence | None) -> None:
+    """The theorem's constants and bound, or one sentence on why there are none."""
+    if red is None or result is None:
+        why = "b_hat is not a minority" if red is None else f"alpha = {red.alpha:.4g} is not below 1"
+        console.print(f"theorem: does not apply ({why}), so there is no bound to evaluate")
+        return
+    simple = "holds" if red.guaranteed else "fails"
+    console.print(f"condition kappa + 1/h_hat < 1/6: {simple} (kappa = {red.kappa:.4g}, h_hat = {red.h_hat})")
+    console.print(
+        f"theorem: mean squared gradient at every honest node <= {result.bound:.6g} for eta <= {result.eta_max:.6g} "
+        f"(c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = {result.c3:.4g})"
+    )
+    console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")

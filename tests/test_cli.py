@@ -1,0 +1,112 @@
+"""The command line as a stranger meets it: real processes, real exit statuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAN_KEYS = {
+    "nodes", "byzantine", "rounds", "pull", "b_hat", "fraction", "probability", "confidence", "feasible",
+    "best_below_half", "messages_per_round", "messages_all_to_all", "bytes_per_round", "method", "kappa", "alpha",
+    "lambda", "theorem_applies", "alternatives",
+}  # fmt: skip
+
+
+def rpel(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run([sys.executable, "-m", "rpel", *arguments], capture_output=True, text=True, timeout=120)
+    assert found.returncode == code, found.stderr
+    return found
+
+
+def test_plan_as_json_has_the_promised_keys() -> None:
+    found = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
+    assert found.keys() >= PLAN_KEYS
+    assert (found["pull"], found["b_hat"]) == (16, 8)
+    assert found["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa"}
+    assert found["bytes_per_round"] is None
+
+
+def test_plan_prints_the_answer_its_certainty_and_its_neighbours() -> None:
+    text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050").stdout
+    for part in ("s = 16", "b_hat = 8", "99.8894 %", "1,600 against 9,900", "1.13 GB", "comfortable", "does not apply"):
+        assert part in text
+
+
+def test_an_infeasible_pull_is_answered_with_a_warning() -> None:
+    found = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15")
+    assert "warning" in found.stderr
+    assert "97.3938 %" in found.stderr
+    assert "b_hat = 8" in found.stdout
+
+
+def test_bound_says_where_the_lemmas_are_vacuous() -> None:
+    text = rpel("plan", "--nodes", "30", "--byzantine", "6", "--rounds", "200", "--method", "bound").stdout
+    assert text.count("vacuous") == 2
+
+
+def test_theory_evaluates_the_theorem_or_says_why_not() -> None:
+    base = ("plan", "--nodes", "30", "--rounds", "500", "--pull", "6", "--theory", "1,1,0.5,2")
+    assert "eta <=" in rpel(*base, "--byzantine", "0").stdout
+    assert "no bound" in rpel(*base, "--byzantine", "3").stdout
+    assert json.loads(rpel(*base, "--byzantine", "0", "--json").stdout)["theory"]["eta_max"] > 0
+    assert json.loads(rpel(*base, "--byzantine", "3", "--json").stdout)["theory"] is None
+
+
+def test_mis_specified_shows_how_the_probability_falls() -> None:
+    base = ("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15", "--confidence", ".97")
+    rows = json.loads(rpel(*base, "--mis-specified", "--json").stdout)["mis_specified"]
+    assert rows[1]["byzantine"] == 11
+    assert "91.4" in rpel(*base, "--mis-specified").stdout
+
+
+@pytest.mark.parametrize("figure", ["fraction", "messages"])
+def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
+    path = tmp_path / "new" / "plan.svg"
+    base = ("plan", "--nodes", "1000", "--byzantine", "100", "--rounds", "200")
+    rpel(*base, "--plot", str(path), "--figure", figure)
+    first = path.read_text()
+    assert "<svg" in first
+    assert len(first) > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "abc", "--byzantine", "1", "--rounds", "1"], ["--nodes", "abc", "100"]),
+        (["--nodes", "100", "--byzantine", "50", "--rounds", "1"], ["50", "at most 49"]),
+        (["--nodes", "100", "--byzantine", "10"], ["--rounds"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--puls", "3"], ["--puls", "--pull"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--confidence", "high"], ["high", "0.99"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--confidence", "2"], ["confidence 2.0"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--method", "magic"], ["magic", "exact"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1/0"], ["1/0", "1/3"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "a,b"], ["a,b", "5:60:5"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "1,2"], ["1,2", "L,sigma,G,gap"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--pull", "100"], ["pull 100", "99"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "a.movie"], ["movie", "svg"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(arguments: list[str], words: list[str]) -> None:
+    found = rpel("plan", *arguments, code=2)
+    assert found.stdout == ""
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert all(word in found.stderr for word in words), found.stderr
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    assert "plan" in rpel("pln", code=2).stderr
+
+
+def test_plan_does_not_import_torch() -> None:
+    script = (
+        "import sys, contextlib, rpel.cli\n"
+        "with contextlib.suppress(SystemExit): rpel.cli.main('plan --nodes 9 --byzantine 1 --rounds 5'.split())\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_version_is_printed() -> None:
+    assert rpel("--version").stdout.startswith("rpel ")

@@ -1,0 +1,223 @@
+"""The planner's promises: exact, smallest, honest about what it does not know."""
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import rpel
+from rpel import hypergeometric, planning
+from rpel.planning import max_byzantine_cdf, mis_specified, plan, quantiles, simulate_max
+
+# ../shared/REFERENCE.md, section 2.
+TABLE = [
+    (100, 10, 15, 200, {6: ".479579", 7: ".973938", 8: ".999511"}),
+    (100_000, 10_000, 30, 200, {13: ".004264", 14: ".529395", 15: ".936818", 16: ".994125", 17: ".999533"}),
+    (1000, 100, 30, 200, {11: ".165873", 12: ".784125", 13: ".971807", 14: ".997080", 15: ".999740"}),
+    (10_000, 1000, 30, 200, {12: ".019445", 13: ".596713", 14: ".942225", 15: ".993984", 16: ".999462"}),
+]
+
+
+@pytest.mark.parametrize(("n", "b", "s", "T", "expected"), TABLE)
+def test_probabilities_equal_the_reference_table_to_all_printed_digits(
+    n: int, b: int, s: int, T: int, expected: dict[int, str]
+) -> None:
+    cdf = max_byzantine_cdf(n, b, s, T)
+    assert {k: f"{cdf[k]:.6f}".lstrip("0") for k in expected} == expected
+
+
+@pytest.mark.parametrize(("n", "b", "s", "T"), [(30, 6, 15, 200), (20, 3, 6, 2000), (30, 3, 6, 500)])
+def test_small_settings_of_the_paper_meet_all_attackers_for_certain(n: int, b: int, s: int, T: int) -> None:
+    p = plan(nodes=n, byzantine=b, rounds=T, pull=s)
+    assert (p.b_hat, p.probability, p.feasible) == (b, 1.0, True)
+
+
+def test_a_billion_nodes_are_planned_exactly() -> None:
+    p = plan(nodes=10**9, byzantine=10**8, rounds=200)
+    assert (p.pull, p.b_hat, f"{p.probability:.6f}") == (52, 26, "0.993179")
+
+
+def exact_tail(population: int, marked: int, draws: int, k: int) -> Fraction:
+    """P(X > k) in integers."""
+    ways = sum(
+        math.comb(marked, j) * math.comb(population - marked, draws - j) for j in range(k + 1, min(marked, draws) + 1)
+    )
+    return Fraction(ways, math.comb(population, draws))
+
+
+@given(st.data())
+def test_tails_agree_with_integer_arithmetic(data: st.DataObject) -> None:
+    population = data.draw(st.sampled_from([7, 29, 99, 1000, 10**5, 10**9]))
+    marked = data.draw(st.integers(0, population // 2))
+    draws = data.draw(st.integers(1, min(population, 60)))
+    low, tail = hypergeometric.tail(population, marked, draws)
+    for k in range(min(marked, draws) + 1):
+        exact = exact_tail(population, marked, draws, k)
+        found = 1.0 if k < low else (float(tail[k - low]) if k - low < len(tail) else 0.0)
+        assert abs(Fraction(found) - exact) <= exact / 10**9
+
+
+@given(st.data())
+def test_the_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> None:
+    n = data.draw(st.integers(3, 120))
+    b = data.draw(st.integers(0, (n - 1) // 2))
+    fraction = data.draw(st.sampled_from([Fraction(1, 2), Fraction(1, 3), Fraction(3, 10), Fraction(9, 20)]))
+    silent, late = data.draw(st.booleans()), data.draw(st.integers(0, 2))
+    T, confidence = (
+        data.draw(st.sampled_from([1, 10, 200, 10**6])),
+        data.draw(st.sampled_from([0.5, 0.9, 0.99, 0.999999])),
+    )
+
+    def feasible(s: int) -> bool:
+        cdf = max_byzantine_cdf(n, b, s, T)
+        b_hat = int(np.argmax(cdf >= confidence))
+        return b_hat <= fraction * (s + 1) and 2 * b_hat < s + 1 and (3 if silent else 2) * b_hat + late <= s
+
+    smallest = next((s for s in range(1, n) if feasible(s)), None)
+    if late >= n - b:
+        return
+    question = {"confidence": confidence, "max_fraction": float(fraction), "silent": silent, "no_shows": late}
+    if smallest is None:
+        with pytest.raises(ValueError, match="no pull keeps"):
+            plan(nodes=n, byzantine=b, rounds=T, **question)  # type: ignore[arg-type]
+    else:
+        p = plan(nodes=n, byzantine=b, rounds=T, **question)  # type: ignore[arg-type]
+        assert p.pull == smallest
+        assert p.feasible
+
+
+@pytest.mark.parametrize(("n", "b", "fraction"), [(20_000, 9_300, 0.5), (30_000, 9_600, 1 / 3), (40_000, 11_500, 0.3)])
+def test_the_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, fraction: float) -> None:
+    p = plan(nodes=n, byzantine=b, rounds=200, max_fraction=fraction)
+    assert p.b_hat > 1500, "the setting must reach the bisection"
+    exact = Fraction(fraction).limit_denominator(1000)
+    for k in range(p.b_hat):
+        s = max(2 * k, math.ceil(k / exact) - 1, 1)
+        low, log_cdf = hypergeometric.log_cdf(n - 1, b, s)
+        assert (n - b) * 200 * log_cdf[min(k - low, len(log_cdf) - 1)] < math.log(0.99), f"pull {s} was feasible"
+
+
+@pytest.mark.parametrize(
+    ("n", "b", "T", "s"),
+    [(20, 3, 2000, 9), (30, 6, 200, 18), (100, 10, 200, 27), (1000, 100, 500, 63), (10**5, 10**4, 200, 90)],
+)
+def test_silence_cannot_stall_a_silent_plan(n: int, b: int, T: int, s: int) -> None:
+    p = plan(nodes=n, byzantine=b, rounds=T, silent=True)
+    assert p.pull == s
+    assert p.pull - p.b_hat >= 2 * p.b_hat
+
+
+def test_no_shows_are_planned_for_on_top_of_silence() -> None:
+    p = plan(nodes=12, byzantine=2, rounds=200, silent=True, no_shows=2)
+    assert (p.pull, p.b_hat) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "s", "b_hat"), [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)]
+)
+def test_the_lemma_gives_the_reference_plans(n: int, p: float, s: int, b_hat: int) -> None:
+    found = plan(nodes=n, byzantine=n // 10, rounds=200, confidence=p, method="bound")
+    assert (found.pull, found.b_hat) == (s, b_hat)
+    assert p <= found.probability <= max_byzantine_cdf(n, n // 10, s, 200)[min(b_hat, n // 10)]
+
+
+@pytest.mark.parametrize(
+    ("n", "median", "high"),
+    [
+        (10**3, [7, 10, 12, 14, 16], [8, 11, 14, 16, 18]),
+        (10**4, [7, 11, 13, 16, 18], [9, 12, 15, 18, 20]),
+        (10**5, [8, 12, 14, 17, 19], [9, 13, 16, 19, 21]),
+    ],
+)
+def test_figure_3_has_the_reference_quantiles(n: int, median: list[int], high: list[int]) -> None:
+    assert quantiles(n, n // 10, 200, [10, 20, 30, 40, 50], [0.5, 0.99]).tolist() == [median, high]
+
+
+def test_simulation_and_exact_law_agree_in_distribution() -> None:
+    """Chi-square on 20,000 simulated maxima; a right program fails this with probability 1e-6 (for another seed)."""
+    maxima = simulate_max(100, 10, 15, 200, simulations=20_000, seed=1)
+    p = np.diff(max_byzantine_cdf(100, 10, 15, 200), prepend=0.0)
+    expected = np.array([p[:6].sum(), p[6], p[7], p[8:].sum()]) * 20_000
+    observed = np.bincount(np.clip(maxima, 5, 8) - 5, minlength=4)
+    assert stats.chisquare(observed, expected).pvalue > 1e-6
+
+
+def test_a_simulated_plan_states_the_exact_probability_of_its_b_hat() -> None:
+    p = plan(nodes=1000, byzantine=100, rounds=200, method="simulate", grid=[10, 20, 30, 40], seed=3)
+    assert p.pull in (20, 30)
+    assert p.probability == max_byzantine_cdf(1000, 100, p.pull, 200)[p.b_hat]
+
+
+def test_the_papers_own_setting_is_judged_not_refused() -> None:
+    p = plan(nodes=100, byzantine=10, rounds=200, pull=15)
+    assert (p.b_hat, p.feasible, p.kappa, p.theorem_applies) == (8, False, None, False)
+    assert p.best_below_half is not None
+    assert p.best_below_half["b_hat"] == 7
+    assert f"{p.best_below_half['probability']:.6f}" == "0.973938"
+
+
+def test_thirty_neighbours_at_a_hundred_thousand_nodes_need_thirty_four_for_99_percent() -> None:
+    p = plan(nodes=100_000, byzantine=10_000, rounds=200)
+    assert (p.pull, p.b_hat) == (34, 17)
+
+
+def test_probability_falls_with_the_true_number_of_hostile_nodes() -> None:
+    rows = mis_specified(plan(nodes=100, byzantine=10, rounds=200, pull=15, confidence=0.97))
+    assert rows[0]["probability"] == pytest.approx(0.973938, abs=1e-6)
+    assert rows[1]["byzantine"] == 11
+    assert rows[1]["probability"] == pytest.approx(0.915, abs=5e-4)
+    assert all(a["probability"] > b["probability"] for a, b in pairwise(rows))
+
+
+def test_costs_are_counted_in_models_and_in_bytes() -> None:
+    p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050)
+    assert (p.messages_per_round, p.messages_all_to_all, p.bytes_per_round) == (1500, 9900, 1500 * 4 * 176_050)
+
+
+def test_a_third_given_as_a_float_is_a_third() -> None:
+    assert plan(nodes=100, byzantine=10, rounds=200, max_fraction=1 / 3).fraction == 1 / 3
+
+
+def test_the_plan_is_public_and_frozen() -> None:
+    p = rpel.plan(nodes=30, byzantine=6, rounds=200)
+    assert isinstance(p, rpel.Plan)
+    with pytest.raises(AttributeError):
+        p.pull = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"nodes": 100, "byzantine": 50, "rounds": 1}, ["byzantine 50", "nodes 100", "at most 49"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "pull": 10}, ["pull 10", "nearest 9"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "pull": 0}, ["pull 0", "nearest 1"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 0}, ["rounds", "at least 1", "0"]),
+        ({"nodes": 10, "byzantine": -1, "rounds": 1}, ["byzantine", "-1"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "confidence": 1.0}, ["confidence 1.0", "0.999999"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "confidence": math.nan}, ["confidence nan"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "max_fraction": 0.7}, ["max_fraction 0.7", "0.5"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "max_fraction": math.inf}, ["max_fraction"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "no_shows": 9}, ["no_shows 9", "8"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "method": "guess"}, ["'guess'", "exact"]),
+        ({"nodes": 10, "byzantine": 1, "rounds": 1, "parameters": 0}, ["parameters"]),
+        ({"nodes": 100, "byzantine": 30, "rounds": 300, "max_fraction": 0.25}, ["0.25", "pull 99", "byzantine 25"]),
+    ],
+)
+def test_bad_input_is_one_sentence_with_the_nearest_choice(question: dict[str, float], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        plan(**question)  # type: ignore[arg-type]
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert all(word in sentence for word in words), sentence
+
+
+def test_the_default_grid_of_algorithm_2_ends_where_it_must_return() -> None:
+    for n in (2, 10, 300, 10**6):
+        grid = list(planning.default_grid(n))
+        assert grid == sorted(set(grid))
+        assert grid[-1] == n - 1

@@ -7,16 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpel.aggregation import Rule, chain, rule
+    from rpel.attacks import Attack, View, attack
     from rpel.planning import Plan, plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Attack": "rpel.attacks",
     "Plan": "rpel.planning",
+    "Rule": "rpel.aggregation",
+    "View": "rpel.attacks",
+    "attack": "rpel.attacks",
+    "chain": "rpel.aggregation",
     "plan": "rpel.planning",
+    "rule": "rpel.aggregation",
 }
 
-__all__ = ["Plan", "__version__", "plan"]
+__all__ = ["Attack", "Plan", "Rule", "View", "__version__", "attack", "chain", "plan", "rule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,53 @@
+"""What this machine can do, measured now: memory bandwidth and float32 and float64 arithmetic, on all cores."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rpel.kernels import threads
+
+
+def best(work: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds of the fastest run: on a shared machine the others measure the neighbours."""
+    fastest = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest
+
+
+@dataclass(frozen=True)
+class Machine:
+    """bytes/s moved by a large copy (read + write), flop/s of matrix products in float32 and float64."""
+
+    bandwidth: float
+    flops32: float
+    flops64: float
+
+    def limit(self, moved: float = 0.0, flops32: float = 0.0, flops64: float = 0.0) -> float:
+        """Seconds that the memory or the arithmetic needs at least, whichever is longer."""
+        return max(moved / self.bandwidth, flops32 / self.flops32 + flops64 / self.flops64)
+
+
+def measure() -> Machine:
+    """A few hundred milliseconds of measuring."""
+    source, target = np.ones(64 << 20, dtype=np.uint8), np.empty(64 << 20, dtype=np.uint8)
+
+    def copy(begin: int, end: int) -> None:
+        target[begin << 20 : end << 20] = source[begin << 20 : end << 20]
+
+    moved = 2 * source.nbytes / best(lambda: threads.run(copy, 64))
+    rates = []
+    for dtype in (np.float32, np.float64):
+        a, b = np.ones((1024, 1024), dtype), np.ones((1024, 1024), dtype)
+        out = np.empty((1024, 1024), dtype)
+        rates.append(2 * 1024**3 / best(lambda a=a, b=b, out=out: np.matmul(a, b, out=out)))  # type: ignore[misc]
+    return Machine(moved, *rates)
+
+
+if __name__ == "__main__":
+    m = measure()
+    print(f"{m.bandwidth / 1e9:.1f} GB/s, {m.flops32 / 1e9:.0f} GFlop/s float32, {m.flops64 / 1e9:.0f} float64")

@@ -1,0 +1,51 @@
+"""Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
+
+from rpel.aggregation.base import Rule
+from rpel.aggregation.compose import RULES, chain, rule
+from rpel.aggregation.gossip import clipped_gossip_adaptive, clipped_gossip_oracle, cs_plus, gossip, gts, rtc
+from rpel.aggregation.preaggregation import arc, bucketing, clipping, nnm
+from rpel.aggregation.rules import (
+    bulyan,
+    caf,
+    centered_clipping,
+    geometric_median,
+    krum,
+    mda,
+    meamed,
+    mean,
+    median,
+    monna,
+    multi_krum,
+    smea,
+    trimmed_mean,
+)
+
+__all__ = [
+    "RULES",
+    "Rule",
+    "arc",
+    "bucketing",
+    "bulyan",
+    "caf",
+    "centered_clipping",
+    "chain",
+    "clipped_gossip_adaptive",
+    "clipped_gossip_oracle",
+    "clipping",
+    "cs_plus",
+    "geometric_median",
+    "gossip",
+    "gts",
+    "krum",
+    "mda",
+    "meamed",
+    "mean",
+    "median",
+    "monna",
+    "multi_krum",
+    "nnm",
+    "rtc",
+    "rule",
+    "smea",
+    "trimmed_mean",
+]

@@ -1,0 +1,306 @@
+"""What every rule shares: checks, arrays of any kind, absent and non-finite answers. An author writes only the idea.
+
+Laws:
+
+1. A rule acts on m vectors, row 0 the node's own: (…, m, d) → (…, d), or on many victims at once through a table
+   (n, d) and an index (h, m), without ever building an (h, m, d) array.
+2. A vector with a non-finite entry is one of the f hostile ones: the g such vectors are left out first, and the rule
+   runs on the other m − g with f − g. κ does not grow by that. Rules without f just leave them out.
+3. Inputs are never changed; the result has the kind (NumPy or torch) and dtype of the input.
+
+Victims are grouped by how many vectors they have left, so that inside a group nothing is absent or non-finite; large
+groups are cut so that their (h, m, m) distances stay small beside the table.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.kernels import compiled, plain
+
+Array = Any
+"""A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Victims that aggregate equally many finite vectors: their rows of the table, and who does the arithmetic."""
+
+    kernels: ModuleType
+    table: Array
+    index: Array
+    f: int
+    victims: Integers
+
+    @property
+    def m(self) -> int:
+        return int(self.index.shape[1])
+
+    def lend(self, array: Any) -> Array:
+        """A small array where the table is."""
+        return lend(array, self.table)
+
+    @property
+    def rows(self) -> Array:
+        """The index, where the table is."""
+        return self.lend(self.index)
+
+    def pairwise(self) -> Floats:
+        """(h, m, m) squared distances among each victim's vectors, on the host."""
+        return np.asarray(host(self.kernels.squared_distances(self.table, self.rows)))
+
+    def nearest(self, k: int) -> Integers:
+        """(h, m, k) the columns nearest to each of a victim's vectors, itself included."""
+        return np.asarray(host(self.kernels.nearest(self.kernels.squared_distances(self.table, self.rows), k)))
+
+    def to(self, column: int) -> Floats:
+        """(h, m) squared distances to the vector in the given column."""
+        return self.to_origin(self.lend(self.index[:, column].copy()))
+
+    def to_origin(self, origin: Any) -> Floats:
+        """(h, m) squared distances to zero (None), a point, or a point or row for every victim."""
+        return np.asarray(host(self.kernels.distances_to(self.table, self.rows, origin)))
+
+    def norms(self) -> Floats:
+        """(h, m) Euclidean norms."""
+        return np.sqrt(self.to_origin(None))
+
+    def combine(self, weights: Floats, out: Array | None = None) -> Array:
+        """(h, d) Σ_j weights[i, j] · x_j."""
+        return self.kernels.combine(self.table, self.rows, self.lend(weights), out=out)
+
+    def coordinatewise(self, operation: str, f: int, mix: Any = None, out: Array | None = None) -> Array:
+        """(h, d) the operation on every coordinate's values, after mixing."""
+        lent = None if mix is None else self.lend(mix)
+        return self.kernels.coordinatewise(self.table, self.rows, operation, f, mix=lent, out=out)
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """An aggregation rule: call it on (…, m, d), or :meth:`aggregate` many victims over one table."""
+
+    name: str
+    f: int | None = field(default=None, kw_only=True)
+
+    # --- the three holes an author fills ---
+
+    @abstractmethod
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        """(h, d) for victims whose m vectors are all present and finite."""
+
+    def least(self, f: int) -> int:
+        """The smallest m for which f hostile vectors can be survived."""
+        return 2 * f + 1
+
+    def kappa(self, m: int) -> float | None:
+        """The robustness coefficient for m vectors, or None where none is known."""
+        return None
+
+    # --- what all rules share ---
+
+    pivot: int | None = field(default=None, kw_only=True)
+    """The column that must be finite, for rules that trust one vector more than the others."""
+
+    def with_f(self, f: int) -> Self:
+        """The same rule for another number of hostile vectors."""
+        return replace(self, f=f)
+
+    def __call__(self, x: Array) -> Array:
+        """Aggregate x (…, m, d) to (…, d)."""
+        x, back = to_kernels(x, self.name)
+        if x.ndim < 2:
+            raise ValueError(f"{self.name} needs an array (…, m, d), not one of shape {tuple(x.shape)}")
+        *batch, m, d = x.shape
+        h = int(np.prod(batch, dtype=np.int64))
+        index = np.arange(h * m, dtype=np.int64).reshape(h, m)
+        return back(self._aggregate(x.reshape(h * m, d), index).reshape(*batch, d))
+
+    def aggregate(
+        self,
+        table: Array,
+        index: Array,
+        *,
+        weights: Array | None = None,
+        f: int | None = None,
+        out: Array | None = None,
+        kernels: ModuleType | None = None,
+    ) -> Array:
+        """(h, d): one result for each row of ``index``, which names that victim's rows of ``table`` (n, d).
+
+        Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own;
+        ``weights`` are for rules on graphs. ``kernels`` is who does the arithmetic: by default the compiled kernels for
+        arrays in main memory and the tensor kernels on other devices.
+        """
+        if weights is not None:
+            raise ValueError(f"{self.name} takes no weights: only rules on graphs do")
+        rule = self if f is None else self.with_f(f)
+        table, back = to_kernels(table, self.name)
+        return deliver(
+            lambda place: rule._aggregate(table, check_index(self.name, table, index), out=place, kernels=kernels),
+            out,
+            back,
+        )
+
+    def _aggregate(
+        self, table: Array, index: Integers, *, out: Array | None = None, kernels: ModuleType | None = None
+    ) -> Array:
+        kernels = kernels or kernels_for(table)
+        groups = list(self._groups(kernels, table, index))
+        if len(groups) == 1:
+            return self.run(groups[0], out=out)
+        result = empty_like(table, len(index)) if out is None else out
+        for group in groups:
+            _scatter(self.run, group, result)
+        return result
+
+    def _groups(self, kernels: ModuleType, table: Array, index: Integers) -> Iterator[Group]:
+        """Victims with equally many present and equally many non-finite vectors, in pieces of bounded size."""
+        present = index >= 0
+        finite = np.concatenate([host(kernels.finite_rows(table)), [False]])
+        usable = finite[index]  # −1 looks up the False at the end
+        left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
+        self._check_rows(present, usable, hostile)
+        for m, g in np.unique(np.stack([left, hostile], axis=1), axis=0):
+            victims = np.flatnonzero((left == m) & (hostile == g))
+            f = max(0, (self.f or 0) - int(g))
+            self.check(int(m), f)
+            rows = index[victims][usable[victims]].reshape(len(victims), m)
+            step = max(1, nbytes(table) // 50 // (8 * int(m) ** 2))  # distances in 2 % of the table
+            for start in range(0, len(victims), step):
+                yield Group(kernels, table, rows[start : start + step], f, victims[start : start + step])
+
+    def _check_rows(self, present: NDArray[np.bool_], usable: NDArray[np.bool_], hostile: Integers) -> None:
+        if self.f is not None and hostile.max(initial=0) > self.f:
+            raise ValueError(
+                f"{self.name} with f={self.f} cannot survive {hostile.max()} vectors with non-finite entries"
+            )
+        if self.f is not None:
+            fewest = int(present.sum(axis=1).min(initial=present.shape[1]))
+            self.check(fewest, self.f)
+        if self.pivot is not None and not usable[:, self.pivot].all():
+            raise ValueError(f"{self.name} needs a finite vector in column {self.pivot}, its centre")
+
+    def check(self, m: int, f: int) -> None:
+        """Raise when m vectors are too few for f hostile ones."""
+        if m < max(1, self.least(f)):
+            most = max((k for k in range(f) if self.least(k) <= m), default=0)
+            raise ValueError(
+                f"{self.name} with f={f} needs at least m={max(1, self.least(f))} vectors, not {m}"
+                + (f": at most f={most} for m={m}" if m >= 1 else "")
+            )
+
+
+def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:
+    """Write a group's results to its victims' rows; in place where those rows lie together."""
+    first, count = int(group.victims[0]), len(group.victims)
+    if int(group.victims[-1]) - first + 1 == count:
+        run(group, out=result[first : first + count])
+    else:
+        result[group.victims] = run(group)
+
+
+# --- arrays of any kind ----------------------------------------------------------------------------------------------
+
+
+def is_tensor(x: Array) -> bool:
+    """True for torch tensors, without importing torch for anybody else."""
+    return hasattr(x, "detach")
+
+
+def kernels_for(table: Array) -> ModuleType:
+    """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
+    if is_tensor(table):
+        from rpel.kernels import tensor
+
+        return tensor
+    return compiled
+
+
+def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
+    """The array in a form the kernels take, and the way back to the caller's kind and dtype.
+
+    Tensors in main memory are lent to the compiled kernels without a copy; half precision is computed in float32.
+    """
+    if is_tensor(x):
+        return _from_torch(x, name)
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise ValueError(f"{name} needs an array of floats, not {kind}")
+    dtype = x.dtype
+    wide = np.ascontiguousarray(x, dtype=np.float64 if dtype.itemsize >= 8 else np.float32)
+    return wide, lambda result: result.astype(dtype, copy=False)
+
+
+def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
+    import torch
+
+    if not x.is_floating_point():
+        raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
+    dtype, wide = x.dtype, x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+    if wide.device.type == "cpu":
+        return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
+    return wide, lambda result: result.to(dtype)
+
+
+def deliver(compute: Callable[[Array | None], Array], out: Array | None, back: Callable[[Array], Array]) -> Array:
+    """Compute into ``out`` where the kernels can write there, else compute and copy; without ``out`` a new array."""
+    if out is None:
+        return back(compute(None))
+    place = out.detach().numpy() if is_tensor(out) and out.device.type == "cpu" and out.dtype.itemsize >= 4 else out
+    if is_tensor(place) or place.dtype.itemsize >= 4:
+        compute(place)
+    else:
+        out[...] = back(compute(None))
+    return out
+
+
+def lend(array: Any, table: Array) -> Array:
+    """A NumPy array where the table is: itself, or a tensor on the table's device."""
+    if not is_tensor(table):
+        return array
+    import torch
+
+    return torch.as_tensor(array, device=table.device)
+
+
+def host(x: Array) -> Any:
+    """A small result of the kernels as a NumPy array."""
+    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
+
+
+def empty_like(table: Array, rows: int) -> Array:
+    """An uninitialised (rows, d) array of the table's kind."""
+    return (
+        table.new_empty((rows, table.shape[1])) if is_tensor(table) else np.empty((rows, table.shape[1]), table.dtype)
+    )
+
+
+def nbytes(table: Array) -> int:
+    return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
+
+
+def check_index(name: str, table: Array, index: Array) -> Integers:
+    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
+    rows = host(index)
+    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
+        raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
+    if rows.dtype.kind not in "iu":
+        raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
+        raise ValueError(f"{name}: index entries lie between −1 and {len(table) - 1}, not {rows.min()} to {rows.max()}")
+    absent = rows < 0
+    if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
+        raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")
+    return rows
+
+
+__all__ = ["Array", "Group", "Rule", "host", "kernels_for", "plain", "to_kernels"]

@@ -1,0 +1,208 @@
+"""Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i), where the neighbours' weights W_ij are cut down to a_j.
+
+Row 0 is the node itself, d_j = x_j − x_0. The neighbours are sorted by ‖d_j‖, self first; C_k is the cumulative weight
+and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule is plain gossip. Cumulative
+weights are compared with a tolerance of 1e-12, so that equal weights behave as in exact arithmetic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.aggregation.base import Array, Floats, Group, Rule, check_index, deliver, host, kernels_for, to_kernels
+
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """What a graph rule sees of every victim: arrays (h, m), sorted by distance, absent neighbours with weight 0."""
+
+    distance: Floats
+    weight: Floats
+    hostile: NDArray[np.bool_]
+    b_w: Floats  # (h, 1)
+
+    @property
+    def cumulative(self) -> Floats:
+        return np.cumsum(self.weight, axis=1)
+
+    @property
+    def total(self) -> Floats:
+        return np.asarray(self.weight.sum(axis=1, keepdims=True))
+
+    def clipped(self, tau: Floats) -> Floats:
+        """W_j min(1, τ/‖d_j‖)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.where(self.distance > tau, tau / self.distance, 1.0)
+        return np.asarray(self.weight * factor)
+
+    def spread(self, kept: NDArray[np.bool_]) -> Floats:
+        """Σ_kept W_j ‖d_j‖²; what is not kept may be infinite."""
+        return np.asarray((self.weight * np.where(kept, self.distance, 0.0) ** 2).sum(axis=1, keepdims=True))
+
+
+Cut = Callable[[Neighbourhood], Floats]
+"""The neighbours' reduced weights a_j (h, m), in sorted order; what b_w = 0 would give is filled in by the base."""
+
+
+@dataclass(frozen=True)
+class GraphRule(Rule):
+    """A gossip step with weights cut down by ``cut``."""
+
+    cut: Cut
+    b_hat: int | None = None
+    byzantine_weight: float | None = None
+    rho: float = 1.0
+    needs_hostile: bool = False
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        raise TypeError(f"{self.name} needs weights")
+
+    def with_f(self, f: int) -> "GraphRule":
+        return GraphRule(self.name, self.cut, f, None, self.rho, self.needs_hostile, pivot=0)
+
+    def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
+        """Aggregate x (…, m, d) with weights (…, m) or (m,), self first."""
+        x, back = to_kernels(x, self.name)
+        *batch, m, d = x.shape
+        h = int(np.prod(batch, dtype=np.int64))
+        index = np.arange(h * m, dtype=np.int64).reshape(h, m)
+        rows = None if weights is None else np.broadcast_to(host(weights), (*batch, m)).reshape(h, m)
+        marks = None if hostile is None else np.broadcast_to(host(hostile), (*batch, m)).reshape(h, m)
+        return back(self.aggregate(x.reshape(h * m, d), index, weights=rows, hostile=marks).reshape(*batch, d))
+
+    def aggregate(
+        self,
+        table: Array,
+        index: Array,
+        *,
+        weights: Array | None = None,
+        f: int | None = None,
+        out: Array | None = None,
+        kernels: ModuleType | None = None,
+        hostile: Array | None = None,
+    ) -> Array:
+        """(h, d) as for every rule, with gossip ``weights`` (h, m), self first; −1 marks neighbours not there."""
+        rule = self if f is None else self.with_f(f)
+        table, back = to_kernels(table, self.name)
+        rows = check_index(self.name, table, index)
+        kernels = kernels or kernels_for(table)
+        share = rule._check_weights(rows, weights)
+        marks = rule._check_hostile(rows, hostile)
+        finite = np.concatenate([host(kernels.finite_rows(table)), [False]])[rows]
+        if not finite[:, 0].all():
+            raise ValueError(f"{self.name} needs a finite own vector in column 0")
+        rows = np.where(finite, rows, -1)  # a non-finite answer is left out, and its weight is off the hostile weight
+        seen = Group(kernels, table, rows, 0, np.arange(len(rows)))
+        coefficients = rule.coefficients(np.sqrt(seen.to(0)), share, finite, marks)
+        return deliver(lambda place: seen.combine(coefficients, place), out, back)
+
+    def coefficients(
+        self, distance: Floats, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
+    ) -> Floats:
+        """(h, m) what each row of the victim counts for in the result; they sum to 1."""
+        lost = np.where(present, 0.0, weight).sum(axis=1, keepdims=True)
+        b_w = np.maximum(self._hostile_weight(weight, hostile) - lost, 0.0)
+        weight = np.where(present, weight, 0.0)
+        order = np.argsort(np.where(present, distance, np.inf), axis=1, kind="stable")
+        order = np.take_along_axis(order, np.argsort(order != 0, axis=1, kind="stable"), axis=1)  # self first
+        distance, weight_, hostile = (
+            np.take_along_axis(column, order, axis=1) for column in (np.where(present, distance, 0.0), weight, hostile)
+        )
+        seen = Neighbourhood(distance, weight_, hostile, b_w)
+        cut = np.where(b_w > TOLERANCE, self.cut(seen), seen.weight)
+        kept = np.zeros_like(weight)
+        np.put_along_axis(kept, order, self.rho * cut, axis=1)
+        kept[:, 0] = 1 - kept[:, 1:].sum(axis=1)
+        return kept
+
+    def _hostile_weight(self, weight: Floats, hostile: NDArray[np.bool_]) -> Floats:
+        """(h, 1) b_w: the true one for the oracle, else the given one, or the b_hat largest neighbour weights."""
+        if self.needs_hostile:
+            return np.asarray(np.where(hostile, weight, 0.0).sum(axis=1, keepdims=True))
+        if self.byzantine_weight is not None:
+            return np.full((len(weight), 1), self.byzantine_weight)
+        largest = np.sort(weight[:, 1:], axis=1)[:, ::-1]
+        return np.asarray(largest[:, : self.b_hat or 0].sum(axis=1, keepdims=True))
+
+    def _check_weights(self, index: NDArray[np.int64], weights: Array | None) -> Floats:
+        if weights is None:
+            raise ValueError(f"{self.name} needs weights (h, m), self first")
+        w = np.asarray(host(weights), dtype=np.float64)
+        if w.shape != index.shape or not np.isfinite(w).all() or (w < 0).any():
+            raise ValueError(f"{self.name} needs finite weights >= 0 of shape {index.shape}, not {w.shape}")
+        return np.where(index >= 0, w, 0.0)
+
+    def _check_hostile(self, index: NDArray[np.int64], hostile: Array | None) -> NDArray[np.bool_]:
+        if hostile is None:
+            if self.needs_hostile:
+                raise ValueError(f"{self.name} is told who is hostile: hostile= (h, m) booleans")
+            return np.zeros(index.shape, dtype=bool)
+        marks = np.asarray(host(hostile), dtype=bool)
+        if marks.shape != index.shape:
+            raise ValueError(f"{self.name} needs hostile of shape {index.shape}, not {marks.shape}")
+        return marks
+
+
+def _graph_rule(name: str, cut: Cut, needs_hostile: bool = False) -> Callable[..., GraphRule]:
+    def constructor(b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0) -> GraphRule:
+        if (b_hat is None) == (byzantine_weight is None) and name not in ("gossip", "clipped_gossip_oracle"):
+            raise ValueError(f"{name} needs either b_hat or byzantine_weight")
+        if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
+            raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
+        return GraphRule(name, cut, b_hat, byzantine_weight, rho, needs_hostile, pivot=0)
+
+    constructor.__name__, constructor.__doc__ = name, cut.__doc__
+    return constructor
+
+
+def _plain(n: Neighbourhood) -> Floats:
+    """Plain gossip: x_i + ρ Σ W_ij d_j (D-PSGD)."""
+    return n.weight
+
+
+def _cs_plus(n: Neighbourhood) -> Floats:
+    """CS+: clip to the largest ‖d_(k)‖ with C_k ≤ C − 2b_w, zero if there is none (Gaucher et al., 2025)."""
+    inside = n.cumulative <= n.total - 2 * n.b_w + TOLERANCE
+    tau = np.where(inside, n.distance, 0.0).max(axis=1, keepdims=True)
+    return n.clipped(tau)
+
+
+def _gts(n: Neighbourhood) -> Floats:
+    """GTS: keep the nearest with total weight C − b_w; the one on the boundary counts for what is missing."""
+    room = n.total - n.b_w - (n.cumulative - n.weight)
+    return np.clip(np.where(np.abs(room) <= TOLERANCE, 0.0, room), 0.0, n.weight)
+
+
+def _adaptive(n: Neighbourhood) -> Floats:
+    """ClippedGossip, adaptive: τ² = (1/b_w) Σ W_(k)‖d_(k)‖² over k with C_k < C − b_w (He et al., 2022)."""
+    inside = n.cumulative < n.total - n.b_w - TOLERANCE
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return n.clipped(np.sqrt(n.spread(inside) / n.b_w))
+
+
+def _oracle(n: Neighbourhood) -> Floats:
+    """ClippedGossip, told who is hostile: τ² = (1/δ) Σ_honest W_ij‖d_j‖², δ the hostile weight."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return n.clipped(np.sqrt(n.spread(~n.hostile) / n.b_w))
+
+
+def _rtc(n: Neighbourhood) -> Floats:
+    """RTC: drop the farthest while the removed weight is at most b_w, clip to τ² = (1/b_w) Σ_kept W_ij‖d_j‖²."""
+    from_far = np.cumsum(n.weight[:, ::-1], axis=1)[:, ::-1]  # weight of this one and all farther ones
+    kept = from_far > n.b_w + TOLERANCE
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tau = np.sqrt(n.spread(kept) / n.b_w)
+    return np.where(kept, n.clipped(tau), 0.0)
+
+
+gossip = _graph_rule("gossip", _plain)
+cs_plus = _graph_rule("cs_plus", _cs_plus)
+gts = _graph_rule("gts", _gts)
+clipped_gossip_adaptive = _graph_rule("clipped_gossip_adaptive", _adaptive)
+clipped_gossip_oracle = _graph_rule("clipped_gossip_oracle", _oracle, needs_hostile=True)
+rtc = _graph_rule("rtc", _rtc)

@@ -1,0 +1,103 @@
+"""What the omniscient adversary sees in one round, and the two ways it combines what it sees.
+
+The adversary knows everything: all honest half-step models, who pulled whom, and the rule. Forging goes through the
+same compiled kernels as aggregating, because it is as hot.
+"""
+
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.aggregation import Rule
+from rpel.kernels import compiled
+
+Models = NDArray[Any]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class View:
+    """What the omniscient adversary sees in one round, and where it writes.
+
+    table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
+    own      (v,) the victims' own rows
+    peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the victim's
+             own row is one of them; under pulling it is not)
+    hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
+    weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
+    hostile_weights  and (v, b) of the hostile neighbours, 0 padded
+    """
+
+    table: Models
+    own: Integers
+    peers: Integers
+    hostile: Integers
+    rule: Rule | None = None
+    round: int = 0
+    seed: int = 0
+    weights: Floats | None = None
+    hostile_weights: Floats | None = None
+    kernels: ModuleType = field(default=compiled)
+
+    @property
+    def victims(self) -> int:
+        return len(self.own)
+
+    @property
+    def honest(self) -> Models:
+        """(n, d) all honest half-step models."""
+        return self.table[: len(self.table) - self.victims]
+
+    @property
+    def space(self) -> Models:
+        """(v, d) where the forged vectors go."""
+        return self.table[len(self.table) - self.victims :]
+
+    @property
+    def sources(self) -> Integers:
+        """(v, k) the rows of A; a victim without honest peers has its own model there instead."""
+        alone = self.peers[:, 0] < 0 if self.peers.shape[1] else np.ones(self.victims, dtype=bool)
+        rows = self.peers if self.peers.shape[1] else np.full((self.victims, 1), -1, dtype=np.int64)
+        if not alone.any():
+            return rows
+        rows = rows.copy()
+        rows[alone, 0] = self.own[alone]
+        return rows
+
+    @property
+    def counts(self) -> Integers:
+        """(v,) m of each victim: its own model, the honest answers, the hostile ones."""
+        others = (self.peers >= 0) & (self.peers != self.own[:, None])
+        return np.asarray(1 + others.sum(axis=1) + self.hostile)
+
+    def moments(self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0) -> Models:
+        """mean · μ + deviation · σ, written to the forged rows; factors are numbers or one per victim."""
+        factors = [np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy() for a in (mean, deviation)]
+        self.kernels.moments(self.honest, self.sources, *factors, out=self.space)
+        return self.space
+
+    def combine(self, own: Floats, peers: Floats) -> Models:
+        """own · x_i + Σ_k peers_k · x_k, written to the forged rows; own (v,), peers (v, k)."""
+        index = np.concatenate([self.own[:, None], self.peers], axis=1)
+        self.kernels.combine(self.honest, index, np.concatenate([own[:, None], peers], axis=1), out=self.space)
+        return self.space
+
+    def answers(self) -> tuple[Integers, Floats | None]:
+        """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met), and weights."""
+        forged = len(self.table) - self.victims + np.arange(self.victims)
+        times = np.arange(int(self.hostile.max(initial=0)))[None, :] < self.hostile[:, None]
+        others = np.where(self.peers == self.own[:, None], -1, self.peers)
+        index = np.concatenate([self.own[:, None], others, np.where(times, forged[:, None], -1)], axis=1)
+        order = np.argsort(index < 0, axis=1, kind="stable")[:, : int(self.counts.max(initial=1))]
+        index = np.take_along_axis(index, order, axis=1)
+        if self.weights is None or self.hostile_weights is None:
+            return index, None
+        rest = np.concatenate(
+            [np.where(others >= 0, self.weights, 0.0), self.hostile_weights[:, : times.shape[1]]], axis=1
+        )
+        weights = np.concatenate([1 - rest.sum(axis=1, keepdims=True), rest], axis=1)
+        return index, np.take_along_axis(weights, order, axis=1)

@@ -1,0 +1,185 @@
+"""The plain twin: NumPy, one victim at a time, in float64. What these lines say is what the fast twins must equal.
+
+Laws: rows that are not kept never enter a sum (no "all minus the dropped"), so a forged 3e38 outside the kept set
+leaves no trace; ties are stable on (distance, column); inputs are never written to.
+
+Shapes: `table` (n, d) holds the models, `index` (h, m) the rows each of h victims aggregates, column 0 its own.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.kernels.arguments import (
+    Float64,
+    Floats,
+    Integers,
+    Operation,
+    check_index,
+    check_mix,
+    check_operation,
+    check_table,
+    result_array,
+)
+
+
+def finite_rows(table: Floats) -> NDArray[np.bool_]:
+    """(n,) True where every entry of the row is finite.
+
+    >>> finite_rows(np.array([[1.0, 2.0], [np.inf, 0.0]]))
+    array([ True, False])
+    """
+    check_table(table)
+    return np.array([np.isfinite(row).all() for row in table], bool)
+
+
+def squared_distances(table: Floats, index: Integers) -> Float64:
+    """(h, m, m) squared Euclidean distances among the rows of each victim.
+
+    >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
+    array([[[ 0., 25.], [25.,  0.]]])
+    """
+    check_table(table)
+    check_index(table, index)
+    h, m = index.shape
+    result = np.empty((h, m, m))
+    with np.errstate(over="ignore"):
+        for i, rows in enumerate(index):
+            x = table[rows].astype(np.float64)
+            for a in range(m):
+                result[i, a] = np.square(x - x[a]).sum(axis=1)
+    return result
+
+
+def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Float64:
+    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
+    (h, d) floats a point for each victim.
+
+    Absent entries (−1) give 0.
+
+    >>> distances_to(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1], [1, -1]]), None)
+    array([[ 0., 25.], [25.,  0.]])
+    """
+    check_table(table)
+    check_index(table, index, absent=True)
+    result = np.zeros(index.shape)
+    with np.errstate(over="ignore"):
+        for i, j in np.argwhere(index >= 0):
+            x = table[index[i, j]].astype(np.float64)
+            result[i, j] = np.square(x - _origin(table, origin, i)).sum()
+    return result
+
+
+def _origin(table: Floats, origin: Floats | Integers | None, victim: int) -> Float64:
+    if origin is None:
+        return np.zeros(table.shape[1])
+    if origin.dtype.kind in "iu":
+        return np.asarray(table[origin[victim]], np.float64)
+    return np.asarray(origin[victim] if origin.ndim == 2 else origin, np.float64)
+
+
+def nearest(distances: Float64, k: int) -> NDArray[np.int32]:
+    """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column.
+
+    Ties go to the lower column; the anchor counts as nearest to itself even among equals.
+
+    >>> nearest(np.array([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), 2)
+    array([[[0, 2], [1, 2], [0, 2]]], dtype=int32)
+    """
+    m = distances.shape[1]
+    own_first = np.where(np.eye(m, dtype=bool), -1.0, distances)
+    kept = np.argsort(own_first, axis=2, kind="stable")[:, :, :k]
+    return np.sort(kept, axis=2).astype(np.int32)
+
+
+def combine(table: Floats, index: Integers, weights: Float64, out: Floats | None = None) -> Floats:
+    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped, never read.
+
+    >>> combine(np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[0, 1]]), np.array([[2.0, 0.0]]))
+    array([[2., 4.]])
+    """
+    check_table(table)
+    check_index(table, index, absent=True)
+    result = result_array(table, len(index), out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, rows in enumerate(index):
+            total = np.zeros(table.shape[1])
+            for row, weight in zip(rows, weights[i], strict=True):
+                if row >= 0 and weight != 0:
+                    total += weight * table[row].astype(np.float64)
+            result[i] = total
+    return result
+
+
+def coordinatewise(
+    table: Floats,
+    index: Integers,
+    operation: Operation,
+    f: int = 0,
+    mix: Integers | Float64 | None = None,
+    out: Floats | None = None,
+) -> Floats:
+    """(h, d) the operation on each coordinate of the victim's values, after mixing.
+
+    - ``trimmed_mean``: without the f lowest and f highest, the mean of the rest;
+    - ``median``: the mean of the two middle values when their number is even;
+    - ``meamed``: the mean of the m′ − f values nearest to the median; of two equally near values on either side the
+      lower is kept first.
+
+    `mix` replaces the m rows by m′: integers (h, m′, k) take the mean of the k rows named (nearest-neighbour mixing);
+    floats (h, m′, m) are weights, of which zeros are skipped.
+
+    >>> table = np.array([[0.0], [1.0], [2.0], [9.0]])
+    >>> everyone = np.array([[0, 1, 2, 3]])
+    >>> [float(coordinatewise(table, everyone, name, 1)[0, 0]) for name in ("trimmed_mean", "median", "meamed")]
+    [1.5, 1.5, 1.0]
+    """
+    check_table(table)
+    check_index(table, index)
+    check_operation(operation, check_mix(mix, *index.shape), f)
+    result = result_array(table, len(index), out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, rows in enumerate(index):
+            x = table[rows].astype(np.float64)
+            result[i] = _operate(x if mix is None else _mixed(x, mix[i]), operation, f)
+    return result
+
+
+def _mixed(x: Float64, mix: Integers | Float64) -> Float64:
+    """(m′, d) the mixed rows of one victim."""
+    if mix.dtype.kind in "iu":
+        return np.stack([x[kept].sum(axis=0) / len(kept) for kept in mix])
+    return np.stack([row[row != 0] @ x[row != 0] for row in mix])
+
+
+def _operate(y: Float64, operation: Operation, f: int) -> Float64:
+    """(d,) the operation over the rows of y (m′, d)."""
+    ordered = np.sort(y, axis=0)
+    m = len(y)
+    median = (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
+    if operation == "median":
+        return np.asarray(median, np.float64)
+    if operation == "trimmed_mean":
+        return np.asarray(ordered[f : m - f].mean(axis=0), np.float64)
+    kept = np.argsort(np.abs(ordered - median), axis=0, kind="stable")[: m - f]
+    return np.asarray(np.take_along_axis(ordered, kept, axis=0).mean(axis=0), np.float64)
+
+
+def moments(
+    table: Floats, index: Integers, mean_factor: Float64, std_factor: Float64, out: Floats | None = None
+) -> Floats:
+    """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i].
+
+    σ has the divisor (count − 1) and is 0 for a single row; with no row at all the result is 0.
+
+    >>> moments(np.array([[1.0], [3.0]]), np.array([[0, 1]]), np.array([1.0]), np.array([2.0])) == 2 + 2 * 2**0.5
+    array([[ True]])
+    """
+    check_table(table)
+    check_index(table, index, absent=True)
+    result = result_array(table, len(index), out)
+    for i, rows in enumerate(index):
+        x = table[rows[rows >= 0]].astype(np.float64)
+        mean = x.mean(axis=0) if len(x) else np.zeros(table.shape[1])
+        deviation = x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(table.shape[1])
+        result[i] = mean_factor[i] * mean + (std_factor[i] * deviation if std_factor[i] else 0.0)
+    return result

@@ -1,0 +1,399 @@
+"""The kernels' promises: twins agree, threads do not matter, hostile values leave no trace, machine code is kept."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rpel.kernels import compiled, coordinates, distances, networks, plain, tensor, tiles
+from rpel.kernels.arguments import OPERATIONS, Operation
+
+Array = NDArray[Any]
+FAST = ("compiled", "tensor")
+
+
+def call(twin: str, name: str, *arguments: Any, **options: Any) -> Array:
+    """A primitive of a twin, NumPy in and out; torch gets a budget so small that it must work in pieces."""
+    if twin != "tensor":
+        module: ModuleType = {"plain": plain, "compiled": compiled}[twin]
+        return np.asarray(getattr(module, name)(*arguments, **options))
+    tensors = [torch.from_numpy(a.copy()) if isinstance(a, np.ndarray) else a for a in arguments]
+    extra = {key: torch.from_numpy(a.copy()) if isinstance(a, np.ndarray) else a for key, a in options.items()}
+    if name != "nearest":
+        extra["budget_bytes"] = 20_000
+    return np.asarray(getattr(tensor, name)(*tensors, **extra).numpy())
+
+
+class Case:
+    """A table and an index drawn from one seed; with `ties`, small integers, so that every sum is exact."""
+
+    def __init__(self, seed: int, m: int, d: int, dtype: Any, ties: bool, repeats: bool) -> None:
+        rng = np.random.default_rng(seed)
+        n, self.h = max(m, 2) + int(rng.integers(0, 8)), int(rng.integers(1, 6))
+        values = rng.integers(-2, 3, (n, d)) if ties else rng.normal(size=(n, d))
+        self.rng, self.m, self.d, self.ties = rng, m, d, ties
+        self.table: Array = values.astype(dtype)
+        self.index: Array = np.stack([rng.choice(n, m, replace=repeats) for _ in range(self.h)])
+
+    def absent(self) -> Array:
+        gaps = self.rng.random(self.index.shape) < 0.3
+        return np.asarray(np.where(gaps, -1, self.index))
+
+    def mixes(self, k: int) -> list[Array | None]:
+        weights = self.rng.integers(-2, 3, (self.h, max(1, self.m - 1), self.m)) / 2
+        kept = np.sort(self.rng.permuted(np.tile(np.arange(self.m), (self.h, self.m, 1)), axis=2)[:, :, :k], axis=2)
+        return [None, kept, weights]
+
+
+sizes = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 257, 511, 512, 513, 600]))
+cases = st.builds(
+    Case,
+    seed=st.integers(0, 2**32),
+    m=st.integers(1, 33),
+    d=sizes,
+    dtype=st.sampled_from([np.float32, np.float64]),
+    ties=st.booleans(),
+    repeats=st.booleans(),
+)
+
+
+def close(left: Array, right: Array, dtype: Any) -> None:
+    tolerance = 2e-5 if dtype == np.float32 else 1e-11
+    np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+def same(left: Array, right: Array) -> None:
+    """Bit for bit."""
+    assert left.dtype == right.dtype
+    assert left.shape == right.shape
+    assert left.tobytes() == right.tobytes()
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = compiled.threads()
+    yield
+    compiled.set_threads(before)
+
+
+@pytest.mark.parametrize("twin", FAST)
+@given(case=cases)
+@settings(deadline=None, max_examples=40)
+def test_distances_equal_the_plain_ones(twin: str, case: Case) -> None:
+    squared = call(twin, "squared_distances", case.table, case.index)
+    np.testing.assert_allclose(squared, plain.squared_distances(case.table, case.index), rtol=1e-12)
+    same(squared, np.ascontiguousarray(squared.transpose(0, 2, 1)))
+    index = case.absent()
+    for origin in (None, case.rng.normal(size=case.d), case.rng.integers(0, len(case.table), case.h)):
+        expected = plain.distances_to(case.table, index, origin)
+        np.testing.assert_allclose(call(twin, "distances_to", case.table, index, origin), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("twin", FAST)
+@given(case=cases, share=st.floats(0, 1))
+@settings(deadline=None, max_examples=40)
+def test_nearest_is_stable_and_holds_the_anchor(twin: str, case: Case, share: float) -> None:
+    k = 1 + round(share * (case.m - 1))
+    squared = plain.squared_distances(case.table, case.index)
+    kept = call(twin, "nearest", squared, k)
+    assert np.array_equal(kept, plain.nearest(squared, k))
+    assert (kept == np.arange(case.m)[:, None]).any(axis=2).all()
+    assert (np.diff(kept, axis=2) > 0).all()
+
+
+@pytest.mark.parametrize("twin", FAST)
+@given(case=cases)
+@settings(deadline=None, max_examples=30)
+def test_sums_and_moments_equal_the_plain_ones(twin: str, case: Case) -> None:
+    index, dtype = case.absent(), case.table.dtype
+    weights = case.rng.normal(size=index.shape) * (case.rng.random(index.shape) < 0.7)
+    mean, std = case.rng.normal(size=(2, case.h)) * (case.rng.random((2, case.h)) < 0.7)
+    close(call(twin, "combine", case.table, index, weights), plain.combine(case.table, index, weights), dtype)
+    moments = call(twin, "moments", case.table, index, mean, std)
+    close(moments, plain.moments(case.table, index, mean, std), dtype)
+    assert np.array_equal(call(twin, "finite_rows", case.table), plain.finite_rows(case.table))
+
+
+def coordinatewise(twin: str, case: Case, operation: Operation, f: int, mix: Array | None) -> Array:
+    if twin == "generic":
+        out = np.empty((case.h, case.d), case.table.dtype)
+        return coordinates.coordinatewise(case.table, case.index, operation, f, as_int32(mix), out, specialise=False)
+    return call(twin, "coordinatewise", case.table, case.index, operation, f, mix)
+
+
+def as_int32(mix: Array | None) -> Array | None:
+    return mix.astype(np.int32) if mix is not None and mix.dtype.kind == "i" else mix
+
+
+@pytest.mark.parametrize("twin", ["generic", "tensor"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(case=cases, share=st.floats(0, 1))
+@settings(deadline=None, max_examples=25)
+def test_coordinates_equal_the_plain_ones(twin: str, operation: Operation, case: Case, share: float) -> None:
+    for mix in case.mixes(1 + round(share * (case.m - 1))):
+        count = case.m if mix is None else mix.shape[1]
+        f = int(share * (count - 1)) // (1 if operation == "meamed" else 2)
+        if operation == "meamed" and mix is not None and mix.dtype.kind == "i" and case.ties:
+            continue  # equal distances to the median, unequal after float64 rounding of the plain means
+        result = coordinatewise(twin, case, operation, f, mix)
+        close(result, plain.coordinatewise(case.table, case.index, operation, f, mix), case.table.dtype)
+
+
+@pytest.mark.parametrize(("m", "f"), [(1, 0), (2, 0), (7, 3), (16, 7), (33, 13)])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_specialised_and_generic_kernels_give_the_same_bits(m: int, f: int, operation: Operation, dtype: Any) -> None:
+    for ties in (False, True):
+        case = Case(m, m, 300, dtype, ties=ties, repeats=False)
+        case.table[0, ::3] = -0.0
+        for mix in (None, *case.mixes(m - f)[1:2]):
+            out = np.empty((case.h, case.d), dtype)
+            generic = coordinatewise("generic", case, operation, f, mix)
+            straight = coordinates.coordinatewise(case.table, case.index, operation, f, as_int32(mix), out, True)
+            same(straight, generic)
+
+
+@given(values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=33), share=st.floats(0, 0.49))
+@settings(deadline=None)
+def test_networks_put_the_needed_ranks_in_order(values: list[float], share: float) -> None:
+    m, f = len(values), int(share * len(values))
+    for operation in OPERATIONS:
+        row = list(values)
+        for low, high in networks.network(m, max(f, 1) if m > 2 else 0, operation):
+            row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
+        wanted = networks.ranks(m, max(f, 1) if m > 2 else 0, operation)
+        if m > 2 or operation != "trimmed_mean":
+            assert [row[rank] for rank in wanted] == [sorted(values)[rank] for rank in wanted]
+
+
+def everything(table: Array, index: Array) -> list[Array]:
+    h, m = index.shape
+    f = (m - 1) // 2
+    squared = compiled.squared_distances(table, index)
+    kept = compiled.nearest(squared, m - f)
+    factors = np.linspace(-1, 1, h)
+    weights = np.linspace(-1, 1, h * m).reshape(h, m)
+    return [
+        squared,
+        kept,
+        *(compiled.coordinatewise(table, index, operation, f, kept) for operation in OPERATIONS),
+        compiled.coordinatewise(table, index, "median", mix=np.repeat(weights[:, None], 3, axis=1)),
+        compiled.combine(table, index, weights),
+        compiled.moments(table, index, factors, factors),
+        compiled.distances_to(table, index, None),
+        compiled.distances_to(table, index, index[:, -1]),
+        compiled.finite_rows(table),
+    ]
+
+
+def wide(n: int, d: int, h: int, m: int, dtype: Any = np.float32) -> tuple[Array, Array]:
+    rng = np.random.default_rng(n + d)
+    return rng.normal(size=(n, d)).astype(dtype), np.stack([rng.choice(n, m, replace=False) for _ in range(h)])
+
+
+@pytest.mark.parametrize("shape", [(12, 9001, 9, 7), (12, 9001, 1, 7), (400, 70, 300, 9)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_do_not_depend_on_the_number_of_threads(shape: tuple[int, int, int, int], dtype: Any) -> None:
+    table, index = wide(*shape, dtype)
+    results = []
+    for count in (1, 2, 3):
+        compiled.set_threads(count)
+        results.append(everything(table, index))
+    for first, second, third in zip(*results, strict=True):
+        same(first, second)
+        same(first, third)
+
+
+def test_concurrent_calls_do_not_disturb_each_other() -> None:
+    tables = [wide(12, 5001, 9, 7), wide(30, 3001, 20, 7)]
+    alone = [everything(*pair) for pair in tables]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda turn: everything(*tables[turn % 2]), range(12)))
+    for turn, results in enumerate(together):
+        for expected, result in zip(alone[turn % 2], results, strict=True):
+            same(result, expected)
+
+
+def test_inputs_are_not_written_to() -> None:
+    table, index = wide(12, 700, 9, 7)
+    copies = table.copy(), index.copy()
+    table.setflags(write=False)
+    index.setflags(write=False)
+    everything(table, index)
+    same(table, copies[0])
+    same(index, copies[1])
+
+
+def test_shared_and_per_victim_distances_give_the_same_bits() -> None:
+    table, index = wide(20, 3000, 15, 9)
+    rows, places = np.unique(index, return_inverse=True)
+    compact = places.reshape(index.shape).astype(np.int64)
+    slot = np.zeros((len(rows), len(rows)), np.int32)
+    distances._mark(compact, slot)
+    total = distances.pair_sums(table, np.zeros(0), tiles.cut_tiles(rows, slot))
+    local = np.triu(np.full((9, 9), -1, np.int32), 1)
+    each = distances.victim_sums(table, np.zeros(0), index, tiles.cut_tiles(np.arange(9), local))
+    for i, a, b in itertools.product(range(15), range(9), range(9)):
+        if a < b:
+            low, high = sorted((compact[i, a], compact[i, b]))
+            assert total[slot[low, high] - 1] == each[i, local[a, b] - 1]
+
+
+def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
+    rng = np.random.default_rng(3)
+    two = rng.normal(size=(2, 1777)).astype(np.float32)
+    table = two[rng.integers(0, 2, 40)]
+    kind = table[:, 0] == two[1, 0]
+    for h in (1, 30):
+        index = np.stack([rng.choice(40, 19, replace=False) for _ in range(h)])
+        squared = compiled.squared_distances(table, index)
+        expected = (kind[index][:, :, None] != kind[index][:, None, :]) * squared.max()
+        same(squared, expected)
+
+
+@pytest.mark.parametrize("twin", ["plain", *FAST])
+def test_near_equal_rows_are_ordered_as_in_float64(twin: str) -> None:
+    """Rows around 1000 that differ in the seventh digit: a Gram matrix would see noise, differences see the order."""
+    rng = np.random.default_rng(5)
+    centre = 1000 + rng.normal(size=2000)
+    steps = 1e-3 * np.sqrt(1 + 1e-6 * np.arange(12))
+    table = centre + steps[:, None] * np.sign(rng.normal(size=2000))
+    table[0] = centre
+    squared = call(twin, "squared_distances", np.ascontiguousarray(table), np.arange(12)[None])
+    assert (np.diff(squared[0, 0, 1:]) > 0).all()
+    single = table.astype(np.float32)
+    exact = np.square(single[:, None].astype(float) - single[None].astype(float)).sum(axis=2)
+    np.testing.assert_allclose(call(twin, "squared_distances", single, np.arange(12)[None])[0], exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("twin", ["plain", *FAST])
+@pytest.mark.parametrize("huge", [1e6, 1e8, 3e38, -3e38, "both"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_huge_forged_rows_leave_the_honest_result(twin: str, huge: float | str, operation: Operation) -> None:
+    """f forged rows of m: whatever their size, the result stays inside the range of the honest values."""
+    m, f, d = 16, 7, 300
+    rng = np.random.default_rng(7)
+    table = rng.normal(size=(m, d)).astype(np.float32)
+    forged = np.where(np.arange(f) % 2, 3e38, -3e38)[:, None] if huge == "both" else float(huge)
+    table[m - f :] = forged
+    index = np.arange(m)[None]
+    kept = call(twin, "nearest", call(twin, "squared_distances", table, index), m - f)
+    honest = table[: m - f]
+    for mix in (kept, None):
+        result = call(twin, "coordinatewise", table, index, operation, f, mix)
+        assert np.isfinite(result).all()
+        assert (result >= honest.min(axis=0) - 1e-6).all()
+        assert (result <= honest.max(axis=0) + 1e-6).all()
+    if operation != "meamed":
+        np.testing.assert_allclose(
+            call(twin, "coordinatewise", table, index, operation, f, kept)[0],
+            plain.coordinatewise(table.astype(np.float64), index, operation, f, kept)[0],
+            rtol=1e-4,
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("twin", ["plain", *FAST])
+def test_what_has_no_weight_is_not_read(twin: str) -> None:
+    table = np.array([[1, 2], [np.nan, np.inf], [3, 4], [np.inf, -np.inf]], np.float32)
+    index = np.array([[0, 1, 2], [-1, 3, 2]])
+    weights = np.array([[1.0, 0.0, 2.0], [np.nan, 0.0, 1.0]])
+    result = call(twin, "combine", table, index, weights)
+    np.testing.assert_array_equal(result, [[7, 10], [3, 4]])
+    index[:, 1] = -1
+    result = call(twin, "moments", table, index, np.ones(2), np.ones(2))
+    root = math.sqrt(2)
+    np.testing.assert_allclose(result, np.array([[2 + root, 3 + root], [3, 4]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("twin", ["plain", *FAST])
+def test_a_great_mean_does_not_cancel_the_deviation(twin: str) -> None:
+    table = np.array([[1e8 + 1], [1e8 + 2], [1e8 + 3]])
+    result = call(twin, "moments", table, np.array([[0, 1, 2]]), np.zeros(1), np.ones(1))
+    np.testing.assert_allclose(result, [[1.0]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("twin", ["plain", *FAST])
+def test_the_mean_of_equal_rows_is_that_row(twin: str) -> None:
+    row = np.random.default_rng(1).normal(size=500).astype(np.float32)
+    table, index = np.tile(row, (7, 1)), np.arange(7)[None]
+    mix = np.tile(np.arange(3), (1, 7, 1))
+    for operation in OPERATIONS:
+        np.testing.assert_allclose(call(twin, "coordinatewise", table, index, operation, 2, mix)[0], row, rtol=2e-7)
+
+
+def test_results_are_written_where_asked() -> None:
+    table, index = wide(9, 200, 5, 4)
+    factors = np.ones(5)
+    calls: list[Callable[[Array | None], Array]] = [
+        lambda out: compiled.combine(table, index, np.ones((5, 4)), out),
+        lambda out: compiled.moments(table, index, factors, factors, out),
+        lambda out: compiled.coordinatewise(table, index, "median", out=out),
+    ]
+    for function in calls:
+        out = np.empty((5, 200), np.float32)
+        assert function(out) is out
+        same(out, function(None))
+
+
+@pytest.mark.parametrize("module", [plain, compiled])
+def test_wrong_arguments_are_refused(module: Any) -> None:
+    table, index = wide(9, 20, 5, 4)
+    for bad in (np.array([[9]]), np.array([[-1]]), np.array([0, 1]), np.array([[0.5]])):
+        with pytest.raises(ValueError, match="index"):
+            module.squared_distances(table, bad)
+    with pytest.raises(ValueError, match="table"):
+        module.combine(table[:, ::2], index, np.ones((5, 4)))
+    with pytest.raises(ValueError, match="leaves nothing"):
+        module.coordinatewise(table, index, "trimmed_mean", 2)
+    with pytest.raises(ValueError, match="operation"):
+        module.coordinatewise(table, index, "mode")
+    with pytest.raises(ValueError, match="mix"):
+        module.coordinatewise(table, index, "median", mix=np.full((5, 2, 2), 4))
+    with pytest.raises(ValueError, match="share memory"):
+        module.combine(table, index[:, :1], np.ones((5, 1)), out=table[:5])
+
+
+PROBE = """
+import time, numpy as np
+import rpel.kernels.compiled as kernels
+start = time.perf_counter()
+kernels.prepare(9, 4, "trimmed_mean", True, np.float32)
+print(time.perf_counter() - start)
+"""
+
+
+def probe(folder: str) -> float:
+    environment = {**os.environ, "RPEL_CACHE": folder}
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def test_a_second_process_finds_the_machine_code(tmp_path: Any) -> None:
+    first, second = probe(str(tmp_path)), probe(str(tmp_path))
+    assert any(tmp_path.rglob("*.nbc"))
+    assert second < first / 3
+    assert second < 3
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Any) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert probe(str(blocked)) > 0
+
+
+def test_an_import_of_the_fast_twin_does_not_load_torch() -> None:
+    code = "import sys, rpel.kernels.compiled, rpel.kernels.plain; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

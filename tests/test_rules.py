@@ -1,0 +1,339 @@
+"""Every rule keeps what all rules promise: kinds, shapes, batches, absent answers, errors, and its own definition."""
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import rpel
+from conftest import ROOT
+from rpel import aggregation as A
+from rpel.aggregation.gossip import GraphRule
+from rpel.kernels import compiled, plain, tensor
+from rules_table import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
+
+Array = NDArray[Any]
+
+
+@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_and_torch_give_the_same_kind_and_dtype_back_and_leave_the_input(
+    name: str, parameters: dict[str, Any], m: int, f: int, dtype: type
+) -> None:
+    rule, x = rpel.rule(name, **parameters), cloud(1, m, 33, dtype)
+    before = x.copy()
+    found = rule(x)
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.shape) == (x.dtype, (33,))
+    lent = torch.from_numpy(x)
+    again = rule(lent)
+    assert isinstance(again, torch.Tensor)
+    assert again.dtype == lent.dtype
+    np.testing.assert_array_equal(again.numpy(), found)
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
+def test_half_precision_comes_back_as_half_precision(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+    rule, x = rpel.rule(name, **parameters), torch.from_numpy(cloud(2, m, 9)).to(torch.bfloat16)
+    assert rule(x).dtype == torch.bfloat16
+    np.testing.assert_allclose(rule(x).float().numpy(), rule(x.float()).numpy(), atol=0.05)
+
+
+@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
+def test_a_batch_is_its_entries_one_by_one(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+    rule = rpel.rule(name, **parameters)
+    x = np.stack([[cloud(10 * a + b, m, 17) for b in range(3)] for a in range(2)])
+    found = rule(x)
+    assert found.shape == (2, 3, 17)
+    if name.startswith(SHUFFLED):
+        return  # every victim has its own deal
+    for a in range(2):
+        for b in range(3):
+            np.testing.assert_allclose(found[a, b], rule(x[a, b]), rtol=0, atol=1e-12)
+
+
+def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
+    """12 victims over 20 rows, with shared rows as under pulling."""
+    coins = np.random.default_rng(5)
+    index = np.stack([coins.permutation(20)[:m] if m <= 20 else np.arange(m) for _ in range(12)])
+    return cloud(3, max(20, m), 41, dtype), index
+
+
+@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
+@pytest.mark.parametrize("kernels", [plain, compiled, tensor], ids=["plain", "compiled", "tensor"])
+def test_many_victims_over_one_table_get_what_each_would_get_alone(
+    name: str, parameters: dict[str, Any], m: int, f: int, kernels: Any
+) -> None:
+    rule = rpel.rule(name, **parameters)
+    table, index = table_and_index(m)
+    given_table = torch.from_numpy(table) if kernels is tensor else table
+    alone = rule(table[index])  # one batch, so that a shuffling rule deals the same cards
+    if kernels is tensor:
+        found = rule._aggregate(given_table, index, kernels=tensor).numpy()
+    else:
+        found = rule.aggregate(given_table, index, kernels=kernels)
+    np.testing.assert_allclose(found, alone, rtol=0, atol=1e-9)
+    out = np.empty_like(alone)
+    assert rule.aggregate(table, index, out=out) is out
+    np.testing.assert_allclose(out, alone, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
+def test_absent_answers_are_as_if_never_asked(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+    rule = rpel.rule(name, **parameters)
+    least = max(1, rule.least(f))
+    if name.startswith(SHUFFLED) or least > m - 1:
+        return
+    table, index = table_and_index(m)
+    holes = index.copy()
+    holes[::2, m - 1] = -1
+    found = rule.aggregate(table, holes)
+    for i, row in enumerate(holes):
+        np.testing.assert_allclose(found[i], rule(table[row[row >= 0]]), rtol=0, atol=1e-12)
+
+
+def test_a_torch_table_and_a_torch_out_work_without_a_copy() -> None:
+    rule = rpel.rule("nnm+trimmed_mean", f=2)
+    table, index = table_and_index(7, np.float32)
+    out = torch.empty(12, 41)
+    assert rule.aggregate(torch.from_numpy(table), torch.from_numpy(index), out=out) is out
+    np.testing.assert_array_equal(out.numpy(), rule.aggregate(table, index))
+
+
+@given(st.integers(0, 10**6), st.sampled_from([c for c in CASES if not c[0].startswith(SHUFFLED)]))
+def test_the_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
+    name, parameters, m, _ = case
+    rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
+    order = np.random.default_rng(seed).permutation(m)
+    if name in OWN or parameters.get("start") == "own":
+        order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(m - 1)])
+    np.testing.assert_allclose(rule(x[order]), rule(x), rtol=0, atol=1e-6 if "tol" in parameters else 1e-9)
+
+
+FIXED_ORIGIN = ("clipping", "arc")
+
+
+@given(st.integers(0, 10**6), st.sampled_from(CASES))
+def test_moving_all_vectors_moves_the_result(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
+    """Not so for what measures from the origin: clipping, arc, a centre at zero, Weiszfeld started at zero."""
+    name, parameters, m, _ = case
+    zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
+    if name.startswith(FIXED_ORIGIN) or zero:
+        return
+    rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
+    shift = np.random.default_rng(seed).normal(size=6)
+    np.testing.assert_allclose(rule(x + shift), rule(x) + shift, rtol=0, atol=1e-6 if "tol" in parameters else 1e-8)
+
+
+# --- definitions, written once more as the reference page states them -------------------------------------------------
+
+
+def test_smea_picks_the_subset_with_the_calmest_covariance() -> None:
+    x = cloud(7, 8, 5)
+    x[2] += 3
+    best = min(combinations(range(8), 6), key=lambda c: np.linalg.eigvalsh(np.cov(x[list(c)].T, bias=True))[-1])
+    np.testing.assert_allclose(A.smea(2)(x), x[list(best)].mean(axis=0), atol=1e-12)
+
+
+def test_caf_follows_its_definition_in_the_full_space() -> None:
+    x, f = cloud(8, 9, 4), 2
+    x[1] += 4
+    c, best, least = np.ones(9), x.mean(axis=0), np.inf
+    while c.sum() > 9 - 2 * f:
+        mu = c @ x / c.sum()
+        values, vectors = np.linalg.eigh((c[:, None] * (x - mu)).T @ (x - mu) / c.sum())
+        if values[-1] < least:
+            best, least = mu, values[-1]
+        tau = ((x - mu) @ vectors[:, -1]) ** 2
+        c = c * (1 - np.where(c > 0, tau, 0) / tau[c > 0].max())
+    np.testing.assert_allclose(A.caf(f)(x), best, atol=1e-9)
+
+
+def test_bulyan_follows_its_definition() -> None:
+    x, f = cloud(9, 12, 7), 2
+    remaining, picked = list(range(12)), []
+    for _ in range(12 - 2 * f):
+        squared = np.square(x[remaining][:, None] - x[remaining][None]).sum(axis=2)
+        scores = [np.sort(np.delete(row, i))[: len(remaining) - f - 1].sum() for i, row in enumerate(squared)]
+        picked.append(remaining.pop(int(np.argmin(scores))))
+    y = x[picked]
+    near = np.argsort(np.abs(y - np.median(y, axis=0)), axis=0, kind="stable")[: len(picked) - 2 * f]
+    np.testing.assert_allclose(A.bulyan(f)(x), np.take_along_axis(y, near, axis=0).mean(axis=0), atol=1e-12)
+
+
+def test_the_converged_geometric_median_minimises_the_sum_of_distances() -> None:
+    x = cloud(11, 9, 4)
+    z = A.geometric_median(tol=1e-10)(x)
+
+    def total(p: Array) -> float:
+        return float(np.linalg.norm(x - p, axis=1).sum())
+
+    for direction in np.concatenate([np.eye(4), -np.eye(4)]):
+        assert total(z) <= total(z + 1e-3 * direction)
+
+
+def test_the_truncated_geometric_median_is_broken_by_zeros_and_the_converged_one_is_not() -> None:
+    x = np.concatenate([np.full((9, 3), 10.0), np.zeros((7, 3))])
+    assert np.linalg.norm(A.geometric_median()(x) - 10) > 5
+    assert np.linalg.norm(A.geometric_median(tol=1e-9)(x) - 10) < 1e-2
+
+
+def test_centred_clipping_can_start_from_any_vector() -> None:
+    x, v = cloud(12, 5, 3), np.array([0.5, -1.0, 2.0])
+    w = v.copy()
+    for _ in range(3):
+        d = x - w
+        w = w + (d * np.minimum(1, 0.7 / np.linalg.norm(d, axis=1))[:, None]).mean(axis=0)
+    np.testing.assert_allclose(A.centered_clipping(v, iterations=3, tau=0.7)(x), w, atol=1e-12)
+
+
+def test_bucketing_averages_every_vector_once() -> None:
+    x = cloud(13, 7, 4)
+    rows = A.bucketing(size=3, seed=4)(x)
+    assert rows.shape == (3, 4)
+    np.testing.assert_allclose((rows * np.array([3, 3, 1])[:, None]).sum(axis=0), x.sum(axis=0), atol=1e-12)
+    assert not np.allclose(rows, A.bucketing(size=3, seed=5)(x))
+
+
+def metropolis_like(h: int, m: int) -> Array:
+    w = np.random.default_rng(0).uniform(0.2, 1.0, size=(h, m))
+    return np.asarray(w / w.sum(axis=1, keepdims=True))
+
+
+def test_gts_with_equal_weights_is_nearest_neighbour_averaging() -> None:
+    """On a complete graph with equal weights and ρ = C/(C − b_w)."""
+    x, b = cloud(14, 10, 5), 3
+    w = np.full(10, 0.1)
+    rule = A.gts(b_hat=b, rho=1 / (1 - 0.1 * b))
+    np.testing.assert_allclose(rule(x, weights=w), A.monna(b)(x), atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
+def test_without_hostile_weight_every_graph_rule_is_plain_gossip(name: str, parameters: dict[str, Any]) -> None:
+    rule = rpel.rule(name, byzantine_weight=0.0)
+    assert isinstance(rule, GraphRule)
+    x, w = cloud(15, 8, 5), metropolis_like(1, 8)[0]
+    expected = x[0] + (w[:, None] * (x - x[0])).sum(axis=0)
+    np.testing.assert_allclose(rule(x, weights=w, hostile=np.zeros(8, bool)), expected, atol=1e-12)
+
+
+def test_rtc_gts_and_the_oracle_follow_their_definitions() -> None:
+    x, w, b_w = cloud(16, 9, 5), metropolis_like(1, 9)[0], 0.25
+    d = x - x[0]
+    norm = np.linalg.norm(d, axis=1)
+    order = np.argsort(norm, kind="stable")
+    assert order[0] == 0
+    # RTC
+    kept, removed = list(order), 0.0
+    while removed + w[kept[-1]] <= b_w:
+        removed += w[kept.pop()]
+    tau = np.sqrt((w[kept] * norm[kept] ** 2).sum() / b_w)
+    expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in kept if j)
+    np.testing.assert_allclose(A.rtc(byzantine_weight=b_w)(x, weights=w), expected, atol=1e-12)
+    # GTS
+    left, step = 1 - b_w, np.zeros(5)
+    for j in order:
+        step += min(w[j], left) * d[j]
+        left = max(0.0, left - w[j])
+    np.testing.assert_allclose(A.gts(byzantine_weight=b_w)(x, weights=w), x[0] + step, atol=1e-12)
+    # the oracle
+    hostile = np.arange(9) >= 7
+    tau = np.sqrt((w * norm**2)[~hostile].sum() / w[hostile].sum())
+    expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in range(1, 9))
+    found = A.clipped_gossip_oracle(byzantine_weight=b_w)(x, weights=w, hostile=hostile)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
+@pytest.mark.parametrize("kernels", [plain, compiled, tensor], ids=["plain", "compiled", "tensor"])
+def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict[str, Any], kernels: Any) -> None:
+    rule = rpel.rule(name, **parameters)
+    assert isinstance(rule, GraphRule)
+    table, index = table_and_index(7)
+    index[3, 2:] = -1
+    index[4, 1:] = -1  # a node without neighbours keeps its model
+    w = np.where(index >= 0, metropolis_like(12, 7), 0.0)
+    hostile = np.random.default_rng(2).random(index.shape) < 0.3
+    hostile[:, 0] = False
+    models = torch.from_numpy(table) if kernels is tensor else table
+    if kernels is tensor:
+        found = np.asarray(rule.aggregate(models, index, weights=w, hostile=hostile))
+    else:
+        found = rule.aggregate(models, index, weights=w, hostile=hostile, kernels=kernels)
+    np.testing.assert_allclose(found[4], table[index[4, 0]], atol=1e-12)
+    for i in range(12):
+        here = index[i] >= 0
+        alone = rule(table[index[i][here]], weights=w[i][here], hostile=hostile[i][here])
+        np.testing.assert_allclose(found[i], alone, atol=1e-9)
+
+
+# --- errors and names ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: A.trimmed_mean(4)(cloud(0, 8, 3)), ["trimmed_mean", "f=4", "m=9", "8", "f=3"]),
+        (lambda: A.bulyan(2)(cloud(0, 10, 3)), ["bulyan", "f=2", "m=11", "10"]),
+        (lambda: A.krum(-1), ["krum", "-1"]),
+        (lambda: A.krum(1.5), ["krum", "1.5"]),  # type: ignore[arg-type]
+        (lambda: A.median()(np.arange(6).reshape(2, 3)), ["median", "int64"]),
+        (lambda: A.median()(torch.ones(2, 3, dtype=torch.int32)), ["median", "int32"]),
+        (lambda: A.median()(cloud(0, 3, 3)[0]), ["median", "(3,)"]),
+        (lambda: A.mda(15)(cloud(0, 31, 3)), ["mda", "m=31", "f=15", "1,000,000"]),
+        (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([[0, 3]])), ["median", "2", "3"]),
+        (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([[0, -1, 2]])), ["median", "tail"]),
+        (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([[-1, 0, 2]])), ["median", "own"]),
+        (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([0, 1])), ["median", "(2,)"]),
+        (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([[0.0, 1.0]])), ["median", "float64"]),
+        (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, -1]])), ["krum", "f=1", "2"]),
+        (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, 2]]), f=2), ["krum", "f=2", "m=5"]),
+        (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, 2]]), weights=np.ones((1, 3))), ["weights"]),
+        (lambda: rpel.rule("trimed_mean", f=1), ["'trimed_mean'", "'trimmed_mean'"]),
+        (lambda: rpel.rule("nnm+trimmed_mean", f=1, size=2), ["'size'", "f"]),
+        (lambda: rpel.rule("krum"), ["krum", "f"]),
+        (lambda: rpel.rule("krum+nnm", f=1), ["krum", "last"]),
+        (lambda: rpel.rule("nnm+arc", f=1), ["arc"]),
+        (lambda: A.chain(), ["at least one"]),
+        (lambda: A.cs_plus(), ["cs_plus", "b_hat"]),
+        (lambda: A.cs_plus(b_hat=1)(cloud(0, 4, 3)), ["cs_plus", "weights"]),
+        (lambda: A.cs_plus(b_hat=1)(cloud(0, 4, 3), weights=-np.ones(4)), ["cs_plus", "weights"]),
+        (lambda: A.clipped_gossip_oracle()(cloud(0, 4, 3), weights=np.ones(4) / 4), ["hostile"]),
+        (lambda: A.centered_clipping("middle"), ["middle"]),
+        (lambda: A.centered_clipping(tau=0.0), ["tau"]),
+        (lambda: A.centered_clipping(np.array([np.nan])), ["finite"]),
+        (lambda: A.geometric_median(start="there"), ["there"]),
+        (lambda: A.bucketing(size=0), ["size", "0"]),
+        (lambda: A.clipping(c=-1.0), ["-1"]),
+    ],
+)
+def test_errors_name_the_rule_and_the_numbers(call: Any, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_chain_by_name_is_the_chain_by_hand() -> None:
+    x = cloud(17, 16, 20)
+    by_name, by_hand = rpel.rule("nnm+trimmed_mean", f=7), rpel.chain(A.nnm(7), A.trimmed_mean(7))
+    assert by_name.name == by_hand.name
+    np.testing.assert_array_equal(by_name(x), by_hand(x))
+    step_by_step = A.trimmed_mean(7)(A.nnm(7)(x))
+    np.testing.assert_allclose(by_name(x), step_by_step, atol=1e-12)
+
+
+def test_f_can_be_overridden_per_call() -> None:
+    table, index = table_and_index(9)
+    found = rpel.rule("nnm+trimmed_mean", f=4).aggregate(table, index, f=2)
+    np.testing.assert_array_equal(found, rpel.rule("nnm+trimmed_mean", f=2).aggregate(table, index))
+
+
+def test_every_rule_stands_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text()
+    assert all(f"`{name}`" in text for name in A.RULES)

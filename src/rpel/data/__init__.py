@@ -1,0 +1,21 @@
+"""Data sets, how they are shared out among the nodes, and a real MNIST sample to start with."""
+
+from rpel.data.augment import crop_flip
+from rpel.data.datasets import NAMES, Dataset, from_arrays, load
+from rpel.data.files import DataError
+from rpel.data.partition import Virtual, balanced_subset, by_writer, dirichlet, iid, virtual
+
+__all__ = [
+    "NAMES",
+    "DataError",
+    "Dataset",
+    "Virtual",
+    "balanced_subset",
+    "by_writer",
+    "crop_flip",
+    "dirichlet",
+    "from_arrays",
+    "iid",
+    "load",
+    "virtual",
+]

@@ -1,0 +1,265 @@
+"""Data sets by name: found in a folder, in the cache, or downloaded; checked, and returned as compact arrays.
+
+Laws: images stay uint8 as published and are normalised by whoever trains; every source file's SHA-256 travels with the
+arrays; a file that is not the published one is never used.
+"""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.data import cifar, idx, leaf
+from rpel.data.download import Progress, Remote, fetch
+from rpel.data.files import DataError, cache_folder, search_folders, sha256
+from rpel.data.idx import Digests
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images (N, C, H, W) and labels (N,) for training and testing, and what is needed to use and to certify them."""
+
+    name: str
+    train_x: NDArray[Any]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[Any]
+    test_y: NDArray[np.int64]
+    classes: int
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to 0 … 1."""
+    std: tuple[float, ...]
+    checksums: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each source file, unpacked."""
+    writers: NDArray[np.int64] | None = None
+    """The writer's number of each training example, where the data set knows it."""
+    augment: str | None = None
+    """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip) or not at all."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example, (C, H, W)."""
+        return tuple(self.train_x.shape[1:])
+
+    def normalised(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Examples as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel.
+
+        >>> sample = load("mnist-sample")
+        >>> x = sample.normalised(sample.test_x[:2])
+        >>> x.shape, round(float(x.min()), 4)
+        ((2, 1, 28, 28), -0.4242)
+        """
+        per_channel = (-1, *(1,) * (x.ndim - 2))
+        mean, std = (np.array(v, np.float32).reshape(per_channel) for v in (self.mean, self.std))
+        scale = np.float32(255 if x.dtype == np.uint8 else 1)
+        result: NDArray[np.float32] = (x.astype(np.float32) / scale - mean) / std
+        return result
+
+
+MNIST_DIGESTS = (
+    Digests("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+    Digests("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+    Digests("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+    Digests("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+)
+FASHION_DIGESTS = (
+    Digests("8d4fb7e6c68d591d4c3dfef9ec88bf0d", None),
+    Digests("25c81989df183df01b3e8a0aad5dffbe", None),
+    Digests("bef4ecab320f06d8554ea6380940ec79", None),
+    Digests("bb300cfdad3c16e7a12a480ee83cd310", None),
+)
+SAMPLE_DIGESTS = (
+    Digests(None, "e07065aa00c34f3e5d6b97dc6b181484"),
+    Digests(None, "65ab26c10126989f05a16553360cec81"),
+    Digests(None, "378ada602e4488f4f63399815d1dd82d"),
+    Digests(None, "ea74d8849001d1f3513149e2e7af1246"),
+)
+
+_MNIST_STATISTICS = ((0.1307,), (0.3081,))
+_FASHION_STATISTICS = ((0.2860,), (0.3530,))
+_CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+# LEAF's images are mostly white background (1.0), which this puts near zero, as MNIST's black is.
+_FEMNIST_STATISTICS = ((0.9637,), (0.1592,))
+
+
+def _remotes(folder: str, digests: tuple[Digests, ...], *mirrors: str) -> tuple[Remote, ...]:
+    return tuple(
+        Remote(f"{folder}/{name}.gz", known.packed, tuple(f"{mirror}{name}.gz" for mirror in mirrors))
+        for name, known in zip(idx.FILES, digests, strict=True)
+        if known.packed
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """How one data set is found in a folder (None: not there), and which files to download when it is nowhere."""
+
+    find: Callable[[Path], Dataset | None]
+    remotes: tuple[Remote, ...]
+    layout: str
+    """What a data folder must hold, for messages."""
+
+
+def _idx_source(
+    name: str,
+    folder: str,
+    digests: tuple[Digests, ...],
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+    *mirrors: str,
+) -> Source:
+    def find(root: Path) -> Dataset | None:
+        paths = idx.locate(root / folder)
+        if paths is None:
+            return None
+        arrays, checksums = idx.read_four(paths, digests)
+        checksums = {f"{folder}/{file}": digest for file, digest in checksums.items()}
+        return Dataset(name, *arrays, 10, *statistics, checksums)
+
+    return Source(find, _remotes(folder, digests, *mirrors), f"{folder}/{idx.FILES[0]}.gz and its three companions")
+
+
+def _find_cifar10(root: Path) -> Dataset | None:
+    path = cifar.locate(root)
+    if path is None:
+        return None
+    arrays, checksums = cifar.read_batches(path)
+    return Dataset("cifar10", *arrays, 10, *_CIFAR_STATISTICS, checksums, augment="crop-flip")
+
+
+def _find_femnist(root: Path) -> Dataset | None:
+    folder = leaf.locate(root)
+    if folder is None:
+        return None
+    train, test = (leaf.read_split(folder, split) for split in ("train", "test"))
+    checksums = train.checksums | test.checksums
+    arrays = (train.x, train.y, test.x, test.y)
+    return Dataset("femnist", *arrays, leaf.CLASSES, *_FEMNIST_STATISTICS, checksums, writers=train.writers)
+
+
+SOURCES = {
+    "mnist": _idx_source(
+        "mnist",
+        "MNIST/raw",
+        MNIST_DIGESTS,
+        _MNIST_STATISTICS,
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion-mnist": _idx_source(
+        "fashion-mnist",
+        "FashionMNIST/raw",
+        FASHION_DIGESTS,
+        _FASHION_STATISTICS,
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+    ),
+    "cifar10": Source(
+        _find_cifar10,
+        (Remote(cifar.ARCHIVES[1], cifar.ARCHIVE_MD5, (f"https://www.cs.toronto.edu/~kriz/{cifar.ARCHIVES[1]}",)),),
+        f"{' or '.join(cifar.ARCHIVES)} or the unpacked folder {cifar.FOLDER}",
+    ),
+    "femnist": Source(_find_femnist, (), "femnist/train/*.json and femnist/test/*.json, made with LEAF"),
+}
+NAMES = ("mnist-sample", *SOURCES)
+
+
+def load(
+    name: str = "mnist-sample",
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set of that name, from data_dir, RPEL_DATA, the cache, or a download into the cache, in this order.
+
+    >>> sample = load()
+    >>> sample.train_x.shape, sample.train_x.dtype, sample.test_y.shape
+    ((5000, 1, 28, 28), dtype('uint8'), (1000,))
+    >>> load("cifar-10")
+    Traceback (most recent call last):
+    ValueError: there is no data set 'cifar-10'; did you mean 'cifar10'?
+    """
+    if name == "mnist-sample":
+        return _sample()
+    if name not in SOURCES:
+        raise ValueError(f"there is no data set {name!r}; did you mean {_closest(name)!r}?")
+    folders = search_folders(data_dir)
+    for folder in folders:
+        found = _found(name, folder)
+        if found is not None:
+            return found
+    return _downloaded(name, folders, download, progress)
+
+
+def _found(name: str, folder: Path) -> Dataset | None:
+    """The data set in a folder; a damaged copy is the user's to mend, except that the cache can be filled again."""
+    try:
+        return SOURCES[name].find(folder)
+    except DataError as error:
+        if folder != cache_folder():
+            raise
+        raise DataError(f"{error}; delete it, and it will be downloaded again") from error
+
+
+def _closest(name: str) -> str:
+    return (difflib.get_close_matches(name, NAMES, 1, 0) or NAMES)[0]
+
+
+def _sample() -> Dataset:
+    arrays, checksums = idx.read_sample(SAMPLE_DIGESTS)
+    checksums = {f"sample/{file}": digest for file, digest in checksums.items()}
+    return Dataset("mnist-sample", *arrays, 10, *_MNIST_STATISTICS, checksums)
+
+
+def _downloaded(name: str, folders: list[Path], download: bool, progress: Progress | None) -> Dataset:
+    source = SOURCES[name]
+    advice = f"put {source.layout} into a folder and name it with --data-dir or RPEL_DATA"
+    if not download or not source.remotes:
+        why = "" if source.remotes else " and has no archive to download"
+        raise DataError(f"{name} is not in {', '.join(map(str, folders))}{why}: {advice}")
+    for remote in source.remotes:
+        if (cache_folder() / remote.path).is_file():
+            continue
+        try:
+            fetch(remote, cache_folder(), progress)
+        except DataError as error:
+            raise DataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
+    found = _found(name, cache_folder())
+    if found is None:
+        raise DataError(f"{name} disappeared from {cache_folder()} while it was being read: try again, or {advice}")
+    return found
+
+
+def from_arrays(
+    train: tuple[NDArray[Any], NDArray[Any]],
+    test: tuple[NDArray[Any], NDArray[Any]],
+    *,
+    name: str = "own",
+    classes: int | None = None,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+) -> Dataset:
+    """Your own data: (examples, labels) for training and testing; uint8 examples are pixels, others are kept as given.
+
+    >>> x, y = np.zeros((4, 1, 2, 2), np.float32), np.array([0, 1, 2, 1])
+    >>> from_arrays((x, y), (x, y)).classes
+    3
+    """
+    parts: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
+    checksums = {}
+    for part, (x, y) in {"train": train, "test": test}.items():
+        if len(x) != len(y) or y.ndim != 1 or not len(y):
+            raise DataError(f"the {part} examples {x.shape} and labels {y.shape} do not belong together")
+        if y.dtype.kind not in "iu" or y.min() < 0:
+            raise DataError(f"the {part} labels must be whole numbers from 0 on")
+        parts.append((x, y.astype(np.int64)))
+        content = np.ascontiguousarray(x).tobytes() + parts[-1][1].tobytes()
+        checksums[f"{name}/{part}"] = sha256(f"{x.dtype}{x.shape}".encode() + content)
+    largest = max(int(y.max()) for _, y in parts)
+    classes = largest + 1 if classes is None else classes
+    if largest >= classes:
+        raise DataError(f"the labels go up to {largest}, but there are {classes} classes")
+    return Dataset(name, *parts[0], *parts[1], classes, mean, std, checksums)

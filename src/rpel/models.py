@@ -1,0 +1,242 @@
+"""The paper's networks, built from its own notation, and their parameters as one vector.
+
+``C(20)-R-M-C(20)-R-M-L(500)-R-L(10)-S`` reads: C(n) convolution to n channels, R rectifier, M max pooling by 2, B batch
+normalisation, D dropout, L(n) linear to n values (images are flattened before the first), S log-softmax.
+
+Law: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay with their node.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rpel.randomness import key
+
+_TOKEN = re.compile(r"([A-Z])(?:\((\d+)\))?")
+_LAST_WIDTH = re.compile(r"L\(\d+\)(?!.*L\()")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A named network: the paper's notation, the kernel and padding of its convolutions, and the images it expects."""
+
+    notation: str
+    input_shape: tuple[int, ...]
+    kernel: int = 5
+    padding: int = 0
+
+
+_CIFAR = "C(64)-R-B-C(64)-R-B-M-D-C(128)-R-B-C(128)-R-B-M-D-L(128)-R-D-L(10)-S"
+NETWORKS = {
+    "mnist": Network("C(20)-R-M-C(20)-R-M-L(500)-R-L(10)-S", (1, 28, 28)),
+    "cifar10": Network(_CIFAR, (3, 32, 32), kernel=3, padding=1),
+    "femnist": Network("C(64)-R-M-C(128)-R-M-L(1024)-R-L(62)-S", (1, 28, 28)),
+    "linear": Network("L(10)-S", (1, 28, 28)),
+    "mlp": Network("L(64)-R-L(10)-S", (1, 28, 28)),
+}
+
+
+def model(
+    name_or_notation: str,
+    input_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    *,
+    kernel: int | None = None,
+    padding: int | None = None,
+    dropout: float = 0.25,
+    seed: int = 0,
+) -> nn.Module:
+    """A network by name (see NETWORKS) or notation; what is left out is the named network's, or kernel 5 padding 0.
+
+    A named network takes the number of classes given; a notation must already say it.
+
+    >>> parameter_count(model("mnist")), parameter_count(model("linear", classes=62))
+    (176050, 48670)
+    >>> model("cifar")
+    Traceback (most recent call last):
+    ValueError: there is no network 'cifar'; did you mean 'cifar10'?
+    """
+    if "(" in name_or_notation:
+        row = Network(name_or_notation, input_shape or ())
+    elif name_or_notation in NETWORKS:
+        row = NETWORKS[name_or_notation]
+    else:
+        closest = (difflib.get_close_matches(name_or_notation, NETWORKS, 1, 0) or ["mnist"])[0]
+        raise ValueError(f"there is no network {name_or_notation!r}; did you mean {closest!r}?")
+    named = name_or_notation in NETWORKS
+    return build(
+        _LAST_WIDTH.sub(f"L({classes})", row.notation) if named and classes else row.notation,
+        input_shape or row.input_shape,
+        classes,
+        kernel=row.kernel if kernel is None else kernel,
+        padding=row.padding if padding is None else padding,
+        dropout=dropout,
+        seed=seed,
+    )
+
+
+def build(
+    notation: str,
+    input_shape: tuple[int, ...],
+    classes: int | None = None,
+    *,
+    kernel: int,
+    padding: int,
+    dropout: float = 0.25,
+    seed: int = 0,
+) -> nn.Module:
+    """The network a notation describes, for inputs of shape (C, H, W) or (features,), with PyTorch's initialisation.
+
+    The initial values come from (seed, "init") alone; PyTorch's global generator is neither read nor moved.
+
+    >>> build("C(2)-M-L(3)-S", (1, 6, 6), kernel=3, padding=0)
+    Sequential(
+      (0): Conv2d(1, 2, kernel_size=(3, 3), stride=(1, 1))
+      (1): MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
+      (2): Flatten(start_dim=1, end_dim=-1)
+      (3): Linear(in_features=8, out_features=3, bias=True)
+      (4): LogSoftmax(dim=1)
+    )
+    """
+    if len(input_shape) not in (1, 3) or min(input_shape) < 1:
+        raise ValueError(f"a network needs an input shape (C, H, W) or (features,), not {input_shape}")
+    builder = _Builder(notation, input_shape, kernel, padding, dropout)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key(seed, "init")[0]))
+        network = builder.network()
+    if classes is not None and builder.shape != (classes,):
+        raise ValueError(f"{notation!r} ends in {builder.shape[0]} values, but there are {classes} classes")
+    return network
+
+
+class _Builder:
+    """Walks over the tokens, keeping the shape that the next layer will see."""
+
+    def __init__(self, notation: str, shape: tuple[int, ...], kernel: int, padding: int, dropout: float) -> None:
+        self.notation, self.shape = notation, shape
+        self.kernel, self.padding, self.dropout = kernel, padding, dropout
+        self.layers: list[nn.Module] = []
+        self.where = ""
+
+    def network(self) -> nn.Sequential:
+        tokens = self.notation.split("-")
+        for position, token in enumerate(tokens, 1):
+            self.where = f"token {position}, {token!r}, of {self.notation!r}"
+            letter, width = self._parsed(token)
+            if letter == "S" and position != len(tokens):
+                raise ValueError(f"{self.where}: S can only stand at the end")
+            _LAYERS[letter](self, width)
+        if len(self.shape) != 1:
+            raise ValueError(f"{self.where}: a network must end in L(n) or L(n)-S")
+        return nn.Sequential(*self.layers)
+
+    def _parsed(self, token: str) -> tuple[str, int]:
+        match = _TOKEN.fullmatch(token)
+        if not match or match[1] not in _LAYERS:
+            raise ValueError(f"{self.where}: not a layer; the layers are C(n), R, M, B, D, L(n) and S")
+        letter, width = match[1], match[2]
+        if (letter in "CL") != (width is not None) or (width is not None and int(width) < 1):
+            form = f"{letter}(n) with n from 1 on" if letter in "CL" else f"plain {letter}"
+            raise ValueError(f"{self.where}: write it as {form}")
+        return letter, int(width or 0)
+
+    def _image(self) -> tuple[int, int, int]:
+        if len(self.shape) != 3:
+            raise ValueError(f"{self.where}: needs an image, and there is none after L or for flat inputs")
+        channels, height, width = self.shape
+        return channels, height, width
+
+    def _fits(self, channels: int, height: int, width: int) -> None:
+        if min(height, width) < 1:
+            raise ValueError(f"{self.where}: the image of {self.shape[1]} × {self.shape[2]} is too small for it")
+        self.shape = (channels, height, width)
+
+    def convolution(self, width: int) -> None:
+        channels, rows, columns = self._image()
+        shrink = self.kernel - 1 - 2 * self.padding
+        self._fits(width, rows - shrink, columns - shrink)
+        self.layers.append(nn.Conv2d(channels, width, self.kernel, padding=self.padding))
+
+    def pooling(self, _: int) -> None:
+        channels, rows, columns = self._image()
+        self._fits(channels, rows // 2, columns // 2)
+        self.layers.append(nn.MaxPool2d(2))
+
+    def normalisation(self, _: int) -> None:
+        self.layers.append(nn.BatchNorm2d(self._image()[0]))
+
+    def linear(self, width: int) -> None:
+        if len(self.shape) == 3:
+            self.layers.append(nn.Flatten())
+        self.layers.append(nn.Linear(torch.Size(self.shape).numel(), width))
+        self.shape = (width,)
+
+    def rectifier(self, _: int) -> None:
+        self.layers.append(nn.ReLU())
+
+    def drop(self, _: int) -> None:
+        self.layers.append(nn.Dropout(self.dropout))
+
+    def softmax(self, _: int) -> None:
+        self.layers.append(nn.LogSoftmax(dim=1))
+
+
+_LAYERS: dict[str, Callable[[_Builder, int], None]] = {
+    "C": _Builder.convolution,
+    "R": _Builder.rectifier,
+    "M": _Builder.pooling,
+    "B": _Builder.normalisation,
+    "D": _Builder.drop,
+    "L": _Builder.linear,
+    "S": _Builder.softmax,
+}
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each parameter, in the order of the vector.
+
+    >>> shapes(model("linear"))
+    {'1.weight': (10, 784), '1.bias': (10,)}
+    """
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def parameter_count(module: nn.Module) -> int:
+    """d, the length of the vector.
+
+    >>> parameter_count(model("mlp"))
+    50890
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """The parameters as a new vector (d,), detached.
+
+    >>> flatten(model("mnist")).shape
+    torch.Size([176050])
+    """
+    parts = [parameter.detach().reshape(-1) for parameter in module.parameters()]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def unflatten(module: nn.Module, vector: Tensor) -> None:
+    """Load a vector (d,) into the module's parameters, by copy; buffers are left as they are.
+
+    >>> network = model("linear")
+    >>> unflatten(network, torch.zeros(7850))
+    >>> float(flatten(network).abs().sum())
+    0.0
+    """
+    if vector.shape != (parameter_count(module),):
+        raise ValueError(
+            f"the module has {parameter_count(module)} parameters, but the vector's shape is {tuple(vector.shape)}"
+        )
+    with torch.no_grad():
+        parts = torch.split(vector, [parameter.numel() for parameter in module.parameters()])
+        for parameter, part in zip(module.parameters(), parts, strict=True):
+            parameter.copy_(part.reshape(parameter.shape))

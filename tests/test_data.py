@@ -1,0 +1,558 @@
+"""Data sets: what is loaded is the published data, and nothing else ever gets through."""
+
+import contextlib
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import pickle
+import runpy
+import struct
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rpel.data import DataError, cifar, crop_flip, datasets, download, from_arrays, idx, load
+from rpel.data.download import Remote, fetch
+from rpel.data.idx import Digests
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the user's cache, data folder or mirror, nor reaches the network (an unreachable port instead)."""
+    monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RPEL_DATA_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("RPEL_DATA", raising=False)
+
+
+def to_idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+# The sample
+
+
+def test_sample_is_balanced_and_about_a_megabyte() -> None:
+    sample = load()
+    assert sample.name == "mnist-sample"
+    assert sample.train_x.shape == (5000, 1, 28, 28)
+    assert sample.test_x.shape == (1000, 1, 28, 28)
+    assert sample.train_x.dtype == np.uint8
+    assert np.bincount(sample.train_y).tolist() == [500] * 10
+    assert np.bincount(sample.test_y).tolist() == [100] * 10
+    files = [f for f in (resources.files("rpel.data") / "sample").iterdir() if f.name.endswith(".gz")]
+    assert 0.8e6 < sum(len(f.read_bytes()) for f in files) < 1.1e6
+
+
+def test_sample_readme_states_the_checksums_of_the_files() -> None:
+    readme = (resources.files("rpel.data") / "sample" / "README.md").read_text(encoding="utf-8")
+    checksums = load().checksums
+    assert len(checksums) == 4
+    assert all(digest in readme for digest in checksums.values())
+
+
+def test_sample_is_the_scripts_selection_of_mnist(shared_data: Path) -> None:
+    select = runpy.run_path(str(ROOT / "tools" / "make_mnist_sample.py"))["select"]
+    sample, full = load(), load("mnist", shared_data)
+    train, test = select(full.train_y, 500), select(full.test_y, 100)
+    np.testing.assert_array_equal(sample.train_x, full.train_x[train])
+    np.testing.assert_array_equal(sample.train_y, full.train_y[train])
+    np.testing.assert_array_equal(sample.test_x, full.test_x[test])
+    np.testing.assert_array_equal(sample.test_y, full.test_y[test])
+
+
+def test_normalised_sample_has_about_zero_mean_and_unit_deviation() -> None:
+    sample = load()
+    x = sample.normalised(sample.train_x)
+    assert x.dtype == np.float32
+    assert abs(float(x.mean())) < 0.02
+    assert abs(float(x.std()) - 1) < 0.02
+
+
+# Names and search order
+
+
+def test_unknown_name_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(ValueError, match="'fashion_mnist'; did you mean 'fashion-mnist'"):
+        load("fashion_mnist")
+
+
+def test_missing_data_folder_is_named() -> None:
+    with pytest.raises(DataError, match="no-such-folder"):
+        load("mnist", "no-such-folder")
+
+
+def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Four small files that stand in for MNIST's, with the digests that make the loader take them for the real ones."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 255, (20, 28, 28)), np.arange(20) % 10, rng.integers(0, 255, (10, 28, 28)), np.arange(10)]
+    packed = [gzip.compress(to_idx(a.astype(np.uint8)), mtime=0) for a in arrays]
+    digests = tuple(Digests(_md5(content), _md5(gzip.decompress(content))) for content in packed)
+    source = datasets._idx_source("mnist", "MNIST/raw", digests, ((0.5,), (0.5,)), "https://example.invalid/")
+    monkeypatch.setitem(datasets.SOURCES, "mnist", source)
+    return {f"MNIST/raw/{name}.gz": content for name, content in zip(idx.FILES, packed, strict=True)}
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def put(files: dict[str, bytes], folder: Path) -> Path:
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def test_search_goes_from_the_argument_to_the_environment_to_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = small_mnist(monkeypatch)
+    found_in: list[Path] = []
+    source = datasets.SOURCES["mnist"]
+
+    def find(folder: Path) -> Any:
+        found_in.append(folder)
+        return source.find(folder)
+
+    monkeypatch.setitem(datasets.SOURCES, "mnist", replace(source, find=find))
+    empty, environment = tmp_path / "empty", tmp_path / "environment"
+    empty.mkdir()
+    environment.mkdir()
+    monkeypatch.setenv("RPEL_DATA", str(environment))
+    put(files, tmp_path / "cache" / "data")
+    assert len(load("mnist", empty).train_y) == 20
+    assert found_in == [empty, environment, tmp_path / "cache" / "data"]
+    found_in.clear()
+    load("mnist", put(files, tmp_path / "given"))
+    assert found_in == [tmp_path / "given"]
+
+
+def test_packed_repacked_and_unpacked_files_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = small_mnist(monkeypatch)
+    unpacked = {path.removesuffix(".gz"): gzip.decompress(content) for path, content in files.items()}
+    repacked = {path: gzip.compress(gzip.decompress(content), 1, mtime=5) for path, content in files.items()}
+    one, two, three = (
+        load("mnist", put(f, tmp_path / str(i)), download=False) for i, f in enumerate((files, unpacked, repacked))
+    )
+    np.testing.assert_array_equal(one.train_x, two.train_x)
+    assert one.checksums == two.checksums == three.checksums
+    assert (
+        one.checksums["MNIST/raw/t10k-labels-idx1-ubyte"]
+        == hashlib.sha256(to_idx(np.arange(10, dtype=np.uint8))).hexdigest()
+    )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_changed_pixel_in_a_data_folder_is_refused_and_the_file_left_alone(
+    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = small_mnist(monkeypatch)
+    contents = {path: bytearray(gzip.decompress(content)) for path, content in files.items()}
+    contents["MNIST/raw/train-images-idx3-ubyte.gz"][100] ^= 1
+    changed = {p: gzip.compress(c) if packed else bytes(c) for p, c in contents.items()}
+    folder = put(changed if packed else {p[:-3]: c for p, c in changed.items()}, tmp_path / "given")
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.* is not the published file"):
+        load("mnist", folder)
+    assert len(list(folder.rglob("*ubyte*"))) == 4
+
+
+def test_mnist_is_read_whole_and_has_the_references_statistics(shared_data: Path) -> None:
+    mnist = load("mnist", shared_data, download=False)
+    assert (mnist.train_x.shape, mnist.test_x.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert mnist.train_y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    levels, counts = np.arange(256) / 255, np.bincount(mnist.train_x.ravel(), minlength=256) / mnist.train_x.size
+    mean = (levels * counts).sum()
+    assert mean == pytest.approx(mnist.mean[0], abs=5e-5)
+    assert ((levels - mean) ** 2 * counts).sum() ** 0.5 == pytest.approx(mnist.std[0], abs=5e-5)
+
+
+# IDX
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.binary(min_size=625, max_size=625))
+def test_idx_returns_what_was_written(shape: list[int], content: bytes) -> None:
+    array = np.frombuffer(content, np.uint8)[: np.prod(shape)].reshape(shape)
+    np.testing.assert_array_equal(idx.parse(to_idx(array)), array)
+
+
+@given(st.binary(max_size=40))
+def test_idx_refuses_or_reads_any_bytes_but_never_fails_otherwise(content: bytes) -> None:
+    with contextlib.suppress(DataError):
+        assert idx.parse(content).size < 40
+
+
+GOOD = to_idx(np.zeros((2, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with nothing"),
+        (b"\0\1" + GOOD[2:], "begins with 00 01 08 02"),
+        (b"\0\0\x0d" + GOOD[3:], "begins with 00 00 0d"),
+        (b"\0\0\x08\0", "not an IDX file"),
+        (GOOD[:7], "ends inside its header"),
+        (GOOD[:-1], "has 17 bytes where .* promises 18"),
+        (GOOD + b"\0", "has 19 bytes"),
+        (b"\0\0\x08\2" + b"\xff" * 8, "promises 18446744065119617037"),
+    ],
+)
+def test_idx_says_what_is_wrong(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        idx.parse(content)
+
+
+def test_cut_gzip_is_damaged() -> None:
+    with pytest.raises(DataError, match="is damaged"):
+        idx.unpack(gzip.compress(GOOD * 10)[:-12])
+
+
+def test_images_and_labels_must_belong_together() -> None:
+    images, labels = np.zeros((3, 2, 2), np.uint8), np.array([1, 2, 11], np.uint8)
+    with pytest.raises(DataError, match="do not belong together"):
+        idx._paired(images, labels[:2], 10, "training")
+    with pytest.raises(DataError, match="go up to 11"):
+        idx._paired(images, labels, 10, "training")
+
+
+# CIFAR-10
+
+
+def batch(n: int = 4, **changed: Any) -> dict[bytes, Any]:
+    rng = np.random.default_rng(1)
+    contents = {"data": rng.integers(0, 255, (n, 3072), np.uint8), "labels": [i % 10 for i in range(n)]} | changed
+    return {key.encode(): value for key, value in contents.items()}
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_cifar_batches_are_read_in_channel_order(protocol: int) -> None:
+    contents = batch()
+    x, y = cifar.parse_batch(pickle.dumps(contents, protocol))
+    np.testing.assert_array_equal(x[2, 1].ravel(), contents[b"data"][2, 1024:2048])
+    assert y.tolist() == [0, 1, 2, 3]
+
+
+class Evil:
+    """On unpickling, makes a folder: a stand-in for any code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    content = pickle.dumps(batch(labels=Evil(trace)), 3)
+    with pytest.raises(DataError, match=r"refused as a pickle: it asks for \w+\.mkdir"):
+        cifar.parse_batch(content)
+    assert not trace.exists()
+    pickle.loads(content)  # the trap itself works
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("name", ["eval", "getattr", "__import__"])
+def test_a_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
+    for module in ("builtins", "__builtin__", "numpy", "numpy._core.multiarray"):
+        with pytest.raises(DataError, match="asks for"):
+            cifar.unpickle(f"c{module}\n{name}\n.".encode())
+    with pytest.raises(DataError, match="asks for"):
+        cifar.unpickle(b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.")
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_or_read_as_plain_values(content: bytes) -> None:
+    with contextlib.suppress(DataError):
+        assert type(cifar.unpickle(content)).__module__ in ("builtins", "numpy")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[1, 2], batch(data=[1]), batch(data=np.zeros((4, 9), np.uint8)), batch(labels=[1]), batch(labels=[0, 1, 2, 10])],
+)
+def test_a_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
+    with pytest.raises(DataError, match=r"b'data'|b'labels'"):
+        cifar.parse_batch(pickle.dumps(wrong, 3))
+
+
+def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    members = {name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(cifar.MEMBERS)}
+    monkeypatch.setattr(cifar, "MEMBERS", {name: _md5(content) for name, content in members.items()})
+    return members
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(f"{cifar.FOLDER}/{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_cifar_folder_and_both_archives_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = small_cifar(monkeypatch)
+    layouts = [{f"{cifar.FOLDER}/{name}": content for name, content in members.items()}]
+    layouts += [{name: archive(members)} for name in cifar.ARCHIVES]
+    loaded = [load("cifar10", put(files, tmp_path / str(i)), download=False) for i, files in enumerate(layouts)]
+    assert loaded[0].train_x.shape == (2 + 3 + 4 + 5 + 6, 3, 32, 32)
+    assert loaded[0].test_y.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert loaded[0].augment == "crop-flip"
+    for other in loaded[1:]:
+        np.testing.assert_array_equal(loaded[0].train_x, other.train_x)
+        assert loaded[0].checksums == other.checksums
+
+
+def test_a_changed_cifar_batch_is_refused_before_it_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = small_cifar(monkeypatch)
+    members["test_batch"] = pickle.dumps(Evil(tmp_path / "trace"), 3)
+    with pytest.raises(DataError, match=r"test_batch in .* is not the published batch"):
+        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)}, tmp_path / "given"))
+    del members["test_batch"]
+    with pytest.raises(DataError, match="holds no test_batch"):
+        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)}, tmp_path / "given"))
+    with pytest.raises(DataError, match="is damaged"):
+        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)[:-40]}, tmp_path / "given"))
+
+
+def test_cifar10_is_read_whole_from_the_repacked_archive(shared_data: Path) -> None:
+    cifar10 = load("cifar10", shared_data, download=False)
+    assert (cifar10.train_x.shape, cifar10.test_x.shape) == ((50000, 3, 32, 32), (10000, 3, 32, 32))
+    assert np.bincount(cifar10.train_y).tolist() == [5000] * 10
+    assert cifar10.train_x.mean(axis=(0, 2, 3)) / 255 == pytest.approx(cifar10.mean, abs=1e-4)
+    assert cifar10.test_y[:5].tolist() == [3, 8, 8, 0, 6]
+
+
+def test_crops_stay_inside_the_padded_image_and_mirror_half_of_them() -> None:
+    rng = np.random.default_rng(3)
+    images = rng.integers(1, 255, (64, 3, 32, 32), np.uint8)
+    uniform = rng.random((64, 3))
+    cropped = crop_flip(images, uniform)
+    assert cropped.shape == images.shape
+    padded = np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4)))
+    for i, (row, column, mirror) in enumerate(uniform):
+        top, left = int(row * 9), int(column * 9)
+        plain = padded[i, :, top : top + 32, left : left + 32]
+        np.testing.assert_array_equal(cropped[i], plain if mirror < 0.5 else plain[:, :, ::-1])
+
+
+# FEMNIST
+
+
+def leaf_file(users: dict[str, list[int]], pixel: float = 1.0) -> dict[str, Any]:
+    data = {user: {"x": [[pixel] * 783 + [0.5]] * len(labels), "y": labels} for user, labels in users.items()}
+    return {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
+
+
+def femnist(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> Path:
+    contents = {"femnist/train/a.json": train, "femnist/test/a.json": test}
+    return put({path: json.dumps(content).encode() for path, content in contents.items()}, folder)
+
+
+def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:
+    folder = femnist(tmp_path, leaf_file({"f1": [0, 61], "f2": [9]}), leaf_file({"f9": [10]}))
+    put({"femnist/train/b.json": json.dumps(leaf_file({"f3": [5], "f1": [6]})).encode()}, folder)
+    loaded = load("femnist", folder)
+    assert loaded.train_y.tolist() == [0, 61, 9, 5, 6]
+    assert loaded.writers is not None
+    assert loaded.writers.tolist() == [0, 0, 1, 2, 0]
+    assert (loaded.classes, loaded.shape, loaded.train_x.dtype.name) == (62, (1, 28, 28), "uint8")
+    assert loaded.train_x[0, 0, 27, 26:].tolist() == [255, 128]  # white stays white, rows stay rows
+    assert sorted(loaded.checksums) == ["femnist/test/a.json", "femnist/train/a.json", "femnist/train/b.json"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"users": ["f1"]}, "not in LEAF's format"),
+        ([1], "not in LEAF's format"),
+        (leaf_file({"f1": [62]}), "user f1: a label is not a whole number from 0 to 61"),
+        (leaf_file({"f1": [0]}, pixel=1.5), "user f1: a pixel is outside 0 to 1"),
+        (leaf_file({"f1": [0]}, pixel=float("nan")), "a pixel is outside"),
+        (leaf_file({"f1": [0]}) | {"num_samples": [2]}, "1 images and 1 labels where num_samples says 2"),
+        ({"users": ["f1"], "num_samples": [1], "user_data": {"f1": {"x": [[1.0]], "y": [0]}}}, "lists of 784"),
+        (leaf_file({}), "holds no examples"),
+    ],
+)
+def test_femnist_says_what_is_wrong_and_where(broken: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load("femnist", femnist(tmp_path, broken, leaf_file({"f1": [0]})))
+
+
+def test_femnist_has_nothing_to_download_and_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"no archive to download: put femnist/train.* --data-dir or RPEL_DATA"):
+        load("femnist")
+
+
+# Your own
+
+
+def test_own_arrays_are_certified_by_content() -> None:
+    x, y = np.random.default_rng(0).random((6, 1, 4, 4)), np.arange(6) % 3
+    one, two = from_arrays((x, y), (x[:3], y[:3])), from_arrays((x + 1, y), (x[:3], y[:3]))
+    assert one.classes == 3
+    assert one.checksums["own/test"] == two.checksums["own/test"]
+    assert one.checksums["own/train"] != two.checksums["own/train"]
+    np.testing.assert_allclose(one.normalised(x), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [np.arange(5), np.array([0.5] * 6), np.array([-1] * 6), np.zeros((6, 1), int)])
+def test_own_arrays_that_do_not_fit_are_refused(labels: NDArray[Any]) -> None:
+    x = np.zeros((6, 1, 4, 4))
+    with pytest.raises(DataError, match="train"):
+        from_arrays((x, labels), (x, np.zeros(6, int)))
+
+
+# Downloads
+
+
+class Server:
+    """A local mirror whose files can be whole, cut off while being sent, or absent."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.cut: set[str] = set()
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.lstrip("/")
+                outer.asked.append(path)
+                if path not in outer.files:
+                    self.send_error(404)
+                    return
+                content = outer.files[path]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if path in outer.cut else content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    mirror = Server()
+    thread = threading.Thread(target=mirror.server.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.setenv("RPEL_DATA_URL", mirror.url + "/")
+    yield mirror
+    mirror.server.shutdown()
+    thread.join()
+    mirror.server.server_close()
+
+
+def test_a_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
+    mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.files = small_mnist(monkeypatch)
+    seen: list[tuple[str, int, int | None]] = []
+    loaded = load("mnist", progress=lambda *report: seen.append(report))
+    assert len(loaded.train_y) == 20
+    first = mirror.files["MNIST/raw/train-images-idx3-ubyte.gz"]
+    assert seen[0] == ("train-images-idx3-ubyte.gz", len(first), len(first))
+    assert {path.name for path in (tmp_path / "cache/data/MNIST/raw").iterdir()} == {f"{f}.gz" for f in idx.FILES}
+    load("mnist")
+    assert mirror.asked == list(mirror.files)
+
+
+def test_cifar_download_is_the_public_archive(mirror: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = archive(small_cifar(monkeypatch))
+    remote = Remote(cifar.ARCHIVES[1], _md5(content), ())
+    monkeypatch.setitem(datasets.SOURCES, "cifar10", replace(datasets.SOURCES["cifar10"], remotes=(remote,)))
+    mirror.files = {"cifar-10-python.tar.gz": content}
+    assert len(load("cifar10").train_y) == 20
+
+
+@pytest.mark.parametrize("fault", ["cut", "tampered", "absent"])
+def test_a_bad_download_is_removed_and_reported_in_one_sentence(
+    fault: str, mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = small_mnist(monkeypatch)
+    bad = "MNIST/raw/t10k-images-idx3-ubyte.gz"
+    mirror.files = dict(good)
+    if fault == "cut":
+        mirror.cut.add(bad)
+    elif fault == "tampered":
+        mirror.files[bad] = good[bad][:-1] + b"?"
+    else:
+        del mirror.files[bad]
+    words = {
+        "cut": r"cut off after \d+ of \d+ bytes and was removed",
+        "tampered": "MD5 .* was removed",
+        "absent": "Not Found",
+    }
+    with pytest.raises(
+        DataError, match=rf"mnist could not be downloaded .*t10k-images.*{words[fault]}.*--data-dir"
+    ) as caught:
+        load("mnist")
+    assert "\n" not in str(caught.value)
+    left = {path.name for path in (tmp_path / "cache/data/MNIST/raw").iterdir()}
+    assert left == {f"{idx.FILES[0]}.gz", f"{idx.FILES[1]}.gz"}
+    mirror.files, mirror.cut = dict(good), set()
+    assert len(load("mnist").test_y) == 10  # the next try fetches only what is missing
+    assert mirror.asked.count("MNIST/raw/train-images-idx3-ubyte.gz") == 1
+
+
+def test_offline_is_one_sentence_that_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"refused.*MNIST/raw/train-images.*--data-dir or RPEL_DATA") as caught:
+        load("mnist")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_download_nothing_is_asked(mirror: Server) -> None:
+    with pytest.raises(DataError, match=r"fashion-mnist is not in .*cache.*: put FashionMNIST/raw/train-images"):
+        load("fashion-mnist", download=False)
+    assert mirror.asked == []
+
+
+def test_the_second_mirror_serves_when_the_first_fails(
+    mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RPEL_DATA_URL")
+    mirror.files = {"file": b"content", "wrong": b"contend"}
+    remote = Remote("a/file", _md5(b"content"), (f"{mirror.url}/wrong", "file:///etc/hostname", f"{mirror.url}/file"))
+    assert fetch(remote, tmp_path).read_bytes() == b"content"
+    with pytest.raises(DataError, match="only https and http"):
+        fetch(replace(remote, urls=remote.urls[1:2]), tmp_path)
+
+
+def test_a_damaged_file_in_the_cache_is_named_with_the_remedy(
+    mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = small_mnist(monkeypatch)
+    put(files | {"MNIST/raw/t10k-labels-idx1-ubyte.gz": b"\x1f\x8bnonsense"}, tmp_path / "cache" / "data")
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is damaged.*delete it"):
+        load("mnist")
+
+
+def test_public_mirrors_are_https_and_every_file_has_a_digest() -> None:
+    remotes = [remote for source in datasets.SOURCES.values() for remote in source.remotes]
+    assert len(remotes) == 9
+    assert all(url.startswith("https://") for remote in remotes for url in remote.urls)
+    assert all(len(remote.md5) == 32 for remote in remotes)
+    assert download.TIMEOUT <= 60

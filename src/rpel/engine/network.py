@@ -1,0 +1,142 @@
+"""The simulated network: it delivers what was pulled, and the adversary and all injected faults live here.
+
+Laws: the round never learns who is hostile; every fault is drawn from coordinates, so that a round replays alone;
+forged vectors are written behind the honest rows of one table, so that nothing is copied to be aggregated.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.aggregation import Rule
+from rpel.attacks import Attack, View
+from rpel.attacks.forgeries import State
+from rpel.randomness import draws, stream
+from rpel.types import Exchange, Inbox, Integers, Models
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Which node numbers are hostile in a round; with ``roaming`` the attackers change identity each round."""
+
+    nodes: int
+    byzantine: int
+    seed: int
+    roaming: bool = False
+    placed: tuple[int, ...] | None = None  # adversarial placement: exactly these
+
+    def hostile(self, t: int) -> NDArray[np.bool_]:
+        """(n,) True for the hostile node numbers.
+
+        >>> int(Roster(nodes=10, byzantine=3, seed=0).hostile(1).sum())
+        3
+        """
+        if self.placed is not None:
+            return np.isin(np.arange(self.nodes), self.placed)
+        coins = stream(self.seed, "placement", t if self.roaming else 0)
+        marks = np.zeros(self.nodes, dtype=bool)
+        marks[coins.choice(self.nodes, size=self.byzantine, replace=False)] = True
+        return marks
+
+    def honest_ids(self, t: int) -> Integers:
+        """(h,) the honest node numbers in ascending order; node i of the cohort goes by the i-th of them."""
+        return np.flatnonzero(~self.hostile(t))
+
+
+@dataclass
+class SimulatedNetwork:
+    """Answers an :class:`Exchange` from the table: honest rows first, then room for one forged vector per victim.
+
+    After a delivery ``hostile`` (h,) holds how many hostile peers each node of the cohort pulled.
+    """
+
+    roster: Roster
+    attack: Attack
+    rule: Rule
+    table: Models
+    seed: int
+    no_show: float = 0.0
+    silent: bool = False
+    state: State = field(default_factory=dict)
+    hostile: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def deliver(self, ask: Exchange) -> Inbox:
+        """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges."""
+        rows, hostile = self._locate(ask)
+        self.hostile = hostile.sum(axis=1)
+        answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
+        table = self.table
+        if self.attack.trains:  # label flip: hostile nodes stand in the table like the others
+            table, answered = table[: len(ask.half)], answered | hostile
+        elif not self.silent and hostile.any():
+            rows = self._forge(ask, rows, hostile, answered)
+            answered = answered | hostile
+        return _inbox(table, np.where(answered, rows, -1), hostile, ask.weights)
+
+    def _locate(self, ask: Exchange) -> tuple[Integers, NDArray[np.bool_]]:
+        """(h, s) the table row of every wanted node, and which of them are hostile."""
+        row = np.full(self.roster.nodes, -1, dtype=np.int64)
+        row[ask.ids] = np.arange(len(ask.ids))
+        wanted = np.maximum(ask.wanted, 0)
+        return row[wanted], self.roster.hostile(ask.round)[wanted] & (ask.wanted >= 0)
+
+    def _late(self, ask: Exchange) -> NDArray[np.bool_]:
+        """(h, s) True where the wanted node misses this round's deadline; a late node is late for everybody."""
+        if self.no_show == 0:
+            return np.zeros(ask.wanted.shape, dtype=bool)
+        late = draws(self.seed, "no_show", ask.round, np.arange(self.roster.nodes), 1)[:, 0] < self.no_show
+        return np.asarray(late[np.maximum(ask.wanted, 0)])
+
+    def _forge(
+        self, ask: Exchange, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_]
+    ) -> Integers:
+        """(h, s) rows with every hostile entry pointing to its victim's forged vector."""
+        h, counts = len(ask.half), hostile.sum(axis=1)
+        victims = np.flatnonzero(counts)
+        view = self._view(ask, victims, np.where(answered, rows, -1)[victims], hostile[victims])
+        _, self.state = self.attack(view, self.state)
+        forged = np.full(h, -1, dtype=np.int64)
+        forged[victims] = h + np.arange(len(victims))
+        return np.where(hostile, forged[:, None], rows)
+
+    def _view(self, ask: Exchange, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
+        """What the adversary sees; on a fixed graph the victim's own model is among those it starts from."""
+        table = self.table[: len(ask.half) + len(victims)]
+        counts = hostile.sum(axis=1)
+        common: dict[str, Any] = {"rule": self.rule, "round": ask.round, "seed": self.seed}
+        if ask.weights is None:
+            return View(table, victims, _to_the_front(peers), counts, **common)
+        own, others = ask.weights[victims, :1], ask.weights[victims, 1:]
+        peers = np.concatenate([victims[:, None], peers], axis=1)
+        order = np.argsort(peers < 0, axis=1, kind="stable")
+        heavy = np.argsort(~hostile, axis=1, kind="stable")[:, : int(counts.max())]
+        return View(
+            table,
+            victims,
+            np.take_along_axis(peers, order, axis=1),
+            counts,
+            weights=np.take_along_axis(np.concatenate([own, others], axis=1), order, axis=1),
+            hostile_weights=np.take_along_axis(np.where(hostile, others, 0.0), heavy, axis=1),
+            **common,
+        )
+
+
+def _inbox(table: Models, rows: Integers, hostile: NDArray[np.bool_], weights: NDArray[np.float64] | None) -> Inbox:
+    """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
+    own = np.arange(len(rows))[:, None]
+    index = np.concatenate([own, rows], axis=1)
+    if weights is None:
+        return Inbox(table, _to_the_front(index))
+    order = np.argsort(index < 0, axis=1, kind="stable")
+    marks = np.concatenate([np.zeros((len(rows), 1), dtype=bool), hostile], axis=1)
+    index, weights, marks = (np.take_along_axis(a, order, axis=1) for a in (index, weights, marks))
+    return Inbox(table, index, weights, marks)
+
+
+def _to_the_front(rows: Integers) -> Integers:
+    """(h, s) present entries first, in their order."""
+    if (rows >= 0).all():
+        return rows
+    return np.take_along_axis(rows, np.argsort(rows < 0, axis=1, kind="stable"), axis=1)

@@ -1,0 +1,260 @@
+"""Algorithm 1 as the simulator runs it, against a plain reading of the paper, and every fault the network injects."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import rpel
+from rpel.engine.local import Setting, Simulation
+from rpel.engine.network import Roster
+from rpel.kernels import steps
+from rpel.learning import exchange, mix
+from rpel.randomness import stream
+from rpel.topology import AllToAll, Pull
+from rpel.types import Cohort, Inbox
+
+Array = NDArray[Any]
+
+
+class Quadratic:
+    """Node i pulls towards its own target, with noise from coordinates: f_i(x) = ‖x − c_i‖² / 2."""
+
+    d = 7
+
+    def __init__(self, nodes: int = 12, noise: float = 0.1) -> None:
+        self.targets = np.random.default_rng(0).normal(size=(nodes, self.d)) * 0.3 + 1
+        self.noise = noise
+
+    def initial(self) -> Any:
+        return np.zeros(self.d)
+
+    def local_state(self, h: int) -> Any:
+        return np.zeros((h, 1))
+
+    def gradient(
+        self, x: Array, local: Array, ids: Array, t: int, k: int, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        noise = np.stack([stream(0, ("batch", k), t, int(i)).standard_normal(self.d) for i in ids])
+        g = x - self.targets[ids] + self.noise * noise
+        if out is not None:
+            out[:] = g
+            g = out
+        return g, local + 1  # local state counts the steps
+
+    def evaluate(self, x: Array, local: Array, subset: Array | None = None) -> tuple[Array, Array]:
+        off = np.square(x - self.targets.mean(axis=0)).sum(axis=1)
+        return 1 / (1 + off), off
+
+    def full_gradient(self, x: Array, local: Array, size: int | None = None) -> Array:
+        return np.asarray(x - self.targets.mean(axis=0))
+
+
+BASE = Setting(
+    nodes=15,
+    byzantine=3,
+    pull=8,
+    b_hat=3,
+    rounds=6,
+    lr=lambda t: 0.4 / t,
+    momentum=0.8,
+    weight_decay=0.01,
+    attack="foe",
+)
+
+
+def simulation(setting: Setting = BASE, task: Any = None) -> Simulation:
+    return Simulation(setting, task or Quadratic())
+
+
+def paper(setting: Setting, task: Quadratic) -> Array:
+    """Algorithm 1 with a FOE adversary, node by node, in the paper's order."""
+    n, h = setting.nodes, setting.nodes - setting.byzantine
+    hostile = Roster(n, setting.byzantine, setting.seed).hostile(1)
+    honest = np.flatnonzero(~hostile)
+    x, m = np.zeros((h, task.d)), np.zeros((h, task.d))
+    for t in range(1, setting.rounds + 1):
+        half = np.empty_like(x)
+        for i in range(h):
+            for k in range(setting.local_steps):
+                start = x[i] if k == 0 else half[i]
+                g = task.gradient(start[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0]
+                m[i] = setting.momentum * m[i] + (1 - setting.momentum) * g
+                half[i] = start - setting.lr(t) * (m[i] + setting.weight_decay * start)
+        for i in range(h):
+            pulled = Pull(n, setting.pull, setting.seed).sample(t, honest[[i]])[0]
+            answers = [half[np.searchsorted(honest, j)] for j in pulled if not hostile[j]]
+            forged = -2 * np.mean(answers, axis=0)
+            models = [half[i], *answers, *[forged] * int(hostile[pulled].sum())]
+            x[i] = rpel.rule("nnm+trimmed_mean", f=setting.b_hat)(np.array(models))
+    return x
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_the_simulator_does_what_the_paper_says(local_steps: int) -> None:
+    setting = replace(BASE, local_steps=local_steps)
+    run = simulation(setting)
+    for _ in range(setting.rounds):
+        run.step()
+    np.testing.assert_allclose(run.models(), paper(setting, Quadratic()), rtol=0, atol=1e-10)
+    assert run.cohort.local.tolist() == [[setting.rounds * local_steps]] * 12
+
+
+def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
+    results = {}
+    for rule in (None, "mean"):
+        run = simulation(replace(BASE, rule=rule, rounds=40, lr=lambda t: 0.3))
+        for _ in range(40):
+            run.step()
+        results[rule] = run.evaluate(None).worst
+    assert results[None] > 0.9
+    assert results["mean"] < 0.4
+
+
+def test_the_hostile_counts_are_those_of_the_draw() -> None:
+    run = simulation()
+    info = run.step()
+    hostile = run.roster.hostile(1)
+    assert info.hostile.tolist() == [int(hostile[row].sum()) for row in run.topology.sample(1, run.honest)]
+    assert info.messages == 15 * 8
+    assert run.bytes == 15 * 8 * 4 * 7
+
+
+def test_attackers_that_roam_have_other_identities_each_round() -> None:
+    roster = Roster(nodes=30, byzantine=6, seed=1, roaming=True)
+    seen = {tuple(np.flatnonzero(roster.hostile(t))) for t in range(1, 6)}
+    assert len(seen) == 5
+    assert all(len(ids) == 6 for ids in seen)
+    fixed = Roster(nodes=30, byzantine=6, seed=1)
+    assert (fixed.hostile(1) == fixed.hostile(9)).all()
+    run = simulation(replace(BASE, roaming=True, rounds=30, lr=lambda t: 0.3))
+    for _ in range(30):
+        run.step()
+    assert run.evaluate(None).worst > 0.8
+
+
+def test_a_resumed_simulation_continues_bit_by_bit() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"attack": "mimic_heuristic"},
+        {"attack": "stale"},
+        {"output": "uniform"},
+        {"roaming": True},
+    ]
+    for change in changes:
+        setting = replace(BASE, **change)
+        whole, first, second = simulation(setting), simulation(setting), simulation(setting)
+        for _ in range(6):
+            whole.step()
+        for _ in range(3):
+            first.step()
+        second.load({key: value.copy() for key, value in first.state().items()})
+        for _ in range(3):
+            second.step()
+        np.testing.assert_array_equal(second.models(), whole.models())
+        np.testing.assert_array_equal(second.cohort.m, whole.cohort.m)
+
+
+def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
+    run = simulation(replace(BASE, output="uniform"))
+    iterates = []
+    for _ in range(6):
+        run.step()
+        iterates.append(run.cohort.x.copy())
+    output = run.models()
+    rounds = [next(t for t in range(6) if (iterates[t][i] == output[i]).all()) for i in range(12)]
+    assert len(set(rounds)) > 1
+
+
+def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step() -> None:
+    silent = simulation(replace(BASE, silent=True))
+    info = silent.step()
+    assert info.hostile.max() > 0
+    late = simulation(replace(BASE, no_show=0.6, rounds=10))
+    degraded = sum(late.step().degraded for _ in range(10))
+    assert degraded > 0
+    calm = simulation(replace(BASE, no_show=0.05, silent=True, rounds=40, pull=11, lr=lambda t: 0.3))
+    for _ in range(40):
+        calm.step()
+    assert calm.evaluate(None).worst > 0.9
+
+
+def test_a_late_node_is_late_for_everybody() -> None:
+    run = simulation(replace(BASE, no_show=0.5, nodes=12, byzantine=0, b_hat=0))
+    asked: list[Any] = []
+    deliver = run.network.deliver
+    run.network.deliver = lambda ask: asked.append((ask, deliver(ask))) or asked[-1][1]  # type: ignore[func-returns-value,method-assign]
+    run.step()
+    ask, inbox = asked[0]
+    missing = [set(row) - set(got) for row, got in zip(ask.wanted, inbox.index, strict=True)]
+    present = [set(row) & set(got) for row, got in zip(ask.wanted, inbox.index, strict=True)]
+    assert not set().union(*missing) & set().union(*present)
+
+
+def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
+    """k ≥ 2b̂ answers aggregate with f = b̂ of the s asked; with fewer the node keeps its half-step."""
+    table = np.random.default_rng(1).normal(size=(9, 4))
+    rule = rpel.rule("nnm+trimmed_mean", f=3)
+    index = np.array([[0, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, -1], [2, 0, 1, 3, 4, 5, -1, -1]])
+    x = mix(table[:3], Inbox(table, index), rule)
+    np.testing.assert_array_equal(x[0], rule(table[index[0]]))
+    np.testing.assert_array_equal(x[1], rule(table[index[1, :7]]))
+    np.testing.assert_array_equal(x[2], table[2])
+
+
+def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
+    run = simulation(replace(BASE, attack="label_flip"), Quadratic(nodes=15))
+    info = run.step()
+    assert len(run.cohort.x) == 15
+    assert info.hostile.shape == (12,)
+    assert run.models().shape == (12, 7)
+    assert run.evaluate(None).accuracy.shape == (12,)
+
+
+def test_all_to_all_hears_everybody() -> None:
+    ids = np.array([0, 5, 9])
+    heard = AllToAll(10).sample(3, ids)
+    assert all(set(row) == set(range(10)) - {i} for i, row in zip(ids, heard, strict=True))
+    run = simulation(replace(BASE, method="all-to-all", pull=14))
+    info = run.step()
+    assert info.hostile.tolist() == [3] * 12
+    assert info.messages == 15 * 14
+
+
+def test_a_round_reports_the_realised_contraction() -> None:
+    run = simulation()
+    run.step()
+    info = run.step(measured=True)
+    assert info.alpha_realised is not None
+    assert 0 < info.alpha_realised < 1
+    assert info.lambda_realised is not None
+    assert info.consensus > 0
+
+
+def test_the_exchange_yields_once_and_returns_the_mixed_cohort() -> None:
+    """The generator is all a real peer needs: whoever drives it is the network."""
+    c = Cohort(np.array([3]), np.ones((1, 2)), np.zeros((1, 2)), np.zeros((1, 0)))
+    round_ = exchange(c, 1, Pull(10, 4, 0), rpel.rule("nnm+trimmed_mean", f=1))
+    ask = next(round_)
+    assert ask.wanted.shape == (1, 4)
+    assert 3 not in ask.wanted
+    table = np.concatenate([ask.half, np.full((4, 2), 3.0)])
+    with pytest.raises(StopIteration) as end:
+        round_.send(Inbox(table, np.arange(5)[None]))
+    np.testing.assert_allclose(end.value.value.x, 3.0)
+
+
+def test_momentum_step_and_spread_equal_their_formulas() -> None:
+    coins = np.random.default_rng(2)
+    dtypes: list[Any] = [np.float32, np.float64]
+    for dtype in dtypes:
+        x, m, g = (np.asarray(coins.normal(size=(5, 3000)), dtype) for _ in range(3))
+        expected_m = 0.9 * m + 0.1 * g
+        half, momentum = steps.momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
+        np.testing.assert_allclose(momentum, expected_m, rtol=1e-5)
+        np.testing.assert_allclose(half, x - 0.5 * (expected_m + 1e-2 * x), rtol=1e-4, atol=1e-6)
+        mean, distance = steps.spread(x)
+        np.testing.assert_allclose(mean, x.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-9)
+        assert distance == pytest.approx(np.square(x - mean).sum() / 5, rel=1e-6)

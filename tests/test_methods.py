@@ -1,0 +1,205 @@
+"""The systems RPEL is compared with: equal budgets, connected graphs, and what each must do where that is known."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+import rpel
+from rpel.aggregation.gossip import GraphRule
+from rpel.engine import METHODS, Simulation
+from rpel.engine.methods import build_network, messages
+from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
+from rpel.topology import FixedGraph, Push, RandomRegular
+from test_engine import BASE, Quadratic
+
+Array = NDArray[Any]
+ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
+
+
+@given(st.integers(4, 40), st.integers(2, 12), st.integers(0, 10**6))
+def test_a_random_graph_is_connected_and_has_exactly_its_edges(nodes: int, pull: int, seed: int) -> None:
+    if pull >= nodes:
+        return
+    graph = random_graph(nodes, pull, seed)
+    assert graph.edges == nodes * pull // 2
+    assert nx.is_connected(graph.networkx())
+    assert not graph.adjacency.diagonal().any()
+    assert (graph.adjacency == graph.adjacency.T).all()
+
+
+@given(st.integers(5, 30), st.integers(2, 8), st.integers(1, 4), st.integers(0, 10**6))
+def test_honest_first_connects_the_honest_and_attaches_the_hostile(nodes: int, pull: int, b: int, seed: int) -> None:
+    if pull >= nodes - b or 2 * b >= nodes:
+        return
+    hostile = np.arange(nodes) >= nodes - b
+    graph = honest_first(nodes, pull, hostile, seed)
+    assert graph.edges == nodes * pull // 2
+    assert graph.honest_connected(hostile)
+    assert (graph.adjacency[hostile].sum(axis=1) > 0).all()
+    assert not graph.adjacency[np.ix_(hostile, hostile)].any()
+
+
+@given(st.integers(4, 30), st.integers(2, 10), st.integers(0, 10**6))
+def test_metropolis_weights_are_symmetric_and_sum_to_one(nodes: int, pull: int, seed: int) -> None:
+    if pull >= nodes:
+        return
+    w = random_graph(nodes, pull, seed).weights
+    np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_array_equal(w, w.T)
+    assert (w.diagonal() > 0).all()
+
+
+def test_trees_are_drawn_uniformly() -> None:
+    """The 16 labelled trees on 4 nodes, 4,000 draws: chi-square, false alarm 1e-6 (for other seeds)."""
+    counts: dict[bytes, int] = {}
+    for seed in range(4000):
+        tree = _tree_of_four(seed)
+        counts[tree] = counts.get(tree, 0) + 1
+    assert len(counts) == 16
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-6
+
+
+def _tree_of_four(seed: int) -> bytes:
+    edges = _tree([0, 1, 2, 3], np.random.default_rng(seed))
+    return bytes(sorted(4 * min(a, b) + max(a, b) for a, b in edges))
+
+
+@pytest.mark.parametrize(("nodes", "pull", "words"), [(30, 1, ["too few", "pull 2"]), (4, 5, ["at most pull 3"])])
+def test_impossible_graphs_are_refused_with_the_nearest_pull(nodes: int, pull: int, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        random_graph(nodes, pull, seed=0)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_every_node_hears_its_neighbours_with_their_weights() -> None:
+    graph = random_graph(12, 4, seed=1)
+    topology = FixedGraph(graph)
+    ids = np.array([3, 7, 0])
+    heard, weights = topology.sample(5, ids), topology.weights(ids)
+    for i, near, w in zip(ids, heard, weights, strict=True):
+        assert set(near[near >= 0]) == set(np.flatnonzero(graph.adjacency[i]))
+        np.testing.assert_allclose(w[0], graph.weights[i, i])
+        np.testing.assert_allclose(w[1:][near >= 0], graph.weights[i, near[near >= 0]])
+        assert not w[1:][near < 0].any()
+
+
+def test_budgets_are_equal_and_counted_alike() -> None:
+    for name in METHODS:
+        expected = 30 * 29 if METHODS[name].peers == "everybody" else 30 * 15
+        assert messages(name, 30, 15) == expected
+    assert messages("cs-plus", 5, 3) == 14  # 7 edges, both ways
+
+
+def test_who_pushes_decides_who_hears_and_flooders_reach_all() -> None:
+    everyone = np.arange(20)
+    heard = Push(20, 4, seed=2).sample(1, everyone)
+    senders = heard[heard >= 0]
+    assert (np.bincount(senders, minlength=20) == 4).all()
+    flooded = Push(20, 4, seed=2, flooders=(18, 19)).sample(1, np.arange(18))
+    assert all({18, 19} <= set(row) for row in flooded)
+
+
+def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
+    heard = RandomRegular(10, 3, seed=0).sample(4, np.arange(10))
+    assert heard.shape == (10, 3)
+    assert all(i in heard[j] for i in range(10) for j in heard[i])
+    with pytest.raises(ValueError, match="even"):
+        RandomRegular(9, 3, seed=0)
+
+
+def test_adversarial_placement_takes_the_most_central_nodes() -> None:
+    _, roster, graph = build_network("gts", nodes=20, byzantine=3, pull=4, seed=0, placement="adversarial")
+    assert graph is not None
+    hostile = roster.hostile(1)
+    assert (hostile == most_central(graph, 3)).all()
+    assert graph.adjacency[hostile].sum() >= np.sort(graph.adjacency.sum(axis=1))[-3:].sum() - 6
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
+    setting = replace(BASE, method=method, nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=lambda t: 0.3 / t**0.5)
+    run = Simulation(setting, Quadratic())
+    for _ in range(60):
+        run.step()
+    assert run.evaluate(None).worst > 0.7
+
+
+def test_without_hostile_weight_all_graph_methods_are_plain_gossip() -> None:
+    results = []
+    for method in ON_GRAPHS:
+        run = Simulation(replace(BASE, method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
+        for _ in range(6):
+            run.step()
+        results.append(run.models())
+    for found in results[1:]:
+        np.testing.assert_allclose(found, results[0], atol=1e-10)
+
+
+def rounds_of_gossip(rule: GraphRule, graph: Graph, x: Array, rounds: int) -> list[float]:
+    """Largest distance between two models after each round without gradients."""
+    topology, ids, spreads = FixedGraph(graph), np.arange(len(x)), []
+    near, weights = topology.sample(1, ids), topology.weights(ids)
+    index = np.concatenate([ids[:, None], near], axis=1)
+    for _ in range(rounds):
+        spreads.append(float(np.linalg.norm(x[:, None] - x[None], axis=2).max()))
+        x = rule.aggregate(x, index, weights=weights, hostile=np.zeros(index.shape, bool))
+    return spreads
+
+
+@given(st.integers(0, 10**6), st.sampled_from(ON_GRAPHS), st.integers(0, 2))
+def test_without_gradients_the_spread_never_grows(seed: int, method: str, b_hat: int) -> None:
+    rule = rpel.rule(METHODS[method].rule, b_hat=b_hat)
+    assert isinstance(rule, GraphRule)
+    x = np.random.default_rng(seed).normal(size=(10, 3))
+    spreads = rounds_of_gossip(rule, random_graph(10, 4, seed), x, 5)
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(spreads))
+
+
+@pytest.mark.parametrize("method", ON_GRAPHS)
+def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_minority(method: str) -> None:
+    rule = rpel.rule(METHODS[method].rule, b_hat=2)
+    assert isinstance(rule, GraphRule)
+    complete = Graph(~np.eye(9, dtype=bool))
+    spreads = rounds_of_gossip(rule, complete, np.random.default_rng(1).normal(size=(9, 3)), 12)
+    assert spreads[-1] < 0.2 * spreads[0]
+
+
+def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
+    setting = replace(BASE, method="cs-plus", attack="dissensus", pull=5)
+    run = Simulation(setting, Quadratic())
+    seen: list[Any] = []
+    view = run.network._view
+    run.network._view = lambda *a: seen.append(view(*a)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    run.step()
+    v = seen[0]
+    for i in range(v.victims):
+        peers = v.peers[i][v.peers[i] >= 0]
+        others = peers[peers != v.own[i]]
+        w = v.weights[i][v.peers[i] >= 0][peers != v.own[i]]
+        hostile = v.hostile_weights[i][: v.hostile[i]]
+        row = np.concatenate([[1 - w.sum() - hostile.sum()], w, hostile])
+        alone = rpel.attack("dissensus").forge(
+            v.honest[others], v.honest[v.own[i]], byzantine=int(v.hostile[i]), weights=row
+        )
+        np.testing.assert_allclose(v.space[i], alone, atol=1e-9)
+
+
+def test_flooding_breaks_pushing_where_pulling_stands() -> None:
+    results = {}
+    for method, params in [("rpel", {}), ("el-local", {"flood": True})]:
+        setting = replace(BASE, method=method, attack="foe", attack_params=params, rounds=40, lr=lambda t: 0.3)
+        run = Simulation(setting, Quadratic())
+        for _ in range(40):
+            info = run.step()
+        results[method] = (run.evaluate(None).worst, int(info.hostile.max()), int(info.hostile.min()))
+    assert results["rpel"][0] > 0.9
+    assert results["el-local"][0] < 0.4
+    assert results["el-local"][1:] == (3, 3), "all three hostile nodes reach everybody"

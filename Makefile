@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed
-	$(BIN)/rpel plan --nodes 100 --byzantine 10 --rounds 200 --parameters 176050 --plot demo/plan.svg
+	$(BIN)/python examples/quickstart.py
 
 test: lint
 	$(BIN)/python -m pytest -q
@@ -17,6 +17,14 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Ratios against ByzFL and against the machine, each script in one run. ByzFL without what only its training needs.
+bench: $(VENV)/.installed
+	$(PIP) --no-deps byzfl==0.0.11
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/rules.py
+	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/local_steps.py
 
 # The stamps make a second run start at once; a changed dependency list installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python

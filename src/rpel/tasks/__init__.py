@@ -1,0 +1,11 @@
+"""Tasks: what the nodes learn. `Task` is what the simulator and the peers ask for, `Classification` is one.
+
+`base` (the protocols, and who computes what), `examples` (batches by coordinates), `classification` (the task), and the
+engines: `autograd` (any torch module, the plain twin), `convolution` with `windows` and `instructions`, and `linear`
+for the forms that `layers` recognises.
+"""
+
+from rpel.tasks.base import Engine, Task, one_torch_thread
+from rpel.tasks.classification import Classification
+
+__all__ = ["Classification", "Engine", "Task", "one_torch_thread"]

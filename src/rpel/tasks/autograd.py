@@ -1,0 +1,157 @@
+"""Any torch module, by autograd: the plain twin of the other engines, and the engine for everything they do not know.
+
+Laws:
+- the caller's module is never touched: each thread works on a copy of its own, into which a node's row is loaded;
+- buffers (BatchNorm's statistics) are loaded from the node's local state and written back after training;
+- dropout draws from a generator seeded for the node. A module that draws random numbers in any other way is found out
+  when the engine is made, and then nodes are computed one after the other, torch's global generator seeded for each and
+  put back afterwards.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rpel.tasks.base import Own
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Dropout(nn.Module):
+    """Dropout with a generator of its own."""
+
+    def __init__(self, p: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.p, self.generator = p, generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        return x * kept.div_(1 - self.p) if self.p < 1 else x * kept
+
+
+class _Copy:
+    """One thread's copy of the module."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        self.generator = torch.Generator(device)
+        self.module = _with_dropout(copy.deepcopy(module), self.generator).to(device, dtype)
+        if device.type == "cpu":
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.parameters = list(self.module.parameters())
+        self.trained = [p for p in self.parameters if p.requires_grad]
+        self.buffers = list(self.module.buffers())
+        self.device = device
+
+    def load(self, x: Tensor, local: Tensor, train: bool) -> None:
+        """Become the node with parameters x (d,) and local state (q,)."""
+        self.module.train(train)
+        with torch.no_grad():
+            _spread(x, self.parameters)
+            _spread(local, self.buffers)
+
+    def run(self, inputs: Tensor) -> Tensor:
+        """The module's output; images are laid out as the convolutions want them."""
+        inputs = inputs.to(self.device)
+        if inputs.dim() == 4 and self.device.type == "cpu":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        result: Tensor = self.module(inputs)
+        return result
+
+    def store_buffers(self, local: Tensor) -> None:
+        at = 0
+        for buffer in self.buffers:
+            local[at : at + buffer.numel()] = buffer.reshape(-1)
+            at += buffer.numel()
+
+    def store_gradient(self, loss: Tensor, out: Tensor) -> None:
+        """The loss's gradient into out (d,); frozen and unused parameters have gradient zero."""
+        found = iter(torch.autograd.grad(loss, self.trained, allow_unused=True))
+        at = 0
+        for parameter in self.parameters:
+            g = next(found) if parameter.requires_grad else None
+            out[at : at + parameter.numel()] = 0 if g is None else g.reshape(-1)
+            at += parameter.numel()
+
+
+def _spread(vector: Tensor, tensors: list[Tensor] | list[nn.Parameter]) -> None:
+    at = 0
+    for tensor in tensors:
+        tensor.copy_(vector[at : at + tensor.numel()].reshape(tensor.shape))
+        at += tensor.numel()
+
+
+def _with_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
+    """The module with each nn.Dropout, at any depth, replaced by one that draws from the generator."""
+    if type(module) is nn.Dropout:
+        return _Dropout(module.p, generator)
+    for name, child in module.named_children():
+        setattr(module, name, _with_dropout(child, generator))
+    return module
+
+
+class AutogradEngine:
+    """Gradients of any module and any loss(output, target), node by node."""
+
+    def __init__(self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device) -> None:
+        self.module, self.loss, self.device = module, loss, device
+        self.own = Own()
+        self.noisy = self._draws_elsewhere(probe)
+        self.serial = self.noisy or device.type != "cpu"
+
+    def together(self, batch: int | None = None) -> int:
+        """Nodes share nothing here."""
+        return 1
+
+    def gradient(
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+    ) -> None:
+        """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
+        own = self._copy(x.dtype)
+        for i in range(len(x)):
+            own.load(x[i], local[i], train)
+            with self._seeded(own, seeds[i]):
+                loss = self.loss(own.run(inputs[i]), labels[i].to(self.device))
+            own.store_gradient(loss, out[i])
+            if train:
+                own.store_buffers(local[i])
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs (c, N, …) of c nodes on common inputs (N, …), with the nodes' own statistics."""
+        own = self._copy(x.dtype)
+        results = []
+        for i in range(len(x)):
+            own.load(x[i], local[i], train=False)
+            results.append(own.run(inputs).cpu())
+        return torch.stack(results)
+
+    def _copy(self, dtype: torch.dtype) -> _Copy:
+        """This thread's copy."""
+        if getattr(self.own, "dtype", None) != dtype:
+            self.own.copy, self.own.dtype = _Copy(self.module, dtype, self.device), dtype
+        found: _Copy = self.own.copy
+        return found
+
+    @contextmanager
+    def _seeded(self, own: _Copy, seed: int) -> Iterator[None]:
+        own.generator.manual_seed(seed)
+        if not self.noisy:
+            yield
+            return
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
+    def _draws_elsewhere(self, probe: Tensor) -> bool:
+        """Whether a training step moves torch's global generator."""
+        own = _Copy(self.module, probe.dtype, self.device)
+        own.module.train()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            own.run(probe)
+            return not torch.equal(before, torch.get_rng_state())

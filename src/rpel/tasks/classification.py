@@ -1,0 +1,193 @@
+"""A data set, a network and a loss as a Task: any torch module, with faster engines for the forms they know.
+
+Laws:
+- equal coordinates give equal gradients, whatever ran before and however many threads there are;
+- the plain engine (autograd) and the fast ones differ by rounding only;
+- beside x and the result, memory is a batch and a model or two per thread.
+"""
+
+import copy
+from collections.abc import Callable, Collection
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rpel.data import Dataset
+from rpel.models import flatten
+from rpel.randomness import draws, key
+from rpel.tasks.autograd import AutogradEngine, Loss
+from rpel.tasks.base import Engine, Floats, Indices, share, tensor
+from rpel.tasks.convolution import ConvolutionEngine
+from rpel.tasks.examples import Examples, Shards
+from rpel.tasks.layers import recognise
+from rpel.tasks.linear import LinearEngine
+
+_BLOCK = 250  # test examples per unit of work
+
+
+class Classification:
+    """The task of classifying a data set's examples with a network; node i trains on ``shards[i]``.
+
+    shards: indices by node, or a Virtual partition; they belong to the honest nodes. Nodes in ``flipped`` hold all
+    training examples with labels C − 1 − y instead. module: a module, whose parameters are the initial model, or a
+    function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over the batch;
+    cross-entropy if left out, which is also the negative log-likelihood of a module that ends in log-softmax.
+    fast=False keeps to autograd.
+
+    >>> from rpel.data import iid, load
+    >>> from rpel.models import model
+    >>> sample = load()
+    >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25, seed=0)
+    >>> x, local, ids = np.tile(task.initial(), (4, 1)), task.local_state(4), np.arange(4)
+    >>> for t in range(20):
+    ...     g, local = task.gradient(x, local, ids, t, k=0)
+    ...     x -= 0.1 * g
+    >>> accuracy, loss = task.evaluate(x, local)
+    >>> bool(accuracy.min() > 0.6)
+    True
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shards: Shards,
+        module: nn.Module | Callable[[], nn.Module],
+        loss: Loss | None = None,
+        *,
+        batch_size: int,
+        seed: int,
+        device: str | torch.device = "cpu",
+        flipped: Collection[int] = (),
+        fast: bool = True,
+    ) -> None:
+        self.examples = Examples(dataset, shards, batch_size, seed, flipped)
+        self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
+        self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, seed)
+        self.d = sum(parameter.numel() for parameter in self.module.parameters())
+        self.q = sum(buffer.numel() for buffer in self.module.buffers())
+        self.engine = self._engine(torch.device(device), fast and loss is None)
+
+    def _engine(self, device: torch.device, fast: bool) -> Engine:
+        """The fastest engine that knows this network."""
+        layers = recognise(self.module) if fast and device.type == "cpu" else None
+        if layers is None:
+            probe = self.examples.train(np.zeros((1, 2), np.int64), None, torch.float32)[0]
+            return AutogradEngine(self.module, self.loss, probe, device)
+        return ConvolutionEngine(layers, self.examples.dataset.shape) if layers.convolutions else LinearEngine(layers)
+
+    def initial(self) -> NDArray[np.float32]:
+        """The common initial model (d,)."""
+        return flatten(self.module).cpu().numpy().astype(np.float32)
+
+    def local_state(self, h: int) -> NDArray[np.float32]:
+        """The module's buffers, one row for each of h nodes: (h, q)."""
+        parts = [buffer.detach().cpu().reshape(-1).float() for buffer in self.module.buffers()]
+        return np.tile(torch.cat(parts).numpy() if parts else np.empty(0, np.float32), (h, 1))
+
+    def gradient(
+        self, x: Floats, local: Floats, ids: Indices, t: int, k: int, out: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Gradients (h, d) at x (h, d) on the batches of nodes ids (h,) in round t, step k, and the new local state.
+
+        Each batch is drawn uniformly, with replacement, from the node's examples: see `examples`.
+        """
+        ids = np.asarray(ids, np.int64)
+        self._check(x, local, len(ids))
+        out = np.empty(x.shape, x.dtype) if out is None else out
+        self._check(out, local, len(ids))
+        local = local.copy()
+        rows, coins = self.examples.indices(ids, t, k), self.examples.coins(ids, t, k)
+        labels = torch.from_numpy(self.examples.labels(rows, ids))
+        seeds = (draws(self.seed, ("dropout", k), t, ids, 1)[:, 0] * 2**53).astype(np.int64).tolist()
+        x_, local_, out_ = tensor(x), tensor(local), tensor(out)
+
+        def work(some: slice) -> None:
+            varied = None if coins is None else coins[some]
+            inputs = self.examples.train(rows[some], varied, x_.dtype)
+            self.engine.gradient(x_[some], local_[some], inputs, labels[some], seeds[some], out_[some], train=True)
+
+        self._over_nodes(work, len(ids), self.batch_size)
+        return out, local
+
+    def _check(self, x: Floats, local: Floats, nodes: int) -> None:
+        """Refuse arrays that are not contiguous rows of this task's models and local states."""
+        if x.shape != (nodes, self.d) or x.dtype not in (np.float32, np.float64) or not x.flags.c_contiguous:
+            raise ValueError(
+                f"{nodes} models are needed as contiguous rows ({nodes}, {self.d}) of floats, not {x.shape}"
+            )
+        if local.shape != (nodes, self.q):
+            raise ValueError(f"the local state must have shape ({nodes}, {self.q}), not {local.shape}")
+
+    def _over_nodes(self, work: Callable[[slice], None], nodes: int, batch: int) -> None:
+        """work(slice of nodes) over all nodes, as many at once as the engine likes."""
+        size = self.engine.together(batch)
+        share(lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial)
+
+    def evaluate(
+        self, x: Floats, local: Floats, subset: Indices | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Accuracy (h,) and mean loss (h,) of each model on the test examples `subset` (all if left out)."""
+        self._check(x, local, len(x))
+        rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
+        if not len(rows):
+            raise ValueError("an evaluation needs at least one test example")
+        blocks = [rows[at : at + _BLOCK] for at in range(0, len(rows), _BLOCK)]
+        right, lost = np.zeros((len(x), len(blocks))), np.zeros((len(x), len(blocks)))
+        x_, local_ = tensor(x), tensor(local)
+        size = self.engine.together()
+
+        def work(unit: int) -> None:
+            first, b = unit // len(blocks) * size, unit % len(blocks)
+            some = slice(first, first + size)
+            labels = torch.from_numpy(self.examples.dataset.test_y[blocks[b]])
+            outputs = self.engine.outputs(x_[some], local_[some], self.examples.test(blocks[b], x_.dtype))
+            right[some, b] = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
+            lost[some, b] = self._losses(outputs, labels).numpy() * len(labels)
+
+        share(work, -(-len(x) // size) * len(blocks), self.engine.serial)
+        return right.sum(axis=1) / len(rows), lost.sum(axis=1) / len(rows)
+
+    def _losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss (c,) of each node's outputs (c, N, classes)."""
+        if self.loss is not F.cross_entropy:
+            return torch.stack([self.loss(one, labels).detach() for one in outputs])
+        found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
+        return -found.mean(dim=(1, 2), dtype=torch.float64)
+
+    def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
+        """∇F_H (c, d) at each model of x (c, d): the mean over honest nodes of the mean loss on all they hold.
+
+        With ``size``: on that many examples, drawn once from (seed, "full-gradient") so that the result is right on
+        average. In evaluation mode: no dropout, no variation of images, local statistics.
+        """
+        self._check(x, local, len(x))
+        blocks = [
+            (rows[at : at + _BLOCK], weight * len(rows[at : at + _BLOCK]) / len(rows))
+            for rows, weight in self.examples.honest(size)
+            for at in range(0, len(rows), _BLOCK)
+        ]
+        out = np.zeros(x.shape, x.dtype)
+        x_, local_ = tensor(x), tensor(local)
+
+        def work(some: slice) -> None:
+            nodes = len(x[some])
+            part = torch.empty_like(x_[some])
+            for rows, weight in blocks:
+                inputs = self.examples.train(rows[None], None, x_.dtype)
+                inputs = inputs.expand(nodes, *inputs.shape[1:])
+                labels = torch.from_numpy(self.examples.dataset.train_y[rows]).expand(nodes, -1)
+                self.engine.gradient(x_[some], local_[some], inputs, labels, [0] * nodes, part, train=False)
+                out[some] += weight * part.numpy()
+
+        self._over_nodes(work, len(x), _BLOCK)
+        return out
+
+
+def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What the factory makes with torch seeded from (seed, "init"); torch's global generator is not moved."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key(seed, "init")[0]))
+        return factory()

@@ -1,0 +1,142 @@
+"""Convolutional networks of the paper's plain form, node by node, forward and backward without a graph.
+
+Laws: one node is computed by one thread from beginning to end, so the number of threads cannot change a bit; a thread
+keeps scratch for one batch of one node and nothing else.
+Plain twin: autograd on the same module (`autograd.AutogradEngine`).
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rpel.tasks.base import Own
+from rpel.tasks.instructions import LANES, SPARE
+from rpel.tasks.layers import Affine, Layers
+from rpel.tasks.linear import Linears
+from rpel.tasks.windows import Place, Stage, arrange, image_gradient, place, pool, pool_gradient, restore, stage
+
+_IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache
+
+
+class _Scratch:
+    """The arrays of one thread for `count` images of one stage, zero where nothing is ever written."""
+
+    def __init__(self, s: Stage, count: int, dtype: Any) -> None:
+        self.images = np.zeros(count * s.height * s.width * s.channels + SPARE, dtype)
+        self.d_images = np.zeros_like(self.images)
+        self.winners = np.zeros(count * s.rows * s.columns * s.filters + SPARE, np.uint8)
+        self.weights = np.zeros(s.blocks * s.vectors * LANES * s.k * s.k * s.channels, dtype)
+        self.offsets = np.zeros(s.blocks * s.vectors * LANES, dtype)
+        self.taps = np.zeros(s.filters * s.k * s.run + SPARE, dtype)
+        self.d_taps = np.zeros_like(self.taps)
+        self.begins = np.zeros(max(s.rows * s.columns, s.filters) + 4, np.int64)
+        self.factors = np.zeros(len(self.begins), dtype)
+
+
+class ConvolutionEngine:
+    """Stages of convolution, rectifier and pooling, then linear layers."""
+
+    def __init__(self, layers: Layers, shape: tuple[int, ...]) -> None:
+        self.d, self.shape = layers.d, shape
+        self.affines, self.linears = layers.convolutions, Linears(layers.linears)
+        self.stages, self.places = _stages(layers.convolutions, shape)
+        self.own = Own()
+
+    serial = False
+
+    def together(self, batch: int | None = None) -> int:
+        """Nodes share nothing here."""
+        return 1
+
+    def gradient(
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+    ) -> None:
+        """The gradients of c nodes, x (c, d), inputs (c, B, C, H, W), labels (c, B), into out (c, d)."""
+        for i in range(len(x)):
+            scratch, pooled = self._scratch(inputs.shape[1], x.dtype)
+            self._arrange(scratch, x[i].numpy())
+            features = self._pooled(scratch, pooled, inputs[i])
+            row = slice(i, i + 1)
+            values = self.linears.forward(x[row], features)
+            delta = self.linears.backward(x[row], values, labels[row], out[row], inward=True)
+            assert delta is not None
+            self._backward(scratch, self._inner_order(delta[0]), inputs.shape[1], out[i].numpy())
+
+    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
+        """Log-probabilities (c, N, classes) of c nodes on the same inputs (N, C, H, W)."""
+        return torch.stack([self._outputs(x[i : i + 1], inputs) for i in range(len(x))])
+
+    def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        scratch, pooled = self._scratch(_IMAGES, x.dtype)
+        self._arrange(scratch, x[0].numpy())
+        features = [self._pooled(scratch, pooled, some) for some in torch.split(inputs, _IMAGES)]
+        return self.linears.forward(x, torch.cat(features, dim=1))[-1][0]
+
+    def _scratch(self, count: int, dtype: torch.dtype) -> tuple[list[_Scratch], NDArray[Any]]:
+        """This thread's arrays: one set per stage, and the pooled values of the last."""
+        if getattr(self.own, "key", None) != (count, dtype):
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            self.own.scratch = [_Scratch(s, count, kind) for s in self.stages]
+            self.own.pooled = np.zeros(count * self.places[-1].image + SPARE, kind)
+            self.own.key = (count, dtype)
+        return self.own.scratch, self.own.pooled
+
+    def _arrange(self, scratch: list[_Scratch], x: NDArray[Any]) -> None:
+        for s, affine, own in zip(self.stages, self.affines, scratch, strict=True):
+            arrange(s, x[affine.weight], x[affine.bias], own.weights, own.offsets, own.taps)
+
+    def _pooled(self, scratch: list[_Scratch], pooled: NDArray[Any], inputs: Tensor) -> Tensor:
+        """What the linear layers see, (1, B, features) in torch's order (channels, rows, columns)."""
+        count = len(inputs)
+        self._take(scratch[0].images, inputs)
+        targets = [*(own.images for own in scratch[1:]), pooled]
+        for s, to, own, out in zip(self.stages, self.places, scratch, targets, strict=True):
+            pool(s, count, own.images, own.weights, own.offsets, out, to, own.winners)
+        last = self.stages[-1]
+        values = torch.from_numpy(pooled)[: count * self.places[-1].image]
+        return values.view(count, last.rows, last.columns, last.filters).permute(0, 3, 1, 2).reshape(1, count, -1)
+
+    def _take(self, images: NDArray[Any], inputs: Tensor) -> None:
+        """Copy the inputs (B, C, H, W) into the first stage's padded images (B, H, W, C)."""
+        s, p = self.stages[0], self.affines[0].padding
+        size = len(inputs) * s.height * s.width * s.channels
+        padded = torch.from_numpy(images)[:size].view(len(inputs), s.height, s.width, s.channels)
+        padded[:, p : s.height - p, p : s.width - p] = inputs.permute(0, 2, 3, 1)
+
+    def _inner_order(self, delta: Tensor) -> NDArray[Any]:
+        """A gradient (B, features) in the order of the last stage's pooled values, flat."""
+        last = self.stages[-1]
+        grid = delta.view(len(delta), last.filters, last.rows, last.columns)
+        flat: NDArray[Any] = grid.permute(0, 2, 3, 1).reshape(-1).numpy()
+        return flat
+
+    def _backward(self, scratch: list[_Scratch], gradient: NDArray[Any], count: int, out: NDArray[Any]) -> None:
+        """From the gradient of the last pooled values to those of all convolutions, into one row of the result."""
+        for i in reversed(range(len(self.stages))):
+            s, of, own, affine = self.stages[i], self.places[i], scratch[i], self.affines[i]
+            own.d_taps.fill(0)
+            bias = out[affine.bias]
+            bias.fill(0)
+            lists = own.winners, own.begins, own.factors
+            pool_gradient(s, count, own.images, gradient, of, *lists, own.d_taps, bias)
+            restore(s, own.d_taps, out[affine.weight])
+            if i:
+                own.d_images.fill(0)
+                image_gradient(s, count, own.taps, gradient, of, *lists, own.d_images)
+                gradient = own.d_images
+
+
+def _stages(convolutions: tuple[Affine, ...], shape: tuple[int, ...]) -> tuple[list[Stage], list[Place]]:
+    """The sizes of each stage on images (C, H, W), and where each puts its results."""
+    stages: list[Stage] = []
+    _, height, width = shape
+    for c in convolutions:
+        filters, channels, k, _ = c.shape
+        stages.append(stage(height + 2 * c.padding, width + 2 * c.padding, channels, filters, k))
+        height, width = stages[-1].rows, stages[-1].columns
+    paddings = [after.padding for _, after in pairwise(convolutions)] + [0]
+    return stages, [place(s, padding) for s, padding in zip(stages, paddings, strict=True)]

@@ -1,0 +1,490 @@
+"""Tasks: every engine computes what plain torch computes, from coordinates alone, whoever computes beside it."""
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rpel.data import Dataset, crop_flip, from_arrays, iid, virtual
+from rpel.kernels.threads import set_threads, threads
+from rpel.models import build, flatten, model, unflatten
+from rpel.randomness import draws
+from rpel.tasks import Classification, Task
+from rpel.tasks.autograd import AutogradEngine
+from rpel.tasks.convolution import ConvolutionEngine
+from rpel.tasks.layers import recognise
+from rpel.tasks.linear import LinearEngine
+
+# The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel, padding.
+MNIST = ("C(5)-R-M-C(6)-R-M-L(9)-R-L(4)-S", (1, 16, 16), 5, 0)
+FEMNIST = ("C(16)-R-M-C(26)-R-M-L(12)-R-L(4)-S", (1, 18, 16), 5, 0)
+CIFAR = ("C(4)-R-B-C(4)-R-B-M-D-C(6)-R-B-C(6)-R-B-M-D-L(8)-R-D-L(4)-S", (3, 8, 8), 3, 1)
+LINEAR = ("L(4)-S", (1, 6, 5), 5, 0)
+MLP = ("L(7)-R-L(6)-R-L(4)-S", (1, 6, 5), 5, 0)
+NETWORKS = {"mnist": MNIST, "femnist": FEMNIST, "cifar10": CIFAR, "linear": LINEAR, "mlp": MLP}
+ENGINES = {
+    "mnist": ConvolutionEngine,
+    "femnist": ConvolutionEngine,
+    "cifar10": AutogradEngine,
+    "linear": LinearEngine,
+    "mlp": LinearEngine,
+}
+NODES, BATCH = 6, 5
+
+
+def network(name: str, dropout: float = 0.0) -> nn.Module:
+    notation, shape, kernel, padding = NETWORKS[name]
+    return build(notation, shape, kernel=kernel, padding=padding, dropout=dropout, seed=3)
+
+
+def dataset(shape: tuple[int, ...], examples: int = 90) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (examples, *shape)).astype(np.uint8)
+    mean, std = tuple(0.1 * c + 0.2 for c in range(shape[0])), tuple(0.1 * c + 0.3 for c in range(shape[0]))
+    y = rng.integers(0, 4, examples)
+    return from_arrays((x, y), (x[:31], y[:31]), classes=4, mean=mean, std=std)
+
+
+def task(name: str, dropout: float = 0.0, **options: Any) -> Classification:
+    data = dataset(NETWORKS[name][1])
+    shards = options.pop("shards", iid(data.train_y, NODES, BATCH, seed=0))
+    return Classification(data, shards, network(name, dropout), batch_size=BATCH, seed=1, **options)
+
+
+def models(t: Classification, h: int = NODES, dtype: Any = np.float32) -> NDArray[Any]:
+    """Models near the initial one, all different."""
+    noise = np.random.default_rng(5).standard_normal((h, t.d))
+    return (t.initial() * (1 + 0.2 * noise) + 0.02 * noise).astype(dtype)
+
+
+def plain_gradient(module: nn.Module, x: NDArray[Any], inputs: Tensor, labels: Tensor) -> NDArray[Any]:
+    """One node, plain torch."""
+    unflatten(module, torch.from_numpy(x))
+    loss = F.nll_loss(module(inputs.to(torch.from_numpy(x).dtype)), labels)
+    parts = torch.autograd.grad(loss, list(module.parameters()))
+    return torch.cat([part.reshape(-1) for part in parts]).numpy()
+
+
+def batch(t: Classification, node: int, round: int, k: int) -> tuple[Tensor, Tensor]:
+    """The batch of one node, gathered and normalised the plain way."""
+    rows = t.examples.indices(np.array([node]), round, k)[0]
+    data = t.examples.dataset
+    return torch.from_numpy(data.normalised(data.train_x[rows])), torch.from_numpy(data.train_y[rows])
+
+
+@pytest.fixture
+def thread_counts() -> Iterator[list[int]]:
+    before = threads()
+    yield [1, 2, 3]
+    set_threads(before)
+
+
+def relative(a: NDArray[Any], b: NDArray[Any]) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-5), (np.float64, 1e-10)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_those_of_plain_torch(name: str, dtype: Any, bound: float) -> None:
+    t = task(name)
+    assert type(t.engine) is ENGINES[name]
+    x, ids = models(t, dtype=dtype), np.arange(NODES)
+    out = np.full_like(x, np.nan)
+    g, _ = t.gradient(x, t.local_state(NODES), ids, 7, 2, out=out)
+    assert g is out
+    module = network(name).to(torch.float64 if dtype is np.float64 else torch.float32)
+    for i in range(NODES):
+        inputs, labels = batch(t, i, 7, 2)
+        if dtype is np.float64:  # bytes to numbers in float64 too, as the task does
+            inputs = t.examples.train(t.examples.indices(ids[i : i + 1], 7, 2), None, torch.float64)[0]
+        assert relative(g[i], plain_gradient(module, x[i], inputs, labels)) < bound
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_convolutions_of_any_shape_equal_autograd(data: st.DataObject) -> None:
+    channels, k, batch_size = (data.draw(st.integers(1, top)) for top in (4, 6, 4))
+    padding = data.draw(st.integers(0, k - 1))
+    height, width = (data.draw(st.integers(max(2 * k + 2, 7), 19)) for _ in "hw")
+    filters = [data.draw(st.integers(1, 51)) for _ in "12"]
+    notation = f"C({filters[0]})-R-M-C({filters[1]})-R-M-L(3)-S"
+    least = ((min(height, width) + 2 * padding - k + 1) // 2) + 2 * padding - k + 1
+    if least < 2:
+        notation = f"C({filters[0]})-R-M-L(3)-S"
+    module = build(notation, (channels, height, width), kernel=k, padding=padding, seed=1).double()
+    layers = recognise(module)
+    assert layers is not None
+    engine = ConvolutionEngine(layers, (channels, height, width))
+    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    inputs = torch.randn(1, batch_size, channels, height, width, dtype=torch.float64, generator=rng)
+    labels = torch.randint(0, 3, (1, batch_size), generator=rng)
+    x = flatten(module)[None]
+    for _ in range(2):  # scratch is used again
+        out = torch.full_like(x, torch.nan)
+        engine.gradient(x, torch.empty(1, 0), inputs, labels, [0], out, train=True)
+        expected = plain_gradient(module, x[0].numpy(), inputs[0], labels[0])
+        np.testing.assert_allclose(out[0].numpy(), expected, rtol=1e-10, atol=1e-12)
+        inputs = -inputs
+    outputs = engine.outputs(x, torch.empty(1, 0), inputs[0])
+    torch.testing.assert_close(outputs[0], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_do_not_depend_on_the_number_of_threads(name: str, thread_counts: list[int]) -> None:
+    t = task(name, dropout=0.3)
+    x, ids, local = models(t), np.arange(NODES), t.local_state(NODES)
+    results = []
+    for count in thread_counts:
+        set_threads(count)
+        g, after = t.gradient(x, local, ids, 1, 0)
+        results.append([g, after, *t.evaluate(x, after), t.full_gradient(x, after, size=12)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_step_replays_alone_for_any_of_its_nodes(name: str) -> None:
+    t = task(name, dropout=0.3)
+    x, local = models(t), t.local_state(NODES)
+    g, after = t.gradient(x, local, np.arange(NODES), 4, 1)
+    t.gradient(x, local, np.arange(NODES), 5, 0)
+    again, local_again = t.gradient(x[2:4], local[2:4], np.array([2, 3]), 4, 1)
+    np.testing.assert_allclose(again, g[2:4], rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(local_again, after[2:4])
+    if ENGINES[name] is not LinearEngine:  # there a batched product may round differently for another number of nodes
+        np.testing.assert_array_equal(again, g[2:4])
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_other_coordinates_give_other_gradients(name: str) -> None:
+    t = task(name, dropout=0.3, shards=[np.arange(90)] * NODES)
+    x, local = np.tile(t.initial(), (NODES, 1)), t.local_state(NODES)
+    g, _ = t.gradient(x, local, np.arange(NODES), 4, 1)
+    assert len(np.unique(g, axis=0)) == NODES
+    for round, k in ((5, 1), (4, 0)):
+        assert not (t.gradient(x, local, np.arange(NODES), round, k)[0] == g).all(axis=1).any()
+
+
+def test_batches_come_from_the_nodes_own_shard_evenly() -> None:
+    data = dataset((1, 6, 5))
+    t = Classification(data, {3: np.arange(10, 20), 8: np.arange(50, 53)}, network("linear"), batch_size=400, seed=0)
+    rows = t.examples.indices(np.array([3, 8]), 0, 0)
+    for drawn, shard in zip(rows, (range(10, 20), range(50, 53)), strict=True):
+        counts = [(drawn == example).sum() for example in shard]
+        assert sum(counts) == 400
+        assert min(counts) > 20
+    with pytest.raises(ValueError, match="node 4 holds no examples"):
+        t.gradient(models(t, 1), t.local_state(1), np.array([4]), 0, 0)
+
+
+def test_nodes_that_flip_labels_train_on_everything_with_mirrored_labels() -> None:
+    data = dataset((1, 6, 5))
+    for shards in (iid(data.train_y, 3, BATCH, seed=0), virtual(data.train_y, 4, 1.0, seed=0)):
+        t = Classification(data, shards, network("linear"), batch_size=300, seed=0, flipped=[3])
+        rows = t.examples.indices(np.array([1, 3]), 0, 0)
+        assert len(np.unique(rows[1])) > 75
+        labels = t.examples.labels(rows, np.array([1, 3]))
+        np.testing.assert_array_equal(labels[0], data.train_y[rows[0]])
+        np.testing.assert_array_equal(labels[1], 3 - data.train_y[rows[1]])
+
+
+def test_virtual_nodes_draw_by_their_mixture() -> None:
+    data = dataset((1, 6, 5))
+    shared = virtual(data.train_y, 5, 0.3, seed=2)
+    t = Classification(data, shared, network("linear"), batch_size=4000, seed=0)
+    labels = data.train_y[t.examples.indices(np.arange(5), 0, 0)]
+    shares = np.stack([(labels == c).mean(axis=1) for c in range(4)], axis=1)
+    np.testing.assert_allclose(shares, shared.mixture, atol=0.05)
+
+
+def test_images_are_varied_in_training_only_and_by_coordinates() -> None:
+    data = dataset((3, 8, 8))
+    object.__setattr__(data, "augment", "crop-flip")
+    t = Classification(data, [np.arange(90)] * 2, network("cifar10"), batch_size=BATCH, seed=1)
+    ids = np.arange(2)
+    rows, coins = t.examples.indices(ids, 3, 0), t.examples.coins(ids, 3, 0)
+    np.testing.assert_array_equal(coins, draws(1, ("augment", 0), 3, ids, 3 * BATCH).reshape(2, BATCH, 3))
+    assert coins is not None
+    expected = data.normalised(crop_flip(data.train_x[rows[1]], coins[1]))
+    torch.testing.assert_close(t.examples.train(rows, coins, torch.float32)[1], torch.from_numpy(expected))
+    torch.testing.assert_close(
+        t.examples.test(np.arange(4), torch.float32), torch.from_numpy(data.normalised(data.test_x[:4]))
+    )
+
+
+def test_numbers_other_than_bytes_are_taken_as_given() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
+    data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
+    t = Classification(data, [np.arange(40)], build("L(3)-S", (7,), kernel=1, padding=0), batch_size=4, seed=0)
+    torch.testing.assert_close(t.examples.train(np.array([[5]]), None, torch.float32)[0, 0], torch.from_numpy(x[5]))
+    assert t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0].shape == (1, t.d)
+
+
+def test_batchnorm_statistics_stay_with_their_node() -> None:
+    t = task("cifar10")
+    x, local = models(t), t.local_state(NODES)
+    assert t.d + local.shape[1] == sum(v.numel() for v in network("cifar10").state_dict().values())
+    before = local.copy()
+    _, after = t.gradient(x, local, np.arange(NODES), 0, 0)
+    np.testing.assert_array_equal(local, before)
+    module = network("cifar10").train()
+    unflatten(module, torch.from_numpy(x[4]))
+    module(batch(t, 4, 0, 0)[0])
+    buffers = torch.cat([buffer.reshape(-1).float() for buffer in module.buffers()])
+    np.testing.assert_allclose(after[4], buffers.numpy(), rtol=1e-5, atol=1e-6)
+    module.eval()
+    data = t.examples.dataset
+    right = module(torch.from_numpy(data.normalised(data.test_x))).argmax(1).numpy() == data.test_y
+    assert t.evaluate(x, after)[0][4] == right.mean()
+
+
+def test_dropout_leaves_torchs_global_generator_alone() -> None:
+    t = task("cifar10", dropout=0.5)
+    before = torch.get_rng_state()
+    t.gradient(models(t), t.local_state(NODES), np.arange(NODES), 0, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class _Noisy(nn.Module):
+    """Draws random numbers in a way that cannot be seen from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(F.dropout(x.flatten(1), 0.5, self.training))
+        return out
+
+
+def test_a_module_with_hidden_noise_still_replays() -> None:
+    data = dataset((1, 6, 5))
+    t = Classification(data, [np.arange(90)] * 20, _Noisy, batch_size=BATCH, seed=1)
+    x, local, ids = models(t, 20), t.local_state(20), np.arange(20)
+    before = torch.get_rng_state()
+    g, _ = t.gradient(x, local, ids, 0, 0)
+    assert t.engine.serial
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(t.gradient(x[7:9], local[7:9], ids[7:9], 0, 0)[0], g[7:9])
+
+
+def test_a_module_made_by_a_function_comes_from_the_seed() -> None:
+    data = dataset((1, 6, 5))
+    first, again, other = (
+        Classification(data, [np.arange(90)], _Noisy, batch_size=BATCH, seed=seed).initial() for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("subset", [None, np.array([3, 8, 30, 4])])
+def test_evaluation_is_that_of_plain_torch(name: str, subset: NDArray[np.int64] | None) -> None:
+    t = task(name, dropout=0.5)
+    x = models(t)
+    accuracy, loss = t.evaluate(x, t.local_state(NODES), subset)
+    data, module = t.examples.dataset, network(name).eval()
+    rows = np.arange(31) if subset is None else subset
+    for i in range(NODES):
+        unflatten(module, torch.from_numpy(x[i]))
+        logp = module(torch.from_numpy(data.normalised(data.test_x[rows]))).detach()
+        labels = torch.from_numpy(data.test_y[rows])
+        assert accuracy[i] == float((logp.argmax(1) == labels).double().mean())
+        assert loss[i] == pytest.approx(float(F.nll_loss(logp, labels)), rel=1e-5)
+
+
+def test_any_loss_can_be_given() -> None:
+    def squares(output: Tensor, target: Tensor) -> Tensor:
+        return ((output.exp() - F.one_hot(target, 4)) ** 2).sum(dim=1).mean()
+
+    t = task("mlp", loss=squares)
+    x = models(t)
+    g, local = t.gradient(x, t.local_state(NODES), np.arange(NODES), 0, 0)
+    module = network("mlp")
+    inputs, labels = batch(t, 2, 0, 0)
+    unflatten(module, torch.from_numpy(x[2]))
+    parts = torch.autograd.grad(squares(module(inputs), labels), list(module.parameters()))
+    assert relative(g[2], torch.cat([part.reshape(-1) for part in parts]).numpy()) < 1e-5
+    data = t.examples.dataset
+    expected = squares(module(torch.from_numpy(data.normalised(data.test_x))), torch.from_numpy(data.test_y))
+    assert t.evaluate(x, local)[1][2] == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mnist", "linear"])
+def test_the_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) -> None:
+    data = dataset(NETWORKS[name][1])
+    shards = [np.arange(5), np.arange(5, 30), np.arange(30, 90)]
+    t = task(name, shards=shards, flipped=[3])
+    x = models(t, 2)
+    g = t.full_gradient(x, t.local_state(2))
+    for i in range(2):
+        parts = [
+            plain_gradient(
+                network(name),
+                x[i],
+                torch.from_numpy(data.normalised(data.train_x[s])),
+                torch.from_numpy(data.train_y[s]),
+            )
+            for s in shards
+        ]
+        assert relative(g[i], np.mean(parts, axis=0)) < 1e-5
+
+
+def test_the_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:
+    data = dataset((1, 6, 5))
+    shared = virtual(data.train_y, 5, 0.3, seed=2)
+    t = task("linear", shards=shared)
+    x = models(t, 1)
+    share = shared.mixture.mean(axis=0)
+    parts = []
+    for c in range(4):
+        rows = np.flatnonzero(data.train_y == c)
+        inputs = torch.from_numpy(data.normalised(data.train_x[rows]))
+        parts.append(share[c] * plain_gradient(network("linear"), x[0], inputs, torch.full((len(rows),), c)))
+    assert relative(t.full_gradient(x, t.local_state(1))[0], np.sum(parts, axis=0)) < 1e-5
+
+
+def test_a_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
+    t = task("linear")
+    x, local = models(t, 1), t.local_state(1)
+    exact, near = t.full_gradient(x, local), t.full_gradient(x, local, size=3000)
+    assert relative(near, exact) < 0.2
+    np.testing.assert_array_equal(near, t.full_gradient(x, local, size=3000))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_broken_model_is_not_made_to_look_whole(name: str) -> None:
+    t = task(name)
+    x = models(t)
+    x[1] = np.nan
+    g, local = t.gradient(x, t.local_state(NODES), np.arange(NODES), 0, 0)
+    assert np.isnan(g[1]).any()
+    assert np.isfinite(g[[0, *range(2, NODES)]]).all()
+    assert np.isnan(t.evaluate(x, local)[1][1])
+
+
+def test_a_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(thread_counts: list[int]) -> None:
+    set_threads(1)
+    notation = "C(3)-R-M-C(5)-R-M-C(6)-R-M-L(4)-S"  # filters that do not fill a vector, borders between stages
+    module, data = build(notation, (1, 16, 16), kernel=3, padding=1, seed=3), dataset((1, 16, 16))
+    t = Classification(data, [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    x, local = models(t, 2), t.local_state(2)
+    expected = t.gradient(x[1:], local[1:], np.array([1]), 0, 0)[0]
+    x[0, 0] = np.nan
+    assert np.isnan(t.evaluate(x, local)[1][0])
+    np.testing.assert_array_equal(t.gradient(x, local, np.arange(2), 0, 0)[0][1:], expected)
+
+
+def test_a_rectifier_at_exactly_zero_has_no_gradient() -> None:
+    t = task("mnist")
+    x = models(t, 1)
+    x[0, : 5 * 25 + 5] = 0  # the first convolution: all its sums are zero, and the layers above ask for more
+    x[0, 5 * 25 + 5 :] = np.abs(x[0, 5 * 25 + 5 :])
+    x[0, -40:-20] *= -1
+    g, _ = t.gradient(x, t.local_state(1), np.array([0]), 0, 0)
+    assert relative(g[0], plain_gradient(network("mnist"), x[0], *batch(t, 0, 0, 0))) < 1e-5
+    assert not g[0, : 5 * 25 + 5].any()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_dropout_differs_between_nodes_rounds_and_steps(hidden: bool) -> None:
+    """All hold one and the same example, so that only the noise can differ."""
+    shape = (1, 6, 5)
+    seen = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(30, 4))
+    t = Classification(dataset(shape), [np.array([0])] * 3, _Noisy if hidden else seen, batch_size=BATCH, seed=1)
+    x, local = np.tile(models(t, 1), (3, 1)), t.local_state(3)
+    steps = [t.gradient(x, local, np.arange(3), round, k)[0] for round, k in ((0, 0), (1, 0), (0, 1))]
+    assert len(np.unique(np.concatenate(steps), axis=0)) == 9
+
+
+def test_the_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
+    module = network("cifar10").eval()
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    data = dataset((3, 8, 8))
+    t: Task = Classification(data, [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    t.gradient(np.tile(t.initial(), (2, 1)), t.local_state(2), np.arange(2), 0, 0)
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+    assert not module.training
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    assert {type(layer) for layer in module.modules()} >= {nn.Dropout, nn.BatchNorm2d}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_task_can_be_sent_to_another_process(name: str) -> None:
+    t = task(name, dropout=0.3)
+    x, local, ids = models(t), t.local_state(NODES), np.arange(NODES)
+    g, _ = t.gradient(x, local, ids, 2, 0)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(t)).gradient(x, local, ids, 2, 0)[0], g)
+
+
+def test_arrays_may_be_read_only_and_must_fit() -> None:
+    t = task("mnist")
+    x, local, ids = models(t), t.local_state(NODES), np.arange(NODES)
+    x.flags.writeable = local.flags.writeable = False
+    t.gradient(x, local, ids, 0, 0)
+    t.evaluate(x, local)
+    for wrong in (x[:, 1:], x[1:], np.asfortranarray(x), x.astype(np.float16)):
+        with pytest.raises(ValueError, match="6 models are needed as contiguous rows"):
+            t.gradient(wrong, local, ids, 0, 0)
+    with pytest.raises(ValueError, match="local state"):
+        t.gradient(x, np.zeros((NODES, 3), np.float32), ids, 0, 0)
+    with pytest.raises(ValueError, match="at least one test example"):
+        t.evaluate(x, local, np.array([], np.int64))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(30, 4, bias=False)),
+        nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.Tanh(), nn.Linear(4, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.Flatten(), nn.Linear(12, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(12, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 4)),
+        nn.Sequential(nn.Flatten(), nn.LogSoftmax(dim=1), nn.Linear(30, 4)),
+    ],
+)
+def test_networks_of_other_forms_are_left_to_autograd(module: nn.Module) -> None:
+    data = dataset((1, 6, 5))
+    t = Classification(data, [np.arange(90)], module, batch_size=BATCH, seed=1)
+    assert type(t.engine) is AutogradEngine
+    assert np.isfinite(t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0]).all()
+
+
+def test_a_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None:
+    data = dataset((1, 6, 5))
+    logits = nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
+    x = None
+    results = []
+    for module in (logits, nn.Sequential(*logits, nn.LogSoftmax(dim=1))):
+        for fast in (True, False):
+            t = Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
+            x = models(t, 3) if x is None else x
+            results.append(t.gradient(x, t.local_state(3), np.arange(3), 0, 0)[0])
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_papers_mnist_network_learns(shared_data: Any) -> None:
+    from rpel.data import load
+
+    data = load("mnist", shared_data)
+    t = Classification(data, iid(data.train_y, 4, 25, seed=0), model("mnist"), batch_size=25, seed=0)
+    x, local = np.tile(t.initial(), (4, 1)), t.local_state(4)
+    for round in range(150):
+        g, local = t.gradient(x, local, np.arange(4), round, 0)
+        x -= np.float32(0.1) * g
+    assert t.evaluate(x, local, np.arange(2000))[0].min() > 0.85

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rpel.aggregation import Rule, chain, rule
     from rpel.attacks import Attack, View, attack
+    from rpel.experiments.result import Result, Results
+    from rpel.experiments.run import resume, simulate
+    from rpel.experiments.spec import Spec
     from rpel.planning import Plan, plan
 
 __version__ = "0.1.0"
@@ -16,15 +19,35 @@ __version__ = "0.1.0"
 _HOMES = {
     "Attack": "rpel.attacks",
     "Plan": "rpel.planning",
+    "Result": "rpel.experiments.result",
+    "Results": "rpel.experiments.result",
     "Rule": "rpel.aggregation",
+    "Spec": "rpel.experiments.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
     "chain": "rpel.aggregation",
     "plan": "rpel.planning",
+    "resume": "rpel.experiments.run",
     "rule": "rpel.aggregation",
+    "simulate": "rpel.experiments.run",
 }
 
-__all__ = ["Attack", "Plan", "Rule", "View", "__version__", "attack", "chain", "plan", "rule"]
+__all__ = [
+    "Attack",
+    "Plan",
+    "Result",
+    "Results",
+    "Rule",
+    "Spec",
+    "View",
+    "__version__",
+    "attack",
+    "chain",
+    "plan",
+    "resume",
+    "rule",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -69,9 +69,10 @@ class SimulatedNetwork:
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
         table = self.table
         if self.attack.trains:  # label flip: hostile nodes stand in the table like the others
-            table, answered = table[: len(ask.half)], answered | hostile
+            table = table[: len(ask.half)]
         elif not self.silent and hostile.any():
             rows = self._forge(ask, rows, hostile, answered)
+        if not self.silent:
             answered = answered | hostile
         return _inbox(table, np.where(answered, rows, -1), hostile, ask.weights)
 

@@ -1,0 +1,74 @@
+"""The command line: parses, calls one function each, prints. Results go to stdout, progress and warnings to stderr.
+
+Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 interrupted, after saving where there is
+something to save. Commands import what is heavy when they are called: ``rpel plan`` never sees torch.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import rpel
+from rpel.cli.plan import plan
+from rpel.cli.run import resume, run, show
+
+# typer carries its own click, whose UsageError it does not export
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="rpel",
+    help="Robust Pull-based Epidemic Learning: machine learning among peers, some hostile, with no server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (plan, run, resume, show):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"rpel {rpel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; bad input is one sentence on stderr and exit status 2."""
+    try:
+        status = app(arguments, prog_name="rpel", standalone_mode=False)
+    except UsageError as error:
+        _fail(_usage(error), 2)
+    except (ValueError, FileNotFoundError) as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        _fail(str(error) or "interrupted", 130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    """The parser's complaint as one sentence that names the option and the value given."""
+    detail = error.__cause__.errors()[0] if hasattr(error.__cause__, "errors") else None
+    if detail is None:
+        sentence = str(error.format_message()).rstrip(".").replace("\n", " ")
+    else:
+        example = {"int_parsing": "a whole number such as 100", "float_parsing": "a number such as 0.99"}
+        wanted = example.get(detail["type"], "one of " + detail["msg"].partition("one of ")[2].rstrip("."))
+        sentence = f"{error.param.opts[0]} {detail['input']!r} is not valid: it takes {wanted}"
+    return sentence + (f" (see {error.ctx.command_path} --help)" if error.ctx else "")
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"rpel: {sentence}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,146 @@
+"""``rpel run``, ``resume`` and ``show``. Every field of a Spec is an option, made from the field itself."""
+
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+
+from rpel import terminal
+from rpel.experiments import spec as specs
+
+if TYPE_CHECKING:
+    from rpel.experiments.result import Result
+
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+
+
+def run(source: str, force: bool, as_json: bool, **given: Any) -> None:
+    """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
+
+    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k. A file holds the fields below (see
+    rpel show). A field keeps its value from there unless its option is given. A finished run is not repeated, an
+    unfinished one goes on from its last checkpoint.
+
+    Example: rpel run quickstart --attack foe --byzantine 3
+    """
+    spec = specs.load(source).but(**{key: value for key, value in given.items() if value is not None})
+    with _display() as display:
+        from rpel.experiments import run as runs
+
+        result = runs.run(spec, progress=display.tick, download=display.download, force=force)
+    _print(result, as_json)
+
+
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Go on with an interrupted run from its last checkpoint, as if it had not stopped.
+
+    Example: rpel resume runs/quickstart-0123456789ab
+    """
+    specs.load_folder(path)
+    with _display() as display:
+        from rpel.experiments import run as runs
+
+        result = runs.resume(path, progress=display.tick, download=display.download)
+    _print(result, as_json)
+
+
+def show(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", show_default=False)], as_json: Json = False
+) -> None:
+    """Print the specification of a preset, a file or a run as TOML that rpel run takes.
+
+    Example: rpel show mnist-100 > mine.toml
+    """
+    spec = specs.load(source)
+    print(json.dumps(spec.model_dump(), indent=2) if as_json else specs.to_toml(spec), end="\n" if as_json else "")
+
+
+# --- options from fields ---------------------------------------------------------------------------------------------
+
+
+def _options() -> Iterator[inspect.Parameter]:
+    """The source, one option for each field of a Spec, and the flags of the command."""
+    place = typer.Argument(
+        metavar="PRESET|FILE.toml", help="A preset, a TOML file or a run folder.", show_default=False
+    )
+    yield _parameter("source", Annotated[str, place], inspect.Parameter.empty)
+    for key, field in specs.Spec.model_fields.items():
+        flag = f"--{key.replace('_', '-')}"
+        default = "" if field.default is None or field.default == {} else f" [quickstart: {field.default}]"
+        about = field.description or key
+        text = f"{about[0].upper()}{about[1:]}.{default}"
+        if field.annotation is bool:
+            option = typer.Option(f"{flag}/--not-{key}", help=text)
+            yield _parameter(key, Annotated[bool | None, option], None)
+        else:
+            yield _parameter(key, Annotated[str | None, typer.Option(flag, help=text, metavar=_metavar(field))], None)
+    yield _parameter(
+        "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
+    )
+    yield _parameter("as_json", Json, False)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _metavar(field: Any) -> str:
+    """What stands for the value in the help: the choices of a name, else its kind."""
+    kinds = get_args(field.annotation)
+    if kinds and all(isinstance(kind, str) for kind in kinds):
+        return "|".join(kind for kind in kinds if kind != specs.OWN)
+    return "INTEGER" if int in (field.annotation, *kinds) else "NUMBER" if field.annotation is float else "TEXT"
+
+
+run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+class _Handler(logging.Handler):
+    """Hands what the run says to the display."""
+
+    def __init__(self, display: terminal.RunDisplay) -> None:
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning: " if record.levelno >= logging.WARNING else ""
+        self.display.say(f"rpel: {kind}{record.getMessage()}")
+
+
+@contextmanager
+def _display() -> Iterator[terminal.RunDisplay]:
+    """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
+    log = logging.getLogger("rpel")
+    with terminal.RunDisplay(Console(stderr=True, highlight=False, soft_wrap=True)) as display:
+        handler = _Handler(display)
+        before = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(handler)
+        try:
+            yield display
+        except KeyboardInterrupt as error:  # typer would swallow the message
+            display.say(f"rpel: {error or 'interrupted'}")
+            raise typer.Exit(130) from None
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(before)
+
+
+def _print(result: "Result", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.summary(), indent=2))
+    else:
+        terminal.show_run(Console(file=sys.stdout, highlight=False, soft_wrap=True), result.summary())

@@ -1,0 +1,1 @@
+"""Experiments: what a run is (spec), how it is run, kept and continued (run, folder), and what it shows (result)."""

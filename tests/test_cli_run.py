@@ -1,0 +1,207 @@
+"""run, resume and show as a stranger meets them: real processes, killed and interrupted; statuses and sentences."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel.cli import main
+from rpel.experiments.folder import RunFolder
+from rpel.experiments.run import simulate
+from rpel.experiments.spec import Spec
+from test_run import same_bytes
+
+SMALL = {
+    "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50", "lr": "0.1",
+    "threads": "1",
+}  # fmt: skip
+FLAGS = [part for key, value in SMALL.items() for part in (f"--{key.replace('_', '-')}", value)]
+
+
+def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    """The command in this process: (stdout, stderr)."""
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    found = capsys.readouterr()
+    assert left.value.code == code, found.err
+    return found.out, found.err
+
+
+def started(out: Path, rounds: int, checkpoint_every: int) -> "subprocess.Popen[str]":
+    """A real process on its way, so long that it does not end before it is told to."""
+    command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--rounds", str(rounds)]
+    command += ["--checkpoint-every", str(checkpoint_every), "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
+    """Wait until the run has written that many lines; returns its folder."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        for path in out.glob("*/metrics.jsonl"):
+            if path.read_bytes().count(b"\n") >= round_:
+                return path.parent
+        time.sleep(0.005)
+    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, never disturbed."""
+    fields: dict[str, Any] = {**SMALL, "name": "quickstart", "rounds": 300}
+    path = simulate(**fields, out=tmp_path_factory.mktemp("whole")).path
+    assert path is not None
+    return path
+
+
+def test_a_killed_run_is_resumed_to_the_same_bytes(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = started(tmp_path, 300, checkpoint_every=25)
+    path = reached(tmp_path, 70, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert path.name == whole.name
+    done = len(RunFolder(path).metrics())
+    assert 70 <= done < 300
+    assert not (path / "certificate.json").exists()
+    ((saved, _),) = RunFolder(path).checkpoints
+    assert 0 <= done - saved <= 26, "more was lost than the rounds since the last checkpoint"
+    _, said = rpel("resume", str(path), capsys=capsys)
+    assert f"going on after round {saved} of 300" in said
+    _same_but_checkpoints(whole, path)
+
+
+def _same_but_checkpoints(whole: Path, path: Path) -> None:
+    """Equal to the last byte, but for how often was saved."""
+    theirs, ours = (tomllib.loads((p / "spec.toml").read_text()) for p in (whole, path))
+    assert {**theirs, "checkpoint_every": 0} == {**ours, "checkpoint_every": 0}
+    (path / "spec.toml").write_bytes((whole / "spec.toml").read_bytes())
+    same_bytes(whole, path)
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_leaves_with_130(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = started(tmp_path, 300, checkpoint_every=0)
+    path = reached(tmp_path, 20, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    ((saved, _),) = RunFolder(path).checkpoints
+    assert f"interrupted after round {saved} of 300, saved; go on with: rpel resume {path}" in err
+    assert "Traceback" not in err
+    assert len(RunFolder(path).metrics()) == saved
+    rpel("resume", str(path), capsys=capsys)
+    _same_but_checkpoints(whole, path)
+
+
+def test_the_end_of_a_run_is_a_short_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "quickstart", *FLAGS, "--rounds", "10", "--out", str(tmp_path)]
+    out, err = rpel(*arguments, capsys=capsys)
+    labels = (
+        "accuracy mean",
+        "accuracy worst",
+        "accuracy median",
+        "loss",
+        "consensus",
+        "hostile peers met",
+        "messages",
+    )
+    assert all(label in out for label in (*labels, "seconds", "kept in", str(tmp_path)))
+    assert err.count("round ") == 10
+    assert "planned for 1" in err
+    out, err = rpel(*arguments, "--json", capsys=capsys)
+    found = json.loads(out)
+    assert "finished and not repeated" in err
+    assert found["certificate"] == {"held": True, "max_observed": 1, "violations_total": 0}
+    assert (found["reused"], found["pull"], found["b_hat"], found["rounds"]) == (True, 4, 1, 10)
+    assert Path(found["path"]).is_dir()
+    out, _ = rpel("resume", found["path"], "--json", capsys=capsys)
+    assert json.loads(out) == found
+
+
+def test_several_seeds_are_shown_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "quickstart", *FLAGS, "--rounds", "2", "--out", str(tmp_path), "--seeds", "0,1"]
+    out, _ = rpel(*arguments, capsys=capsys)
+    assert "2 seeds" in out
+    assert " to " in out
+    assert out.count(str(tmp_path)) == 2
+    found = json.loads(rpel(*arguments, "--json", capsys=capsys)[0])
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    low, high = sorted(run["accuracy_mean"] for run in found["runs"])
+    assert (found["intervals"]["accuracy_mean"]["low"], found["intervals"]["accuracy_mean"]["high"]) == (low, high)
+
+
+def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = rpel("show", "mnist-100", capsys=capsys)
+    fields = tomllib.loads(out)
+    assert (fields["nodes"], fields["b_hat"], fields["lr"]) == (100, 7, 0.5)
+    assert "rule" not in fields
+    mine = tmp_path / "mine.toml"
+    mine.write_text(rpel("show", "quickstart", capsys=capsys)[0])
+    changed = [*FLAGS, "--rounds", "2", "--out", str(tmp_path / "runs"), "--silent", "--attack-params", "z=1"]
+    path = json.loads(rpel("run", str(mine), *changed, "--json", capsys=capsys)[0])["path"]
+    kept = tomllib.loads(rpel("show", path, capsys=capsys)[0])
+    assert (kept["rounds"], kept["pull"], kept["b_hat"], kept["silent"]) == (2, 4, 1, True)
+    assert kept["attack_params"] == {"z": 1}
+    assert json.loads(rpel("show", path, "--json", capsys=capsys)[0])["threads"] == 1
+    assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])["reused"]
+
+
+def test_a_field_keeps_its_preset_value_unless_its_flag_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rpel("run", "--help", capsys=capsys)[0]
+    for key in Spec.model_fields:
+        assert f"--{key.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "mnist-10"], ["'mnist-10'", "'mnist-100'"]),
+        (["run", "quickstart", "--node", "5"], ["--node", "--nodes"]),
+        (["run", "quickstart", "--nodes", "many"], ["nodes", "'many'", "20"]),
+        (["run", "quickstart", "--method", "rpell"], ["'rpell'", "'rpel'"]),
+        (["run", "quickstart", "--attack", "ali"], ["'ali'", "'alie'"]),
+        (["run", "mnist-100", "--b-hat", "plan"], ["pull 15", "b_hat 8", "best_below_half is b_hat 7", "0.9739"]),
+        (["run", "quickstart", "--model", "mnst"], ["'mnst'", "'mnist'"]),
+        (["run", "quickstart", "--batch-size", "5000"], ["5000", "80000 examples"]),
+        (["run", "mnist-30", "--data-dir", "nowhere"], ["nowhere"]),
+        (["run", "femnist-30"], ["femnist", "--data-dir", "LEAF"]),
+        (["show", "quickstrat"], ["'quickstrat'", "'quickstart'"]),
+        (["resume", "nowhere"], ["'nowhere'", "run folder"]),
+        (["run"], ["PRESET"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RPEL_CACHE", str(tmp_path))
+    monkeypatch.delenv("RPEL_DATA", raising=False)
+    out, err = rpel(*arguments, capsys=capsys, code=2)
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert all(word in err for word in words), err
+    assert not os.listdir(tmp_path)
+
+
+def test_show_does_not_import_torch() -> None:
+    script = (
+        "import sys, contextlib, rpel.cli\n"
+        "with contextlib.suppress(SystemExit): rpel.cli.main(['show', 'quickstart'])\n"
+        "assert not {'torch', 'numba', 'matplotlib'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

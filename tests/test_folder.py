@@ -1,0 +1,127 @@
+"""The run folder: atomic files, checkpoints that may be damaged, the journal, and the lock."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from rpel.experiments.folder import RunFolder, atomic
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with contextlib.suppress(ZeroDivisionError), atomic(path) as file:
+        file.write(b"half of the new")
+        _ = 1 / 0
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(handle: int) -> None:
+        seen.append("fsync folder" if Path(f"/proc/self/fd/{handle}").resolve() == tmp_path.resolve() else "fsync file")
+        real_sync(handle)
+
+    def replace(self: Path, target: Path) -> Path:
+        seen.append("rename")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    with atomic(tmp_path / "file") as file:
+        file.write(b"new")
+    assert seen == ["fsync file", "rename", "fsync folder"]
+
+
+def test_the_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> None:
+    for round_ in (5, 10):
+        folder.save(round_, {"x": np.full(3, round_)})
+    assert [t for t, _ in folder.checkpoints] == [10]
+    found = folder.restore()
+    assert found is not None
+    assert found["x"].tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "unnamed"])
+def test_a_damaged_checkpoint_falls_back_with_a_warning(
+    folder: RunFolder, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.save(5, {"x": np.arange(1000)})
+    kept = folder.checkpoints[0][1].read_bytes()
+    folder.save(10, {"x": np.arange(1000) + 1})
+    (folder.path / "checkpoint" / "round-00000005.npz").write_bytes(kept)
+    newest = folder.checkpoints[0][1]
+    content = bytearray(newest.read_bytes())
+    if damage == "unnamed":  # killed before the rename
+        newest.rename(newest.with_name(f".{newest.name}.tmp"))
+    else:
+        content[len(content) // 2] ^= 1
+        newest.write_bytes(bytes({"truncated": content[:3000], "flipped": content, "empty": bytearray()}[damage]))
+    with caplog.at_level(logging.WARNING):
+        found = folder.restore()
+    assert found is not None
+    assert found["x"][0] == 0
+    assert ("round 10 is damaged" in caplog.text) == (damage != "unnamed")
+    (folder.path / "checkpoint" / "round-00000005.npz").write_bytes(b"gone")
+    if damage != "unnamed":
+        assert folder.restore() is None
+
+
+def test_metrics_are_cut_back_to_the_rows_that_count(folder: RunFolder) -> None:
+    with folder.journal([]) as journal:
+        for t in range(1, 6):
+            journal.add({"round": t})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 6')  # killed inside a line
+    assert [row["round"] for row in folder.metrics()] == [1, 2, 3, 4, 5]
+    with folder.journal(folder.metrics()[:3]) as journal:
+        journal.add({"round": 4, "again": True})
+    assert folder.metrics() == [{"round": 1}, {"round": 2}, {"round": 3}, {"round": 4, "again": True}]
+
+
+def test_a_folder_has_one_writer(folder: RunFolder) -> None:
+    script = "import sys, pathlib; from rpel.experiments.folder import RunFolder\n"
+    script += "with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('mine')"
+    command = [sys.executable, "-c", script, str(folder.path)]
+    with folder.locked():
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert "ValueError: another process is writing" in other.stderr
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
+
+
+def test_equal_arrays_give_equal_bytes(folder: RunFolder, tmp_path: Path) -> None:
+    arrays = {"counts": np.arange(12, dtype=np.int32).reshape(3, 4)}
+    folder.write_arrays("a.npz", arrays)
+    RunFolder(tmp_path / "other").write_arrays("a.npz", arrays)
+    assert (folder.path / "a.npz").read_bytes() == (tmp_path / "other" / "a.npz").read_bytes()
+
+
+def test_tensors_are_written_as_safetensors(folder: RunFolder) -> None:
+    arrays: dict[str, NDArray[Any]] = {
+        "ids": np.arange(3),
+        "models": np.arange(15, dtype=np.float32).reshape(3, 5)[:, ::2],
+        "none": np.zeros((3, 0)),
+    }
+    folder.write_tensors("t.safetensors", arrays)
+    found = load_file(folder.path / "t.safetensors")
+    assert found.keys() == arrays.keys()
+    for key, array in arrays.items():
+        assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
+        assert np.array_equal(found[key], array)

@@ -1,0 +1,414 @@
+"""Runs from Python: what they keep, that they are not repeated, own models and data, seeds, faults, certificate."""
+
+import json
+import logging
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+from rpel.data import Dataset
+from rpel.experiments import run as runs
+from rpel.experiments.digest import digest
+from rpel.experiments.folder import RunFolder
+from rpel.experiments.material import taken
+from rpel.experiments.record import COLUMNS
+from rpel.experiments.result import Result, Results
+from rpel.experiments.run import Interrupted, Own, Tick, resume, simulate
+from rpel.experiments.spec import Spec
+
+FILES = {
+    "spec.toml", "metrics.jsonl", "certificate.json", "counts.npz", "nodes.npz", "models.safetensors", "accuracy.svg",
+    "checkpoint",
+}  # fmt: skip
+TINY: dict[str, Any] = {
+    "model": "linear", "nodes": 8, "byzantine": 1, "pull": 4, "rounds": 6, "eval_every": 2, "eval_size": 50,
+    "checkpoint_every": 2, "lr": 0.1,
+}  # fmt: skip
+EVALUATED = COLUMNS[1:8]
+
+
+def tiny(out: Path | None, **fields: Any) -> Result:
+    return simulate(out=out, **{**TINY, **fields})
+
+
+def without_seconds(path: Path) -> list[dict[str, Any]]:
+    return [{**json.loads(line), "seconds": 0} for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_bytes(a: Path, b: Path) -> None:
+    """Everything a run computed is equal to the last byte; only times differ."""
+    for name in ("models.safetensors", "counts.npz", "nodes.npz", "accuracy.svg", "spec.toml", "certificate.json"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    assert without_seconds(a) == without_seconds(b)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return tiny(tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
+    path = finished.path
+    assert path is not None
+    assert {p.name for p in path.iterdir()} - {".lock"} == FILES
+    assert path.name.startswith("run-")
+    assert len(path.name) == len("run-") + 12
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        assert tuple(row) == COLUMNS
+        assert all((row[key] is None) == (row["round"] % 2 == 1) for key in EVALUATED)
+    assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
+    proof = json.loads((path / "certificate.json").read_text())
+    promised = "plan held max_observed histogram violations violations_total seed versions threads data"
+    assert set(proof) == set(promised.split())
+    assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
+    counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")
+    assert counts["counts"].shape == (6, 7)
+    assert counts["counts"].max(axis=1).tolist() == [row["byzantine_max"] for row in rows]
+    assert nodes["round"].tolist() == [2, 4, 6]
+    assert nodes["accuracy"].mean(axis=1).tolist() == [row["accuracy_mean"] for row in rows if row["loss"]]
+    tensors = load_file(path / "models.safetensors")
+    assert (tensors["models"].shape, tensors["ids"].shape) == ((7, 7850), (7,))
+    assert tensors["models"].dtype == np.float32
+
+
+def test_equal_runs_give_equal_bytes_and_learning_happens(finished: Result, tmp_path: Path) -> None:
+    again = tiny(tmp_path)
+    assert finished.path is not None
+    assert again.path is not None
+    same_bytes(finished.path, again.path)
+    assert again.accuracy_mean > again.history["accuracy_mean"][1] > 0.2
+
+
+def test_a_result_is_a_table_models_and_a_picture(finished: Result) -> None:
+    assert finished.history.columns == COLUMNS
+    assert np.isnan(finished.history["loss"][0])
+    assert len(finished.history.where("loss")) == 3
+    assert finished.history.to_csv().splitlines()[0] == ",".join(COLUMNS)
+    assert "<table>" in finished.history._repr_html_()
+    assert "accuracy_mean" in str(finished.history)
+    assert finished.models.shape == (7, 7850)
+    assert finished.accuracy_worst == finished.nodes["accuracy"][-1].min()
+    assert finished.lowest()[-1] == finished.accuracy_worst
+    labels = [text.get_text() for text in finished.plot().axes[0].get_legend().get_texts()]  # type: ignore[union-attr]
+    assert labels == ["mean of the honest nodes", "worst node of each round", "node that ends lowest"]
+    with pytest.raises(KeyError, match="accuracy_mean"):
+        finished.history["accuracy"]
+
+
+def test_a_finished_run_is_not_repeated_unless_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = tiny(tmp_path)
+    ticks: list[Tick] = []
+    with caplog.at_level(logging.INFO):
+        stored = tiny(tmp_path, progress=ticks.append)
+    assert (stored.reused, ticks) == (True, [])
+    assert "is finished and not repeated" in caplog.text
+    assert "another code version" not in caplog.text
+    assert np.array_equal(stored.models, first.models)
+    assert stored.history.rows() == first.history.rows()
+    assert not tiny(tmp_path, progress=ticks.append, force=True).reused
+    assert [tick.round for tick in ticks] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_by_another_code_version_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny(tmp_path).path
+    assert path is not None
+    proof = path / "certificate.json"
+    proof.write_text(proof.read_text().replace('"code": "', '"code": "0'))
+    tiny(tmp_path)
+    assert "another code version" in caplog.text
+
+
+def test_different_specifications_never_share_a_folder(finished: Result, tmp_path: Path) -> None:
+    others = [tiny(tmp_path, lr=0.2), tiny(tmp_path, seed=1), tiny(tmp_path, attack="foe")]
+    names = {result.path.name for result in (finished, *others) if result.path}
+    assert len(names) == 4
+
+
+def test_nothing_is_kept_when_out_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = tiny(None)
+    assert result.path is None
+    assert result.models.shape == (7, 7850)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash_after(round_: int) -> Any:
+    def progress(tick: Tick) -> None:
+        if tick.round == round_:
+            raise CrashError
+
+    return progress
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attack": "label_flip"},
+        {"attack": "stale"},
+        {"attack": "mimic_heuristic", "attack_params": {"learning_rounds": 4}},
+        {"output": "uniform", "roaming": True, "no_show": 0.2, "local_steps": 2},
+        {"method": "all-to-all", "model": "C(2)-B-R-M-L(10)-S"},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())) or "plain",
+)
+def test_a_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tmp_path: Path) -> None:
+    whole = tiny(tmp_path / "whole", **fields).path
+    with pytest.raises(CrashError):
+        tiny(tmp_path / "crashed", **fields, progress=crash_after(5))
+    assert whole is not None
+    path = tmp_path / "crashed" / whole.name
+    assert [t for t, _ in RunFolder(path).checkpoints] == [4]
+    ticks: list[Tick] = []
+    resume(path, progress=ticks.append)
+    assert [tick.round for tick in ticks] == [5, 6]
+    same_bytes(whole, path)
+
+
+@pytest.mark.parametrize("damage", ["no checkpoint", "truncated checkpoint", "short metrics"])
+def test_without_a_good_checkpoint_a_run_begins_again(
+    finished: Result, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert finished.path is not None
+    with pytest.raises(CrashError):
+        tiny(tmp_path, progress=crash_after(1 if damage == "no checkpoint" else 5))
+    path = tmp_path / finished.path.name
+    if damage == "truncated checkpoint":
+        file = RunFolder(path).checkpoints[0][1]
+        file.write_bytes(file.read_bytes()[:5000])
+    if damage == "short metrics":
+        (path / "metrics.jsonl").write_text("")
+    tiny(tmp_path)  # running again goes on as well
+    same_bytes(finished.path, path)
+    expected = {"no checkpoint": "", "truncated checkpoint": "damaged", "short metrics": "round 0"}
+    assert expected[damage] in caplog.text
+
+
+def test_a_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path: Path) -> None:
+    def interrupt(tick: Tick) -> None:
+        if tick.round == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match="after round 3 of 6, saved; go on with: rpel resume") as stopped:
+        tiny(tmp_path, progress=interrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    path = stopped.value.path
+    assert path is not None
+    assert [t for t, _ in RunFolder(path).checkpoints] == [3]
+    resume(path)
+    assert finished.path is not None
+    same_bytes(finished.path, path)
+
+
+def test_resuming_a_finished_run_returns_it(finished: Result, caplog: pytest.LogCaptureFixture) -> None:
+    assert finished.path is not None
+    with caplog.at_level(logging.INFO):
+        assert resume(finished.path).reused
+    assert "finished" in caplog.text
+
+
+def test_a_changed_specification_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        tiny(tmp_path, progress=crash_after(3))
+    (path,) = tmp_path.iterdir()
+    spec = path / "spec.toml"
+    spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
+    with pytest.raises(ValueError, match="another specification"):
+        resume(path)
+    renamed = path.rename(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"checkpoint in .* belongs to another specification"):
+        resume(renamed)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = np.savez
+
+    def full(file: Any, **arrays: Any) -> None:
+        if len(arrays["record.counts"]) == 4:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        real(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        tiny(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert [t for t, _ in RunFolder(path).checkpoints] == [2]
+    monkeypatch.undo()
+    assert len(resume(path).history) == 6
+
+
+# --- own models, own data, seeds -------------------------------------------------------------------------------------
+
+
+def blobs(seed: int, count: int = 240) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % 3
+    return (rng.normal(size=(count, 5)) + 2 * np.eye(3, 5)[y]).astype(np.float32), y
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def fixed_net(seed: int = 0) -> Net:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net()
+
+
+OWN: dict[str, Any] = {**TINY, "batch_size": 10, "rounds": 12, "lr": 1.0}
+del OWN["model"]
+
+
+def test_any_module_any_data_any_loss(tmp_path: Path) -> None:
+    def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((output - nn.functional.one_hot(target, 3)) ** 2).mean()
+
+    train = torch.utils.data.TensorDataset(*(torch.from_numpy(a) for a in blobs(0)))
+    a = simulate(fixed_net(), train, blobs(1), **OWN, out=tmp_path)
+    b = simulate(fixed_net(), [(x, int(y)) for x, y in zip(*blobs(0), strict=True)], blobs(1), **OWN, out=tmp_path)
+    assert a.path == b.path  # equal data, however they came
+    assert b.reused
+    assert a.accuracy_mean > 0.7
+    others = [
+        simulate(fixed_net(1), blobs(0), blobs(1), **OWN, out=tmp_path),
+        simulate(fixed_net(), blobs(2), blobs(1), **OWN, out=tmp_path),
+        simulate(fixed_net(), blobs(0), blobs(1), squared, **OWN, out=tmp_path),
+    ]
+    assert len({result.path for result in (a, *others)}) == 4
+
+
+def test_what_a_network_or_loss_hides_is_in_its_digest() -> None:
+    def scaled(factor: float) -> Any:
+        return lambda output, target: factor * (output - target).square().mean()
+
+    def with_scale(scale: float) -> Net:
+        net = fixed_net()
+        net.scale = scale  # type: ignore[assignment]
+        return net
+
+    assert digest(scaled(2.0)) == digest(scaled(2.0)) != digest(scaled(3.0))
+    assert digest(partial(scaled, 2.0)) == digest(partial(scaled, 2.0)) != digest(partial(scaled, 3.0))
+    assert digest(with_scale(1.0)) == digest(with_scale(1.0)) != digest(with_scale(2.0))
+    assert digest(nn.NLLLoss()) != digest(nn.NLLLoss(weight=torch.ones(3)))
+    dataset = Dataset("mine", *blobs(0), *blobs(1), 3, (0.0,), (1.0,))
+    other = Dataset("mine", *blobs(2), *blobs(1), 3, (0.0,), (1.0,))
+    assert taken(dataset, None).checksums == taken(dataset, None).checksums != taken(other, None).checksums
+
+
+def test_own_objects_are_needed_again_to_resume(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"model": fixed_net(), "train": blobs(0), "test": blobs(1)}
+    whole = simulate(**own, **OWN, out=tmp_path / "whole").path
+    with pytest.raises(CrashError):
+        simulate(**own, **OWN, out=tmp_path / "crashed", progress=crash_after(5))
+    (path,) = (tmp_path / "crashed").iterdir()
+    with pytest.raises(ValueError, match=r"model of its own.*rpel\.resume"):
+        resume(path)
+    with pytest.raises(ValueError, match="another specification, other data or another model"):
+        resume(path, fixed_net(1), blobs(0), blobs(1))
+    resume(path, **own)
+    assert whole is not None
+    same_bytes(whole, path)
+
+
+def test_half_a_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="train and test go together"):
+        simulate(train=blobs(0), out=None)
+
+
+def test_several_seeds_are_several_runs_with_intervals(tmp_path: Path) -> None:
+    result = tiny(tmp_path, seeds="0-2")
+    assert isinstance(result, Results)
+    assert [run.spec.seed for run in result.runs] == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 3
+    mean, low, high = result.interval("accuracy_mean")
+    assert low < mean < high
+    assert mean == pytest.approx(np.mean([run.accuracy_mean for run in result.runs]))
+    assert result.history["accuracy_mean_low"][-1] == pytest.approx(low)
+    assert result.accuracy_mean == pytest.approx(mean)
+    assert result.models.shape == (3, 7, 7850)
+    assert result.certificate["held"]
+    assert len(result.plot().axes[0].lines) == 3
+    assert result.summary()["intervals"]["accuracy_mean"] == {"mean": mean, "low": low, "high": high}
+    alone = tiny(tmp_path, seed=1)
+    assert alone.reused
+
+
+# --- certificate, faults, methods ------------------------------------------------------------------------------------
+
+
+def test_a_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
+    result = tiny(tmp_path, nodes=20, byzantine=6, pull=6, b_hat=1, confidence=0.01, rounds=3)
+    proof = result.certificate
+    assert not proof["held"]
+    assert proof["max_observed"] > 1
+    assert proof["plan"]["probability"] < 0.01
+    assert result.path is not None
+    found = np.load(result.path / "counts.npz")
+    listed = {(v["round"], v["node"], v["count"]) for v in proof["violations"]}
+    rows, columns = np.nonzero(found["counts"] > 1)
+    met = found["counts"][rows, columns]
+    assert listed == set(zip((rows + 1).tolist(), found["ids"][columns].tolist(), met.tolist(), strict=True))
+    assert proof["violations_total"] == len(listed)
+
+
+def test_rule_method_and_faults_reach_the_engine() -> None:
+    base = tiny(None)
+    assert tiny(None, method="all-to-all").final["messages"] == 8 * 7
+    for fields in ({"rule": "mean"}, {"silent": True}, {"no_show": 0.5}, {"roaming": True}, {"attack": "foe"}):
+        assert not np.array_equal(tiny(None, **fields).models, base.models), fields
+
+
+def test_overflow_stays_plain_json(tmp_path: Path) -> None:
+    result = tiny(tmp_path, rule="mean", attack="foe", attack_params={"zeta": 1e30}, rounds=4)
+    assert result.path is not None
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    rows = [
+        json.loads(line, parse_constant=refuse) for line in (result.path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert None not in rows[-1].values()
+
+
+def test_threads_are_pinned_recorded_and_given_back() -> None:
+    from rpel.kernels.threads import threads
+
+    before = threads(), torch.get_num_threads()
+    assert tiny(None, threads=1).certificate["threads"] == 1
+    assert (threads(), torch.get_num_threads()) == before
+
+
+def test_what_cannot_be_had_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="partition 'writer'"):
+        tiny(None, partition="writer")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="'cuda' is not available"):
+            tiny(None, device="cuda")
+    with pytest.raises(ValueError, match=r"own.*rpel\.simulate"):
+        runs.run(Spec(dataset="own"), Own())

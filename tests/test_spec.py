@@ -1,0 +1,161 @@
+"""What a run is: fields and their errors, presets, TOML, planning, and the hash that names the folder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpel.experiments.settle import settle, spec_hash
+from rpel.experiments.spec import Spec, load, presets, to_toml
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"nods": 5}, ["'nods'", "'nodes'"]),
+    ({"bhat": 5}, ["'bhat'", "'b_hat'"]),
+    ({"nodes": "abc"}, ["nodes", "'abc'", "20"]),
+    ({"nodes": 1}, ["nodes 1", "at least 2"]),
+    ({"nodes": 2.5}, ["nodes", "2.5", "whole number"]),
+    ({"nodes": 10, "byzantine": 5}, ["byzantine 5", "most is 4"]),
+    ({"method": "rpl"}, ["method 'rpl'", "'rpel'"]),
+    ({"dataset": "cifar"}, ["'cifar'", "'cifar10'"]),
+    ({"partition": "dirichlett"}, ["'dirichlett'", "'dirichlet'"]),
+    ({"output": "lst"}, ["'lst'", "'last'"]),
+    ({"device": "gpu"}, ["'gpu'", "cuda"]),
+    ({"confidence": 2}, ["confidence 2", "less than 1"]),
+    ({"no_show": -0.1}, ["no_show -0.1", "at least 0"]),
+    ({"alpha": float("inf")}, ["alpha", "inf"]),
+    ({"lr": "fast"}, ["lr 'fast'", "0.5"]),
+    ({"lr": 0}, ["lr 0", "positive"]),
+    ({"lr": "500:0.5,400:0.1"}, ["500:0.5,400:0.1", "rising"]),
+    ({"lr": [1, 2]}, ["lr [1, 2]"]),
+    ({"seeds": "4-0"}, ["'4-0'", "0-4"]),
+    ({"attack_params": "z"}, ["'z'", "z=1.5"]),
+    ({"silent": "perhaps"}, ["'perhaps'", "true or false"]),
+    ({"pull": "many"}, ["'many'", "plan"]),
+    ({"name": "../x"}, ["'../x'", "letters"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=lambda value: str(value)[:40])
+def test_a_wrong_field_is_one_sentence_with_the_value_and_the_nearest(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        Spec(**fields)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"attack": "alei"}, ["'alei'", "'alie'"]),
+        ({"attack": "alie", "attack_params": {"zeta": 3}}, ["'zeta'", "z"]),
+        ({"rule": "nnm+trimed_mean"}, ["'trimed_mean'", "'trimmed_mean'"]),
+        ({"rule": "gts"}, ["'gts'", "fixed graphs"]),
+        ({"rule": "nnm"}, ["'nnm'", "nnm+trimmed_mean"]),
+        ({"rule": "bulyan", "pull": 12}, ["bulyan", "19 models", "18"]),
+        ({"pull": 20}, ["pull 20", "19"]),
+        (
+            {"nodes": 100, "byzantine": 10, "rounds": 200, "pull": 15},
+            ["b_hat 8", "best_below_half is b_hat 7", "0.9739"],
+        ),
+        ({"pull": 6, "b_hat": 4}, ["b_hat 4", "best_below_half is b_hat 3"]),
+    ],
+)
+def test_parts_that_do_not_exist_or_fit_are_one_sentence(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        settle(Spec(**fields))
+    assert all(word in str(error.value) for word in words), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_numpy_numbers_and_lists_of_seeds_are_taken_as_they_are_meant() -> None:
+    given = Spec(nodes=np.int64(30), lr=np.float32(0.5), attack_params={"z": np.float64(1.5)}, seeds=range(3))
+    assert given == Spec(nodes=30, lr=0.5, attack_params="z=1.5", seeds="0,1,2")
+
+
+def test_what_is_left_out_is_planned() -> None:
+    settled = settle(Spec(nodes=100, byzantine=10, rounds=200))
+    assert (settled.pull, settled.b_hat) == (16, 8)
+    assert settle(Spec(nodes=30, byzantine=6, rounds=200, pull=15)).b_hat == 6
+    assert settle(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 12
+
+
+def test_a_chosen_b_hat_is_certified_with_its_own_probability() -> None:
+    plan = settle(load("mnist-100")).plan
+    assert (plan.pull, plan.b_hat) == (15, 7)
+    assert plan.probability == pytest.approx(0.973938, abs=1e-6)
+
+
+def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
+    settled = settle(load("mnist-100").but(method="all-to-all"))
+    assert (settled.pull, settled.b_hat, settled.plan.probability) == (99, 10, 1.0)
+
+
+def test_presets_hold_the_paper_s_settings() -> None:
+    assert presets() == ["cifar10-20", "femnist-30", "mnist-100", "mnist-30", "quickstart", "scale-100k"]
+    keys = ("nodes", "byzantine", "alpha", "weight_decay", "batch_size", "momentum", "rounds", "pull", "b_hat")
+    rows = {name: tuple(getattr(load(name), key) for key in keys) for name in presets()}
+    assert rows["mnist-100"] == (100, 10, 1, 1e-4, 25, 0.9, 200, 15, 7)
+    assert rows["mnist-30"] == (30, 6, 1, 1e-4, 25, 0.9, 200, 15, None)
+    assert rows["cifar10-20"] == (20, 3, 10, 1e-2, 50, 0.99, 2000, 6, None)
+    assert rows["femnist-30"] == (30, 3, 10, 1e-4, 50, 0.99, 500, 6, None)
+    cifar = load("cifar10-20")
+    rates = [cifar.rate(t) for t in (1, 500, 501, 1000, 1001, 1501, 2000)]
+    assert rates == [0.5, 0.5, 0.1, 0.1, 0.02, 0.004, 0.004]
+    assert all(load(name).rule is None for name in presets())
+
+
+def test_the_quickstart_is_what_one_gets_without_saying_anything() -> None:
+    assert load("quickstart").but(name="run") == Spec()
+
+
+@pytest.mark.parametrize("name", presets())
+def test_toml_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+    spec = load(name).but(attack_params={"z": 1.25, "targeting": "most-exposed"}, seeds="0-2", data_dir='a "b"\\c ü')
+    (tmp_path / "mine.toml").write_text(to_toml(spec), "utf-8")
+    assert load(tmp_path / "mine.toml") == spec
+
+
+def test_a_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("nods = 5\n")
+    with pytest.raises(ValueError, match=r"'nods'.*'nodes'"):
+        load(file)
+    file.write_text("nodes = \n")
+    with pytest.raises(ValueError, match=r"mine\.toml is not TOML"):
+        load(file)
+    with pytest.raises(ValueError, match=r"holds no spec\.toml"):
+        load(tmp_path)
+
+
+MEANT = {
+    "nodes": 21, "byzantine": 3, "pull": 12, "b_hat": 5, "confidence": 0.999, "rounds": 61, "method": "all-to-all",
+    "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
+    "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform", "no_show": 0.1,
+    "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10, "model": "mlp", "dataset": "mnist",
+    "graph": "honest-first", "placement": "adversarial",
+}  # fmt: skip
+NOT_MEANT = {"name": "x", "data_dir": "here", "device": "cuda", "threads": 1, "out": "there", "checkpoint_every": 1}
+
+
+def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
+    assert MEANT.keys() | NOT_MEANT.keys() | {"seeds"} == Spec.model_fields.keys()
+
+
+@given(st.sampled_from(sorted(MEANT)), st.dictionaries(st.sampled_from(sorted(NOT_MEANT)), st.none()))
+def test_the_hash_differs_exactly_when_the_meaning_does(changed: str, others: dict[str, None]) -> None:
+    base = Spec(pull=13, b_hat=4)
+    elsewhere = {key: NOT_MEANT[key] for key in others}
+    assert spec_hash(base, {}) == spec_hash(base.but(**elsewhere), {})
+    assert spec_hash(base, {}) != spec_hash(base.but(**elsewhere, **{changed: MEANT[changed]}), {})
+
+
+def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> None:
+    base = Spec(attack="sf", lr=0.5)
+    assert spec_hash(base, {"a": "1"}) != spec_hash(base, {"a": "2"})
+    assert spec_hash(base, {}) != spec_hash(base, {}, {"model": "1"})
+    planned = settle(base).spec
+    assert spec_hash(base, {}) == spec_hash(planned, {}) == spec_hash(base.but(attack="sign_flipping", lr="60:0.5"), {})

@@ -4,6 +4,7 @@ Runs on the MNIST sample inside the package; `make demo` runs it. The two runs a
 shows them again.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ SETTING: dict[str, Any] = {
     "byzantine": 4,
     "pull": 12,
     "rounds": 60,
-    "dataset": "mnist-sample",
     "attack": "foe",
+    "eval_every": 5,
+    "eval_size": 500,
 }
 OUT = Path("demo")
 
@@ -27,14 +29,23 @@ def main() -> None:
         f"The plan: each node pulls {plan.pull} of 19 peers and survives {plan.b_hat} hostile answers; "
         f"that holds with probability {plan.probability:.6f}."
     )
-    runs = {
-        "RPEL (NNM + trimmed mean)": rpel.simulate(**SETTING, out=OUT),
-        "plain averaging": rpel.simulate(**SETTING, rule="mean", out=OUT),
-    }
+    rules = {"RPEL (NNM + trimmed mean)": None, "plain averaging": "mean"}
+    runs = {name: rpel.simulate(**SETTING, rule=rule, out=OUT, progress=say(name)) for name, rule in rules.items()}
     print(f"\nunder the attack '{SETTING['attack']}'        mean accuracy   worst node")
     for name, run in runs.items():
         print(f"  {name:27} {run.accuracy_mean:13.3f} {run.accuracy_worst:12.3f}")
     draw(runs)
+
+
+def say(name: str) -> Any:
+    """A line on stderr every ten rounds."""
+
+    def progress(tick: Any) -> None:
+        if tick.round % 10 == 0:
+            accuracy = f"accuracy {tick.accuracy_mean:.3f}"
+            print(f"  {name}: round {tick.round} of {tick.rounds}, {accuracy}", file=sys.stderr, flush=True)
+
+    return progress
 
 
 def draw(runs: dict[str, rpel.Result]) -> None:

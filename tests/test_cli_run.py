@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rpel.cli import main
@@ -205,3 +206,28 @@ def test_show_does_not_import_torch() -> None:
         "assert not {'torch', 'numba', 'matplotlib'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_graph_judges_what_the_baselines_assume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("graph", "--nodes", "30", "--byzantine", "6", "--pull", "15")
+    found = json.loads(rpel(*base, "--json", capsys=capsys)[0])
+    assert (found["edges"], found["messages"], found["connectivity_needed"]) == (225, 450, 12)
+    assert found["sufficiently_connected"] == (found["connectivity"] >= 12)
+    picture = tmp_path / "graph.svg"
+    text, _ = rpel(*base, "--placement", "adversarial", "--plot", str(picture), capsys=capsys)
+    assert "b_hat must be b" in text
+    assert "<svg" in picture.read_text()
+
+
+def test_a_graph_is_saved_with_its_run_and_pushing_voids_the_guarantee(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("run", "quickstart", *FLAGS, "--rounds", "2", "--out", str(tmp_path), "--json")
+    on_graph = json.loads(rpel(*base, "--method", "gts", capsys=capsys)[0])
+    with np.load(Path(on_graph["path"]) / "graph.npz") as saved:
+        assert int(saved["adjacency"].sum()) == 32
+        assert saved["hostile"].sum() == 1
+    assert on_graph["certificate"]["guarantee"].startswith("none")
+    flood = ("--method", "el-local", "--attack", "foe", "--attack-params", "flood=true")
+    pushed = json.loads(rpel(*base, *flood, capsys=capsys)[0])
+    assert pushed["certificate"]["guarantee"].startswith("void")

@@ -68,6 +68,7 @@ def certificate(
     versions: Mapping[str, str],
     threads: int,
     data: Mapping[str, str],
+    guarantee: str = "the plan's probability",
     most: int = 1000,
 ) -> dict[str, Any]:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
@@ -81,6 +82,7 @@ def certificate(
     listed = zip(rounds[:most].tolist(), nodes[:most].tolist(), strict=True)
     return {
         "plan": dict(plan),
+        "guarantee": guarantee,
         "held": not len(rounds),
         "max_observed": int(counts.max(initial=0)),
         "histogram": np.bincount(counts.ravel()).tolist() if counts.size else [],

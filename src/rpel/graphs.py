@@ -43,6 +43,10 @@ class Graph:
             table[i, : degree[i]] = np.flatnonzero(row)
         return table
 
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """What is saved with a run: adjacency and weights."""
+        return {"adjacency": self.adjacency, "weights": self.weights}
+
     @property
     def edges(self) -> int:
         return int(self.adjacency.sum()) // 2

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 # Okabe and Ito's palette, told apart by colour-blind readers as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -68,4 +70,27 @@ def messages_against_nodes(
         axes.loglog(nodes, messages, color=colour, marker=marker, markersize=4, label=label)
     axes.set(xlabel="nodes n", ylabel="models sent per round", title=title)
     axes.legend(frameon=False)
+    save(figure, path)
+
+
+def network(
+    path: str | Path,
+    places: "NDArray[np.float64]",
+    edges: Sequence[tuple[int, int]],
+    hostile: "NDArray[np.bool_]",
+    *,
+    title: str,
+) -> None:
+    """A graph: nodes at places (n, 2), hostile ones and their edges in another colour."""
+    figure, axes = canvas(6.0, 6.0)
+    axes.set_axis_off()
+    for a, b in edges:
+        bad = bool(hostile[a] or hostile[b])
+        x, y = places[[a, b]].T
+        axes.plot(x, y, color=COLOURS[1] if bad else "#999999", linewidth=0.7, alpha=0.6, zorder=1)
+    for kind, colour, label in ((~hostile, COLOURS[0], "honest"), (hostile, COLOURS[1], "hostile")):
+        x, y = places[kind].T
+        axes.scatter(x, y, s=70, color=colour, label=label, zorder=2, edgecolor="white", linewidth=0.8)
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="lower right")
     save(figure, path)

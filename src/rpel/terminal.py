@@ -1,5 +1,6 @@
 """What people read in a terminal: results as tables on stdout. Only words and layout; every number is handed in."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -251,9 +252,42 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     verdict = "held" if proof["held"] else f"violated {proof['violations_total']:,} times: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
+    if not proof["guarantee"].startswith("the plan"):
+        rows.append(("guarantee", proof["guarantee"]))
     sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]
     if found["path"] is not None:
         folders = [run["path"] for run in found.get("runs", [found])]
         rows += [("kept in" if i == 0 else "", folder) for i, folder in enumerate(folders)]
     return rows
+
+
+def stdout() -> Console:
+    """Where results go: plain, never broken lines."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+
+def show_graph(console: Console, found: Mapping[str, Any]) -> None:
+    """A fixed graph and whether the assumptions of the methods that use it hold."""
+    console.print(
+        f"[bold]{found['edges']:,} edges[/] among {found['nodes']:,} nodes ({found['graph']}), degrees "
+        f"{found['degree_min']} to {found['degree_max']}: {found['messages']:,} messages a round"
+    )
+    console.print(
+        f"{found['byzantine']:,} hostile ({found['placement']} placement): an honest node has at most "
+        f"{found['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {found['b_hat']}"
+    )
+    if found["placement"] == "adversarial":
+        console.print(
+            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest nodes then "
+            "clip or drop that many neighbours everywhere, which is the price of a fixed graph"
+        )
+    if found["nodes_beyond_b_hat"]:
+        console.print(f"{found['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
+    whole = "is connected" if found["honest_connected"] else "is NOT connected"
+    console.print(f"the honest part {whole}")
+    enough = "holds" if found["sufficiently_connected"] else "does NOT hold"
+    console.print(
+        f"2b-connectivity, which these methods assume, {enough}: {found['connectivity']}-connected, "
+        f"{found['connectivity_needed']} needed"
+    )

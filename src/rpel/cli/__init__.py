@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import rpel
+from rpel.cli.graph import graph
 from rpel.cli.plan import plan
 from rpel.cli.run import resume, run, show
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, run, resume, show):
+for command in (plan, run, resume, show, graph):
     app.command()(command)
 
 

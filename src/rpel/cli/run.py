@@ -3,7 +3,6 @@
 import inspect
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,4 +142,4 @@ def _print(result: "Result", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.summary(), indent=2))
     else:
-        terminal.show_run(Console(file=sys.stdout, highlight=False, soft_wrap=True), result.summary())
+        terminal.show_run(terminal.stdout(), result.summary())

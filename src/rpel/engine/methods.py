@@ -28,6 +28,15 @@ class Method:
     def on_graph(self) -> bool:
         return self.peers == "graph"
 
+    @property
+    def guarantee(self) -> str:
+        """What the plan's probability is worth under this way of choosing peers."""
+        if self.on_graph:
+            return "none: neighbours are fixed, so the law of the pull does not apply; the counts are what was met"
+        if self.peers == "push":
+            return "void: whoever pushes chooses whom it reaches"
+        return "the plan's probability"
+
 
 METHODS = {
     "rpel": Method("pull", "nnm+trimmed_mean"),

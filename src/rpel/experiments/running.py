@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.data import balanced_subset
-from rpel.engine import Setting, Simulation
+from rpel.engine import METHODS, Setting, Simulation
 from rpel.evaluation import Evaluation, certificate
 from rpel.experiments import figure
 from rpel.experiments.environment import Stop, versions
@@ -81,6 +81,9 @@ class Running:
             journal = None
             if self.folder is not None:
                 self.folder.write_text("spec.toml", to_toml(self.spec.but(out="runs")))
+                if self.simulation.graph is not None:
+                    hostile = self.simulation.roster.hostile(1)
+                    self.folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
                 self._restore(self.folder)
                 journal = stack.enter_context(self.folder.journal(self.record.rows))
             while self.record.round < self.spec.rounds:
@@ -157,6 +160,7 @@ class Running:
             versions=versions(),
             threads=self.threads,
             data=self.material.dataset.checksums,
+            guarantee=METHODS[self.spec.method].guarantee,
         )
         models, nodes = np.ascontiguousarray(self.simulation.models(), np.float32), self.record.nodes()
         result = Result(self.spec, Table(self.record.rows), proof, nodes, self.path, kept=models)

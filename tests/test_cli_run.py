@@ -123,7 +123,8 @@ def test_the_end_of_a_run_is_a_short_table_or_json(tmp_path: Path, capsys: pytes
     out, err = rpel(*arguments, "--json", capsys=capsys)
     found = json.loads(out)
     assert "finished and not repeated" in err
-    assert found["certificate"] == {"held": True, "max_observed": 1, "violations_total": 0}
+    proof = found["certificate"]
+    assert proof == {"guarantee": "the plan's probability", "held": True, "max_observed": 1, "violations_total": 0}
     assert (found["reused"], found["pull"], found["b_hat"], found["rounds"]) == (True, 4, 1, 10)
     assert Path(found["path"]).is_dir()
     out, _ = rpel("resume", found["path"], "--json", capsys=capsys)

@@ -67,7 +67,7 @@ def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
         assert all((row[key] is None) == (row["round"] % 2 == 1) for key in EVALUATED)
     assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
     proof = json.loads((path / "certificate.json").read_text())
-    promised = "plan held max_observed histogram violations violations_total seed versions threads data"
+    promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data"
     assert set(proof) == set(promised.split())
     assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
     counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")

@@ -252,7 +252,7 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     verdict = "held" if proof["held"] else f"violated {proof['violations_total']:,} times: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
-    if not proof["guarantee"].startswith("the plan"):
+    if proof["guarantee"] and not proof["guarantee"].startswith("the plan"):
         rows.append(("guarantee", proof["guarantee"]))
     sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _OVER_SEEDS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+_PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 _OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max")
 
 
@@ -87,7 +88,7 @@ class Result:
         plan, spec = self.certificate["plan"], self.spec
         setting = {key: getattr(spec, key) for key in ("name", "dataset", "model", "method", "rule", "attack", "seed")}
         setting |= {key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")}
-        proof = {key: self.certificate[key] for key in ("guarantee", "held", "max_observed", "violations_total")}
+        proof = {key: self.certificate.get(key) for key in _PROVEN}
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
         return setting | last | {"seconds": round(self.seconds, 3), "certificate": proof} | where
@@ -150,7 +151,7 @@ class Results(Result):
         runs = [run.summary() for run in self.runs]
         over = {key: self.interval(key) for key in _OVER_SEEDS}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
-        proof = {key: self.certificate[key] for key in ("guarantee", "held", "max_observed", "violations_total")}
+        proof = {key: self.certificate.get(key) for key in _PROVEN}
         common = {key: value for key, value in runs[0].items() if key not in _OF_ONE_SEED}
         means = {key: values[0] for key, values in over.items()}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
@@ -201,7 +202,7 @@ def _together(tables: Sequence[Table]) -> Table:
 
 def _all_held(certificates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "guarantee": certificates[0]["guarantee"],
+        "guarantee": certificates[0].get("guarantee"),
         "held": all(one["held"] for one in certificates),
         "max_observed": max(one["max_observed"] for one in certificates),
         "violations_total": sum(one["violations_total"] for one in certificates),

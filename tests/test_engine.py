@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
+from rpel import theory
 from rpel.engine.local import Setting, Simulation
 from rpel.engine.network import Roster
 from rpel.kernels import steps
@@ -258,3 +259,33 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
         mean, distance = steps.spread(x)
         np.testing.assert_allclose(mean, x.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-9)
         assert distance == pytest.approx(np.square(x - mean).sum() / 5, rel=1e-6)
+
+
+def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one() -> None:
+    """L, σ, G and the gap are known, momentum is off as in the proof, η is the largest that the theorem allows."""
+    task, n, s, T = Quadratic(nodes=12, noise=0.1), 12, 9, 200
+    red = theory.reduction(n, 0, s, 0)
+    assert red is not None
+    assert red.contracts
+    centre = task.targets.mean(axis=0)
+    G = float(np.sqrt(np.square(task.targets - centre).sum(axis=1).mean()))
+    constants: dict[str, Any] = {
+        "L": 1.0,
+        "sigma": 0.1 * np.sqrt(task.d),
+        "G": G,
+        "gap": float(np.square(centre).sum()) / 2,
+    }
+    sizes: dict[str, Any] = {"nodes": n, "byzantine": 0, "pull": s, "b_hat": 0, "rounds": T}
+    promised = theory.convergence(red, **sizes, **constants)
+    assert promised is not None
+    setting = replace(BASE, **sizes, lr=lambda t: promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
+    run = Simulation(setting, task)
+    gradients, alphas, lambdas = [np.square(run.cohort.x - centre).sum(axis=1)], [], []
+    for _ in range(T):
+        info = run.step(measured=True)
+        gradients.append(np.square(run.cohort.x - centre).sum(axis=1))
+        alphas.append(info.alpha_realised)
+        lambdas.append(info.lambda_realised)
+    assert np.mean(gradients, axis=0).max() <= promised.bound
+    assert np.mean([a for a in alphas if a is not None]) <= red.alpha
+    assert np.mean([a for a in lambdas if a is not None]) <= red.lambda_

@@ -1,7 +1,8 @@
 """The simulator: all honest nodes as one cohort on one machine, driving Algorithm 1 with a simulated network.
 
-Four buffers live as long as the run: models, momenta and gradients (h, d), and the table (2h, d) whose first h rows are
-the half-step models and whose last h rows are room for forged vectors. Nothing else of that size is ever made.
+Three buffers live as long as the run: models and momenta (h, d), and the table (2h, d). Its first h rows are the
+half-step models; its last h rows hold gradients in the local step and forged vectors in the exchange. Nothing else of
+that size is ever made.
 """
 
 from dataclasses import dataclass, field
@@ -68,11 +69,11 @@ class Simulation:
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = setting.nodes if self.everybody else setting.nodes - setting.byzantine
         x = np.tile(task.initial(), (h, 1))
-        self.table: Models = np.empty((h if self.everybody else 2 * h, task.d), dtype=x.dtype)
+        self.table: Models = np.empty((2 * h, task.d), dtype=x.dtype)
         self.network = SimulatedNetwork(
             self.roster, attack, self.rule, self.table, setting.seed, setting.no_show, setting.silent
         )
-        self._gradients: Models = np.empty_like(x)
+        self._gradients = self.table[h:]  # gradients are spent before anything is forged
         self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
         self._chosen_round = 1 + (draws(setting.seed, "output", 0, np.arange(h), 1)[:, 0] * setting.rounds).astype(int)
         self._chosen = x.copy() if setting.output == "uniform" else None

@@ -184,6 +184,13 @@ def test_a_non_finite_centre_is_refused() -> None:
             rule(x)
 
 
+def test_a_pivot_stays_the_pivot_when_vectors_before_it_are_left_out() -> None:
+    x = cloud(27, 8, 4)
+    x[1] = np.nan
+    rest = np.delete(x, 1, axis=0)
+    np.testing.assert_allclose(A.monna(3, pivot=4)(x), A.monna(2, pivot=3)(rest), atol=1e-12)
+
+
 def test_a_pre_aggregation_alone_hands_non_finite_rows_through() -> None:
     x = cloud(25, 7, 3)
     x[2] = np.inf

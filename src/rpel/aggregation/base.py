@@ -21,13 +21,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import compiled, plain
-
-Array = Any
-"""A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from rpel.aggregation.arrays import (
+    Array,
+    Floats,
+    Integers,
+    check_index,
+    deliver,
+    empty_like,
+    host,
+    kernels_for,
+    lend,
+    nbytes,
+    to_kernels,
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Rule(ABC):
     # --- what all rules share ---
 
     pivot: int | None = field(default=None, kw_only=True)
-    """The column that must be finite, for rules that trust one vector more than the others."""
+    """The column a rule trusts more than the others: it must be finite, and it is brought to the front."""
 
     def with_f(self, f: int) -> Self:
         """The same rule for another number of hostile vectors."""
@@ -153,6 +159,8 @@ class Rule(ABC):
         self, table: Array, index: Integers, *, out: Array | None = None, kernels: ModuleType | None = None
     ) -> Array:
         kernels = kernels or kernels_for(table)
+        if self.pivot:
+            index = np.concatenate([index[:, [self.pivot]], np.delete(index, self.pivot, axis=1)], axis=1)
         groups = list(self._groups(kernels, table, index))
         if len(groups) == 1:
             return self.run(groups[0], out=out)
@@ -185,7 +193,7 @@ class Rule(ABC):
         if self.f is not None:
             fewest = int(present.sum(axis=1).min(initial=present.shape[1]))
             self.check(fewest, self.f)
-        if self.pivot is not None and not usable[:, self.pivot].all():
+        if self.pivot is not None and not usable[:, 0].all():
             raise ValueError(f"{self.name} needs a finite vector in column {self.pivot}, its centre")
 
     def check(self, m: int, f: int) -> None:
@@ -205,102 +213,3 @@ def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:
         run(group, out=result[first : first + count])
     else:
         result[group.victims] = run(group)
-
-
-# --- arrays of any kind ----------------------------------------------------------------------------------------------
-
-
-def is_tensor(x: Array) -> bool:
-    """True for torch tensors, without importing torch for anybody else."""
-    return hasattr(x, "detach")
-
-
-def kernels_for(table: Array) -> ModuleType:
-    """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
-    if is_tensor(table):
-        from rpel.kernels import tensor
-
-        return tensor
-    return compiled
-
-
-def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
-    """The array in a form the kernels take, and the way back to the caller's kind and dtype.
-
-    Tensors in main memory are lent to the compiled kernels without a copy; half precision is computed in float32.
-    """
-    if is_tensor(x):
-        return _from_torch(x, name)
-    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
-        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise ValueError(f"{name} needs an array of floats, not {kind}")
-    dtype = x.dtype
-    wide = np.ascontiguousarray(x, dtype=np.float64 if dtype.itemsize >= 8 else np.float32)
-    return wide, lambda result: result.astype(dtype, copy=False)
-
-
-def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
-    import torch
-
-    if not x.is_floating_point():
-        raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
-    dtype, wide = x.dtype, x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
-    if wide.device.type == "cpu":
-        return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
-    return wide, lambda result: result.to(dtype)
-
-
-def deliver(compute: Callable[[Array | None], Array], out: Array | None, back: Callable[[Array], Array]) -> Array:
-    """Compute into ``out`` where the kernels can write there, else compute and copy; without ``out`` a new array."""
-    if out is None:
-        return back(compute(None))
-    place = out.detach().numpy() if is_tensor(out) and out.device.type == "cpu" and out.dtype.itemsize >= 4 else out
-    if is_tensor(place) or place.dtype.itemsize >= 4:
-        compute(place)
-    else:
-        out[...] = back(compute(None))
-    return out
-
-
-def lend(array: Any, table: Array) -> Array:
-    """A NumPy array where the table is: itself, or a tensor on the table's device."""
-    if not is_tensor(table):
-        return array
-    import torch
-
-    return torch.as_tensor(array, device=table.device)
-
-
-def host(x: Array) -> Any:
-    """A small result of the kernels as a NumPy array."""
-    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
-
-
-def empty_like(table: Array, rows: int) -> Array:
-    """An uninitialised (rows, d) array of the table's kind."""
-    return (
-        table.new_empty((rows, table.shape[1])) if is_tensor(table) else np.empty((rows, table.shape[1]), table.dtype)
-    )
-
-
-def nbytes(table: Array) -> int:
-    return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
-
-
-def check_index(name: str, table: Array, index: Array) -> Integers:
-    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
-    rows = host(index)
-    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
-        raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
-    if rows.dtype.kind not in "iu":
-        raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
-    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
-        raise ValueError(f"{name}: index entries lie between −1 and {len(table) - 1}, not {rows.min()} to {rows.max()}")
-    absent = rows < 0
-    if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
-        raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")
-    return rows
-
-
-__all__ = ["Array", "Group", "Rule", "host", "kernels_for", "plain", "to_kernels"]

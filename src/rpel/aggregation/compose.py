@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
-from rpel.aggregation import gossip, preaggregation, rules
+from rpel.aggregation import gossip, iterated, preaggregation, rules
 from rpel.aggregation.base import Rule
 from rpel.aggregation.preaggregation import Mixed, Mixer
 
@@ -15,8 +15,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "trimmed_mean": rules.trimmed_mean,
     "krum": rules.krum,
     "multi_krum": rules.multi_krum,
-    "geometric_median": rules.geometric_median,
-    "centered_clipping": rules.centered_clipping,
+    "geometric_median": iterated.geometric_median,
+    "centered_clipping": iterated.centered_clipping,
     "mda": rules.mda,
     "monna": rules.monna,
     "meamed": rules.meamed,

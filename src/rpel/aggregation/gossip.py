@@ -12,7 +12,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.base import Array, Floats, Group, Rule, check_index, deliver, host, kernels_for, to_kernels
+from rpel.aggregation.arrays import Array, Floats, check_index, deliver, host, kernels_for, to_kernels
+from rpel.aggregation.base import Group, Rule
 
 TOLERANCE = 1e-12
 

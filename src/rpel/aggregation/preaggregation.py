@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.base import Array, Floats, Group, Integers, Rule, host, is_tensor, kernels_for, nbytes, to_kernels
-from rpel.aggregation.rules import Coordinatewise, _checked
+from rpel.aggregation.arrays import Array, Floats, Integers, host, is_tensor, kernels_for, nbytes, to_kernels
+from rpel.aggregation.base import Group, Rule
+from rpel.aggregation.rules import Coordinatewise, checked
 from rpel.randomness import stream
 
 Mixing = Integers | Floats
@@ -88,7 +89,7 @@ def nnm(f: int) -> Mixer:
     array([[0.5], [0.5], [5. ]])
     """
 
-    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, f=_checked("nnm", f))
+    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, f=checked("nnm", f))
 
 
 def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
@@ -109,7 +110,7 @@ def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
             np.put_along_axis(weights[:, bucket], members, 1 / members.shape[1], axis=1)
         return weights
 
-    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=_checked("bucketing", f))
+    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=checked("bucketing", f))
 
 
 def _scaled(factors: Floats) -> Floats:
@@ -130,7 +131,7 @@ def clipping(c: float = 2.0, f: int | None = None) -> Mixer:
     """
     if not c >= 0:
         raise ValueError(f"clipping needs a length c of 0 or more, not {c}")
-    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=_checked("clipping", f))
+    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=checked("clipping", f))
 
 
 def arc(f: int) -> Mixer:
@@ -147,7 +148,7 @@ def arc(f: int) -> Mixer:
         limit = np.sort(norms, axis=1)[:, g.m - cut - 1]
         return _scaled(_clip(norms, limit[:, None]))
 
-    return Mixer("arc", mix, f=_checked("arc", f))
+    return Mixer("arc", mix, f=checked("arc", f))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.base import Array, Floats, Group, Integers, Rule, empty_like, host, is_tensor
+from rpel.aggregation.arrays import Array, Floats, Integers
+from rpel.aggregation.base import Group, Rule
 
 Kappa = Callable[[int, int], float]
 
@@ -47,7 +48,7 @@ class Coordinatewise(Rule):
         return None if self.known_kappa is None or self.f is None else self.known_kappa(m, self.f)
 
 
-def _checked(name: str, f: int | None) -> int | None:
+def checked(name: str, f: int | None) -> int | None:
     if f is not None and (isinstance(f, bool) or not isinstance(f, int | np.integer) or f < 0):
         raise ValueError(f"{name} needs a whole number f of hostile vectors, 0 or more, not {f!r}")
     return None if f is None else int(f)
@@ -69,7 +70,7 @@ def mean(f: int | None = None) -> Rule:
     >>> mean()(np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([2., 3.])
     """
-    return Linear("mean", lambda g: np.full(g.index.shape, 1 / g.m), f=_checked("mean", f))
+    return Linear("mean", lambda g: np.full(g.index.shape, 1 / g.m), f=checked("mean", f))
 
 
 def krum_scores(squared: Floats, f: int) -> Floats:
@@ -90,7 +91,7 @@ def krum(f: int) -> Rule:
         best = np.argmin(krum_scores(g.pairwise(), g.f), axis=1)
         return _chosen(len(best), g.m, best[:, None])
 
-    return Linear("krum", weights, theory.kappa_krum, f=_checked("krum", f))
+    return Linear("krum", weights, theory.kappa_krum, f=checked("krum", f))
 
 
 def multi_krum(f: int) -> Rule:
@@ -104,7 +105,7 @@ def multi_krum(f: int) -> Rule:
         order = np.argsort(krum_scores(g.pairwise(), g.f), axis=1, kind="stable")
         return _chosen(len(order), g.m, order[:, : g.m - g.f])
 
-    return Linear("multi_krum", weights, f=_checked("multi_krum", f))
+    return Linear("multi_krum", weights, f=checked("multi_krum", f))
 
 
 def monna(f: int, pivot: int = 0) -> Rule:
@@ -115,11 +116,11 @@ def monna(f: int, pivot: int = 0) -> Rule:
     """
 
     def weights(g: Group) -> Floats:
-        near = g.to(pivot)
-        near[:, pivot] = -1  # the own vector first, even among equals
+        near = g.to(0)  # the base brings the pivot to the front
+        near[:, 0] = -1  # first even among equals
         return _chosen(len(near), g.m, np.argsort(near, axis=1, kind="stable")[:, : g.m - g.f])
 
-    return Linear("monna", weights, f=_checked("monna", f), pivot=pivot)
+    return Linear("monna", weights, f=checked("monna", f), pivot=pivot)
 
 
 def _subsets(name: str, m: int, f: int) -> Integers:
@@ -147,7 +148,7 @@ def mda(f: int) -> Rule:
             best.append(sets[np.argmin(diameter)])
         return _chosen(len(best), g.m, np.array(best))
 
-    return Linear("mda", weights, f=_checked("mda", f))
+    return Linear("mda", weights, f=checked("mda", f))
 
 
 def _centred_gram(squared: Floats, c: Floats) -> Floats:
@@ -173,7 +174,7 @@ def smea(f: int) -> Rule:
             best.append(sets[np.argmin(np.linalg.eigvalsh(gram)[:, -1])])
         return _chosen(len(best), g.m, np.array(best))
 
-    return Linear("smea", weights, f=_checked("smea", f))
+    return Linear("smea", weights, f=checked("smea", f))
 
 
 def caf(f: int) -> Rule:
@@ -186,7 +187,7 @@ def caf(f: int) -> Rule:
     def weights(g: Group) -> Floats:
         return np.array([_caf_weights(squared, g.f) for squared in g.pairwise()]).reshape(-1, g.m)
 
-    return Linear("caf", weights, f=_checked("caf", f))
+    return Linear("caf", weights, f=checked("caf", f))
 
 
 def _caf_weights(squared: Floats, f: int) -> Floats:
@@ -212,112 +213,6 @@ def _caf_weights(squared: Floats, f: int) -> Floats:
     return best
 
 
-# --- iterated rules --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Iterated(Rule):
-    """z moves towards a weighted sum of the vectors, weights from the current distances ‖x_i − z‖, a few times over.
-
-    ``step(distances (h, m), group)`` gives the vectors' weights (h, m); what they leave of 1 stays on z itself.
-    """
-
-    step: Callable[[Floats, Group], Floats]
-    start: Any  # "zero", "own", "median" or a vector (d,)
-    iterations: int
-    tol: float | None = None
-    known_kappa: Kappa | None = None
-
-    def kappa(self, m: int) -> float | None:
-        return None if self.known_kappa is None or self.f is None else self.known_kappa(m, self.f)
-
-    def run(self, group: Group, out: Array | None = None) -> Array:
-        z = empty_like(group.table, len(group.index)) if out is None else out
-        anchor = self._begin(group, z)
-        mine = np.zeros(group.index.shape)  # z = anchor share · anchor + Σ mine_j x_j
-        mine[:, 0] = 1.0 if anchor is None else 0.0
-        rest = np.zeros(len(mine)) if anchor is None else np.ones(len(mine))
-        for _ in range(self.iterations):
-            distances = np.sqrt(group.to_origin(z))
-            weights = self.step(distances, group)
-            keep = 1 - weights.sum(axis=1)
-            keep[np.abs(keep) < 1e-15] = 0.0
-            before, mine, rest = mine, keep[:, None] * mine + weights, keep * rest
-            self._place(group, mine, rest, anchor, z)
-            if self.tol is not None and np.abs(mine - before).max(initial=0.0) <= self.tol:
-                break
-        return z
-
-    def _begin(self, group: Group, z: Array) -> Any:
-        """Write the starting point into z; it is the own vector (None) or something outside the m vectors."""
-        if isinstance(self.start, str) and self.start == "own":
-            weights = np.zeros(group.index.shape)
-            weights[:, 0] = 1.0
-            group.combine(weights, z)
-            return None
-        if isinstance(self.start, str) and self.start == "median":
-            group.coordinatewise("median", 0, out=z)
-            return "median"
-        anchor = 0.0 if isinstance(self.start, str) else self.start
-        z[:] = anchor
-        return anchor
-
-    def _place(self, group: Group, mine: Floats, rest: Floats, anchor: Any, z: Array) -> None:
-        group.combine(mine, z)
-        if anchor is not None and not isinstance(anchor, str) and rest.any() and np.any(host(anchor) != 0):
-            share = z.new_tensor(rest) if is_tensor(z) else rest.astype(z.dtype)
-            z += share[:, None] * anchor
-
-
-def geometric_median(
-    nu: float = 0.1, iterations: int = 3, tol: float | None = None, start: str = "zero", f: int | None = None
-) -> Rule:
-    """Smoothed Weiszfeld iterations; a point near most vectors (Pillutla et al., 2022).
-
-    By default truncated (three iterations from zero, ν absolute), a form for which no κ holds. With ``tol`` it runs to
-    convergence (weights move by at most tol) with ν relative to the vectors' spread, from the coordinate-wise median.
-
-    >>> geometric_median(tol=1e-9)(np.array([[0.0], [1.0], [50.0]])).round(2)
-    array([1.])
-    """
-    converge = tol is not None
-    begin = "median" if converge and start == "zero" else start
-    if begin not in ("zero", "own", "median"):
-        raise ValueError(f"geometric_median starts at zero, own or median, not {start!r}")
-
-    def step(distances: Floats, g: Group) -> Floats:
-        smallest = nu * np.median(distances, axis=1, keepdims=True) * 1e-3 if converge else nu
-        beta = 1 / np.maximum(distances, np.maximum(smallest, np.finfo(np.float64).tiny))
-        beta /= beta.max(axis=1, keepdims=True)  # the scale cancels; this one cannot overflow
-        return np.asarray(beta / beta.sum(axis=1, keepdims=True))
-
-    kappa = theory.kappa_median if converge else None
-    count = 1000 if converge else iterations
-    return Iterated("geometric_median", step, begin, count, tol, kappa, f=_checked("geometric_median", f))
-
-
-def centered_clipping(center: Any = "own", iterations: int = 1, tau: float = 100.0, f: int | None = None) -> Rule:
-    """Move the centre by the mean of the differences to it, each clipped to length τ (Karimireddy et al., 2021).
-
-    >>> centered_clipping("zero", iterations=1, tau=1.0)(np.array([[1.0], [0.5], [90.0]])).round(4)
-    array([0.8333])
-    """
-    if isinstance(center, str) and center not in ("own", "zero"):
-        raise ValueError(f"centered_clipping has center 'own', 'zero' or a vector, not {center!r}")
-    if not isinstance(center, str) and not np.isfinite(host(center)).all():
-        raise ValueError("centered_clipping needs a finite centre")
-    if not tau > 0 or iterations < 1:
-        raise ValueError(f"centered_clipping needs tau > 0 and iterations >= 1, not {tau} and {iterations}")
-
-    def step(distances: Floats, g: Group) -> Floats:
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.minimum(1.0, tau / distances) / g.m)
-
-    own = isinstance(center, str) and center == "own"
-    name = "centered_clipping"
-    return Iterated(name, step, center, iterations, f=_checked(name, f), pivot=0 if own else None)
-
-
 # --- coordinate-wise rules -------------------------------------------------------------------------------------------
 
 
@@ -327,7 +222,7 @@ def trimmed_mean(f: int) -> Rule:
     >>> trimmed_mean(1)(np.array([[0.0], [1.0], [2.0], [90.0]]))
     array([1.5])
     """
-    return Coordinatewise("trimmed_mean", "trimmed_mean", theory.kappa_trimmed_mean, f=_checked("trimmed_mean", f))
+    return Coordinatewise("trimmed_mean", "trimmed_mean", theory.kappa_trimmed_mean, f=checked("trimmed_mean", f))
 
 
 def median(f: int | None = None) -> Rule:
@@ -336,7 +231,7 @@ def median(f: int | None = None) -> Rule:
     >>> median()(np.array([[0.0], [1.0], [90.0]]))
     array([1.])
     """
-    return Coordinatewise("median", "median", theory.kappa_median, f=_checked("median", f))
+    return Coordinatewise("median", "median", theory.kappa_median, f=checked("median", f))
 
 
 def meamed(f: int) -> Rule:
@@ -345,7 +240,7 @@ def meamed(f: int) -> Rule:
     >>> meamed(1)(np.array([[0.0], [1.0], [90.0]]))
     array([0.5])
     """
-    return Coordinatewise("meamed", "meamed", f=_checked("meamed", f))
+    return Coordinatewise("meamed", "meamed", f=checked("meamed", f))
 
 
 @dataclass(frozen=True)
@@ -382,4 +277,4 @@ def bulyan(f: int) -> Rule:
     >>> bulyan(1)(np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [90.0]]))
     array([2.])
     """
-    return Bulyan("bulyan", f=_checked("bulyan", f))
+    return Bulyan("bulyan", f=checked("bulyan", f))

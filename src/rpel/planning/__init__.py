@@ -1,0 +1,31 @@
+"""How many peers must each node pull, how many hostile answers must it survive, and with what certainty?
+
+Node i meets b_i^t ~ Hypergeometric(n−1, b, s) hostile peers in round t, independently over honest nodes and rounds, so
+
+    P(max over i, t ≤ k) = F(k)^{hT}        F = CDF of that law, h = n − b
+
+holds exactly, and no simulation is needed (the paper's Remark 2 thinks otherwise). Law of this file: whether b̂ is a
+minority is decided in integers, and one half never is.
+
+`question` has the exact law and the search, `algorithm2` the paper's own ways, `answer` the plan, `figures` its
+pictures.
+"""
+
+from rpel.planning.algorithm2 import default_grid, simulate_max
+from rpel.planning.answer import Choice, Method, Plan, mis_specified, plan, theorem
+from rpel.planning.figures import draw
+from rpel.planning.question import max_byzantine_cdf, quantiles
+
+__all__ = [
+    "Choice",
+    "Method",
+    "Plan",
+    "default_grid",
+    "draw",
+    "max_byzantine_cdf",
+    "mis_specified",
+    "plan",
+    "quantiles",
+    "simulate_max",
+    "theorem",
+]

@@ -171,9 +171,12 @@ class Rule(ABC):
 
     def _groups(self, kernels: ModuleType, table: Array, index: Integers) -> Iterator[Group]:
         """Victims with equally many present and equally many non-finite vectors, in pieces of bounded size."""
-        present = index >= 0
-        finite = np.concatenate([host(kernels.finite_rows(table)), [False]])
-        usable = finite[index]  # −1 looks up the False at the end
+        finite = np.append(host(kernels.finite_rows(table)), False)
+        if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
+            self.check(index.shape[1], self.f or 0)
+            yield from _pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index))))
+            return
+        present, usable = index >= 0, finite[index]  # −1 looks up the False at the end
         left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
         self._check_rows(present, usable, hostile)
         for m, g in np.unique(np.stack([left, hostile], axis=1), axis=0):
@@ -181,9 +184,7 @@ class Rule(ABC):
             f = max(0, (self.f or 0) - int(g))
             self.check(int(m), f)
             rows = index[victims][usable[victims]].reshape(len(victims), m)
-            step = max(1, nbytes(table) // 50 // (8 * int(m) ** 2))  # distances in 2 % of the table
-            for start in range(0, len(victims), step):
-                yield Group(kernels, table, rows[start : start + step], f, victims[start : start + step])
+            yield from _pieces(Group(kernels, table, rows, f, victims))
 
     def _check_rows(self, present: NDArray[np.bool_], usable: NDArray[np.bool_], hostile: Integers) -> None:
         if self.f is not None and hostile.max(initial=0) > self.f:
@@ -204,6 +205,14 @@ class Rule(ABC):
                 f"{self.name} with f={f} needs at least m={max(1, self.least(f))} vectors, not {m}"
                 + (f": at most f={most} for m={m}" if m >= 1 else "")
             )
+
+
+def _pieces(group: Group) -> Iterator[Group]:
+    """The group cut so that the distances of a piece take at most 4 % of the table (one victim at the least)."""
+    step = max(1, nbytes(group.table) // 25 // (8 * group.m**2))
+    for start in range(0, len(group.index), step):
+        piece = slice(start, start + step)
+        yield replace(group, index=group.index[piece], victims=group.victims[piece])
 
 
 def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:

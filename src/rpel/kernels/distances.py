@@ -294,13 +294,13 @@ def to_rows(table: Floats, index: Int64, origin: Int64, extra: Floats = _NOWHERE
     >>> to_rows(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[1, 0, -1]]), np.array([1]))
     array([[ 0., 25.,  0.]])
     """
-    h, m = index.shape
     local = np.column_stack([origin, np.where(index < 0, origin[:, None], index)])
-    tiles = to_first(m)
-    if h >= 4 or table.shape[1] <= _GROUP_COLUMNS:
-        return np.where(index < 0, 0.0, victim_sums(table, extra, local, tiles))
-    starts = np.arange(h)[:, None] * (m + 1)
-    all_first = np.append((np.arange(h)[:, None] * m + tiles.first[:-1]).ravel(), h * m)
-    members = (starts + tiles.members).ravel()
-    values = pair_sums(table, extra, Tiles(local.ravel(), (starts + tiles.anchors).ravel(), all_first, members))
-    return np.where(index < 0, 0.0, values.reshape(h, m))
+    rows, compact = _distinct(local, len(table) + len(extra) // table.shape[1])
+    u = len(rows)
+    if table.shape[1] <= _GROUP_COLUMNS or 4 * u * u > max(table.nbytes // 25, 1 << 22) or not _fits(table, u):
+        return np.where(index < 0, 0.0, victim_sums(table, extra, local, to_first(index.shape[1])))
+    low, high = np.minimum(compact[:, :1], compact[:, 1:]), np.maximum(compact[:, :1], compact[:, 1:])
+    slot = np.zeros((u, u), np.int32)
+    slot[low, high] = np.where(low != high, -1, 0)
+    total = np.append(pair_sums(table, extra, cut_tiles(rows, slot)), 0.0)  # slot 0, a row and itself, finds the 0
+    return total[slot[low, high] - 1]

@@ -83,7 +83,7 @@ def test_optimised_hostile_vectors_stay_within_kappa(case: tuple[str, dict[str, 
     """The hostile vectors climb: first along the directions in which the honest vary most, then by random steps."""
     name, parameters, m, f = case
     rule, coins = rpel.rule(name, **parameters), np.random.default_rng(3)
-    for seed in range(5):
+    for seed in range(1 if "tol" in parameters else 5):  # converging costs many passes
         honest = cloud(seed, m - f, 6)
         centre = honest.mean(axis=0)
         _, _, axes = np.linalg.svd(honest - centre)

@@ -34,15 +34,20 @@ class Iterated(Rule):
         mine = np.zeros(group.index.shape)  # z = anchor share · anchor + Σ mine_j x_j
         mine[:, 0] = 1.0 if anchor is None else 0.0
         rest = np.zeros(len(mine)) if anchor is None else np.ones(len(mine))
+        moving = np.ones(len(mine), dtype=bool)
         for _ in range(self.iterations):
-            distances = np.sqrt(group.to_origin(z))
-            weights = self.step(distances, group)
+            weights = self.step(np.sqrt(group.to_origin(z)), group)
             keep = 1 - weights.sum(axis=1)
             keep[np.abs(keep) < 1e-15] = 0.0
-            before, mine, rest = mine, keep[:, None] * mine + weights, keep * rest
+            # A victim that has converged stays where it is, so that its result does not depend on the others.
+            after = np.where(moving[:, None], keep[:, None] * mine + weights, mine)
+            rest = np.where(moving, keep * rest, rest)
+            shift, mine = np.abs(after - mine).max(axis=1), after
             self._place(group, mine, rest, anchor, z)
-            if self.tol is not None and np.abs(mine - before).max(initial=0.0) <= self.tol:
-                break
+            if self.tol is not None:
+                moving &= shift > self.tol
+                if not moving.any():
+                    break
         return z
 
     def _begin(self, group: Group, z: Array) -> Any:

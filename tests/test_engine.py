@@ -205,6 +205,20 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
     np.testing.assert_array_equal(x[2], table[2])
 
 
+@pytest.mark.parametrize("method", ["rpel", "nna", "gts", "d-psgd", "el-local"])
+def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
+    """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
+    pull = 14 if method == "nna" else 8
+    run = Simulation(replace(BASE, method=method, pull=pull, b_hat=3, lr=lambda t: 0.1), Quadratic())
+    run.cohort.x[4] = np.inf
+    for _ in range(3):
+        with np.errstate(invalid="ignore"):
+            run.step()
+    healed: Array = np.isfinite(run.cohort.x).all(axis=1)
+    assert healed[np.arange(12) != 4].all()
+    assert healed[4] == (method in ("rpel", "el-local"))
+
+
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     run = simulation(replace(BASE, attack="label_flip"), Quadratic(nodes=15))
     info = run.step()

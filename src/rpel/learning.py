@@ -6,12 +6,14 @@ is b̂ of the number of peers *asked*, never of those that answered, so that sil
 """
 
 from collections.abc import Generator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
 from rpel.aggregation.gossip import GraphRule
+from rpel.kernels.compiled import finite_rows
 from rpel.kernels.steps import momentum_step
 from rpel.types import Cohort, Exchange, Inbox, Integers, Models, Schedule, Topology
 
@@ -43,22 +45,32 @@ def exchange(
 
 
 def mix(half: Models, inbox: Inbox, rule: Rule, out: Models | None = None) -> Models:
-    """Line 9, with the policy for missing answers: fewer than the rule needs, and the node keeps its half-step."""
-    if isinstance(rule, GraphRule):
-        mixed = rule.aggregate(inbox.table, inbox.index, weights=inbox.weights, hostile=inbox.hostile, out=out)
-        return np.asarray(mixed)
-    short = degraded(inbox, rule)
-    if not short.any():
-        return np.asarray(rule.aggregate(inbox.table, inbox.index, out=out))
+    """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step."""
+    kept = degraded(inbox, rule)
+    if not kept.any():
+        return _aggregated(inbox, rule, slice(None), out)
     x = np.array(half) if out is None else out
-    x[short] = half[short]
-    x[~short] = rule.aggregate(inbox.table, inbox.index[~short])
+    x[kept] = half[kept]
+    if not kept.all():
+        x[~kept] = _aggregated(inbox, rule, ~kept, None)
     return x
 
 
-def degraded(inbox: Inbox, rule: Rule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """(h,) True where too few answers came to survive the rule's f: k < 2 b̂."""
+def degraded(inbox: Inbox, rule: Rule) -> NDArray[np.bool_]:
+    """(h,) True where too few answers came (k < 2 b̂), too many are not finite, or a trusted own model is not."""
+    finite = np.append(finite_rows(inbox.table), False)
+    present, usable = inbox.index >= 0, finite[inbox.index]  # −1 looks up the False at the end
+    blind = ~usable[:, 0] if rule.pivot is not None else np.zeros(len(usable), dtype=bool)
     if isinstance(rule, GraphRule):
-        return np.zeros(len(inbox.index), dtype=bool)
-    present = (inbox.index >= 0).sum(axis=1)
-    return np.asarray(present < rule.least(rule.f or 0))
+        return blind
+    short = present.sum(axis=1) < rule.least(rule.f or 0)
+    lost = (present & ~usable).sum(axis=1) > (present.shape[1] if rule.f is None else rule.f)
+    return np.asarray(blind | short | lost | ~usable.any(axis=1))
+
+
+def _aggregated(inbox: Inbox, rule: Rule, nodes: Any, out: Models | None) -> Models:
+    if not isinstance(rule, GraphRule):
+        return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], out=out))
+    weights = None if inbox.weights is None else inbox.weights[nodes]
+    hostile = None if inbox.hostile is None else inbox.hostile[nodes]
+    return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], weights=weights, hostile=hostile, out=out))

@@ -214,7 +214,7 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     for _ in range(3):
         with np.errstate(invalid="ignore"):
             run.step()
-    healed: Array = np.isfinite(run.cohort.x).all(axis=1)
+    healed = np.asarray(np.isfinite(run.cohort.x).all(axis=1))
     assert healed[np.arange(12) != 4].all()
     assert healed[4] == (method in ("rpel", "el-local"))
 

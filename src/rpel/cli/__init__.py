@@ -12,6 +12,7 @@ import typer
 import rpel
 from rpel.cli.graph import graph
 from rpel.cli.plan import plan
+from rpel.cli.report import report
 from rpel.cli.run import resume, run, show
 
 # typer carries its own click, whose UsageError it does not export
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, run, resume, show, graph):
+for command in (plan, run, resume, show, graph, report):
     app.command()(command)
 
 

@@ -1,0 +1,202 @@
+"""Panels as SVG, made here and not in the browser, so that they are there without JavaScript and on paper.
+
+Colours are classes (c0, c1, …) that the page's style fills in for light and dark; a curve is one group that the page's
+script hides and shows.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.plots import COLOURS
+from rpel.report.settings import HUGE, METRICS, Panel, Setting
+
+WIDTH, HEIGHT = 480, 290
+LEFT, RIGHT, TOP, BOTTOM = 48, 464, 12, 250
+_FLOOR, _CEILING = 1e-12, 1e12  # what logarithmic axes show
+_MARKS = ("M-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0", "M-3-3h6v6h-6z", "M0-4L4 3H-4z", "M0-4L4 0L0 4L-4 0z")
+_BARS = 24
+_MANY = 40  # points from which on they are not marked one by one
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to places: linear, or logarithmic where values stay within what it shows.
+
+    >>> Axis(0, 1, 100, 0).places(np.array([0.0, 0.25, 1.0])).tolist()
+    [100.0, 75.0, 0.0]
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def places(self, values: Floats) -> Floats:
+        low, high = self.low, self.high
+        inside = np.clip(values, low, high)
+        if self.log:
+            inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
+        return np.asarray(self.start + (inside - low) / (high - low) * (self.end - self.start))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(value, label), about five of them."""
+        if not self.log:
+            step = nice_step((self.high - self.low) / 5)
+            return [(k * step, f"{k * step:,.10g}") for k in range(math.floor(self.high / step + 1e-9) + 1)]
+        first, last = round(math.log10(self.low)), round(math.log10(self.high))
+        return [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, math.ceil((last - first) / 6))]
+
+
+def nice_step(least: float) -> float:
+    """The least of 1, 2 or 5 times a power of ten that is not below.
+
+    >>> nice_step(0.2), nice_step(12), nice_step(40)
+    (0.2, 20.0, 50.0)
+    """
+    power = 10.0 ** math.floor(math.log10(least) + 1e-9)
+    return next(k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9))
+
+
+def axes(panel: Panel, metric: str) -> tuple[Axis, Axis]:
+    """The axes that hold all curves of a panel."""
+    rounds = Axis(0, max(setting.rounds[-1] for setting in panel.settings), LEFT, RIGHT)
+    if metric == "accuracy":
+        return rounds, Axis(0, 1, BOTTOM, TOP)
+    values = np.concatenate([setting.curve(metric).ravel() for setting in panel.settings])
+    values = values[(values >= _FLOOR) & (values <= _CEILING)]
+    low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
+    first = math.floor(math.log10(low))
+    last = max(math.ceil(math.log10(high)), first + 1)
+    return rounds, Axis(10.0**first, 10.0**last, BOTTOM, TOP, log=True)
+
+
+def chart(panel: Panel, metric: str) -> str:
+    """One metric of a panel as an SVG element."""
+    across, up = axes(panel, metric)
+    curves = "".join(_curve(k, setting, metric, across, up) for k, setting in enumerate(panel.settings))
+    title = escape(f"{panel.title}: {metric} against rounds")
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
+        f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
+        f"{_grid(across, up)}{curves}"
+        f'<line class="cursor" y1="{TOP}" y2="{BOTTOM}" hidden=""/></svg>'
+    )
+
+
+def _grid(across: Axis, up: Axis) -> str:
+    lines = []
+    for value, label in up.ticks():
+        y = up.places(np.array(value)).item()
+        lines.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for value, label in across.ticks():
+        x = across.places(np.array(value)).item()
+        lines.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 4}"/>')
+        lines.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{label}</text>')
+    lines.append(f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}"/>')
+    lines.append(f'<text x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 4}" text-anchor="middle">round</text>')
+    return "".join(lines)
+
+
+def _curve(k: int, setting: Setting, metric: str, across: Axis, up: Axis) -> str:
+    """Bands under lines under marks; the first column solid, the second dashed."""
+    x = across.places(np.array(setting.rounds, np.float64))
+    kinds = ("mean", "worst") if len(METRICS[metric]) > 1 else ("only",)
+    parts = []
+    for kind, column in zip(kinds, METRICS[metric], strict=True):
+        mean, low, high = (up.places(values) for values in setting.curve(column))
+        if len(setting.runs) > 1:
+            around = [*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True)]
+            parts.append(f'<polygon class="band {kind}" points="{_points(around)}"/>')
+        parts.append(f'<polyline class="line {kind}" points="{_points(zip(x, mean, strict=True))}"/>')
+        if len(x) <= _MANY:
+            parts.append("".join(_mark(k, kind, *place) for place in zip(x, mean, strict=True)))
+    return f'<g class="curve c{k % len(COLOURS)}" data-curve="{k}">{"".join(parts)}</g>'
+
+
+def _mark(k: int, kind: str, x: float, y: float) -> str:
+    return f'<path class="mark {kind}" d="{_MARKS[shape(k)]}" transform="translate({x:.1f} {y:.1f})"/>'
+
+
+def shape(k: int) -> int:
+    """Which mark a curve has: seven colours and four marks, so that no two of 28 curves look alike.
+
+    >>> len({(k % len(COLOURS), shape(k)) for k in range(28)})
+    28
+    """
+    return k % len(_MARKS)
+
+
+def _points(places: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def swatch(k: int) -> str:
+    """The sign of a curve in a legend."""
+    return (
+        f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">'
+        f'<path class="line" d="M1 6H27"/><path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/></svg>'
+    )
+
+
+def values(panel: Panel, metric: str) -> list[dict[str, Any]]:
+    """What the page's script shows under the pointer, curve by curve, with six digits."""
+    return [
+        {
+            "rounds": setting.rounds,
+            "seeds": len(setting.runs),
+            "columns": [
+                [[_digits(value) for value in series] for series in setting.curve(column)] for column in METRICS[metric]
+            ],
+        }
+        for setting in panel.settings
+    ]
+
+
+def _digits(value: float) -> float | None:
+    return float(f"{value:.6g}") if abs(value) < HUGE else None
+
+
+def histogram(counts: Sequence[int], b_hat: int) -> str:
+    """How often an honest node met so many hostile peers in a round, and the b_hat that was planned for."""
+    bars, step, height = bins(counts, b_hat), 26, 70
+    most = max((count for *_, count in bars), default=1) or 1
+    parts = []
+    for k, (first, last, count) in enumerate(bars):
+        tall = max(height * count / most, 1.5) if count else 0
+        name = f"{first}" if first == last else f"{first} to {last}"
+        parts.append(
+            f'<rect class="{"over" if first > b_hat else "within"}" x="{k * step + 3}" y="{height - tall:.1f}" '
+            f'width="{step - 6}" height="{tall:.1f}"><title>{count:,} times {name} hostile</title></rect>'
+            f'<text x="{k * step + step // 2}" y="{height + 14}" text-anchor="middle">{first}</text>'
+        )
+    edge = sum(first <= b_hat for first, _, _ in bars) * step
+    parts.append(f'<line class="limit" x1="{edge}" x2="{edge}" y1="0" y2="{height}"/>')
+    wide = len(bars) * step + 2
+    return (
+        f'<svg class="histogram" viewBox="0 0 {wide} {height + 18}" style="max-width:{wide}px" role="img" '
+        f'aria-label="hostile peers met by a node in a round">{"".join(parts)}</svg>'
+    )
+
+
+def bins(counts: Sequence[int], b_hat: int) -> list[tuple[int, int, int]]:
+    """(from, to, how often) from the first count that was met up to the last or b_hat, in at most 24 steps.
+
+    >>> bins([0, 0, 5, 1], 4)
+    [(2, 2, 5), (3, 3, 1), (4, 4, 0)]
+    >>> bins([1] * 48, 7)[:4]
+    [(0, 1, 2), (2, 3, 2), (4, 5, 2), (6, 7, 2)]
+    """
+    first = next((k for k, count in enumerate(counts) if count), 0)
+    first, end = min(first, b_hat), max(len(counts), b_hat + 1)
+    step = -(-(end - first) // _BARS)
+    return [(k, min(k + step, end) - 1, sum(counts[k : k + step])) for k in range(first, end, step)]

@@ -1,0 +1,176 @@
+"""The page: header, curves, tables, certificates, in one file that needs no other and asks nobody for anything.
+
+Its Content-Security-Policy forbids every request and every script but its own, by hash.
+"""
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from string import Template
+
+import rpel
+from rpel.plots import COLOURS
+from rpel.report import drawing, tables
+from rpel.report.proofs import proof
+from rpel.report.runs import Collection, Run
+from rpel.report.settings import METRICS, Panel, Setting, panels, settings
+
+
+def page(found: Collection) -> str:
+    """The whole page for what was collected. Equal collections give equal text.
+
+    >>> "0 finished runs in 0 settings." in page(Collection((), (), (), ()))
+    True
+    """
+    groups = settings(found.runs)
+    drawn = panels(groups)
+    named = [(run, group.label, f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
+    script = _file("script.js")
+    return Template(_file("template.html")).substitute(
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
+        style=_colours() + _file("style.css"),
+        script=script,
+        data=_embedded({"charts": [{metric: drawing.values(panel, metric) for metric in METRICS} for panel in drawn]}),
+        summary=escape(_summary(found, groups)),
+        facts=_facts(found, groups),
+        trouble=_trouble(found),
+        panels="".join(_panel(k, panel) for k, panel in enumerate(drawn)),
+        tables=tables.of_settings(groups) + tables.of_runs(named) if groups else "",
+        proofs="".join(proof(run, label, anchor) for run, label, anchor in named),
+        empty="" if groups else "empty",
+    )
+
+
+def _each(groups: Sequence[Setting]) -> list[tuple[Setting, Run]]:
+    return [(group, run) for group in groups for run in group.runs]
+
+
+def _file(name: str) -> str:
+    return (resources.files("rpel.report") / name).read_text("utf-8")
+
+
+def _hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _embedded(content: object) -> str:
+    """JSON that cannot end the element it stands in.
+
+    >>> _embedded({"label": "</script>"})
+    '{"label":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# --- colours ---------------------------------------------------------------------------------------------------------
+
+
+def _colours() -> str:
+    """The house's colours as classes, lighter where the page is dark."""
+    light = "".join(f"--c{k}:{colour};" for k, colour in enumerate(COLOURS))
+    dark = "".join(f"--c{k}:{lighter(colour)};" for k, colour in enumerate(COLOURS))
+    classes = "".join(f".c{k}{{--colour:var(--c{k})}}" for k in range(len(COLOURS)))
+    screen = f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f":root{{{light}}}{screen}{classes}\n"
+
+
+def lighter(colour: str) -> str:
+    """The colour for a dark page: mixed with white, black turned to nearly white.
+
+    >>> lighter("#0072B2"), lighter("#000000")
+    ('#59a3cd', '#e6e6e6')
+    """
+    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+    white = 0.9 if max(parts) < 60 else 0.35
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+
+
+# --- parts of the page -----------------------------------------------------------------------------------------------
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _summary(found: Collection, groups: Sequence[Setting]) -> str:
+    parts = [f"{_count(sum(len(group.runs) for group in groups), 'finished run')} in {_count(len(groups), 'setting')}"]
+    violated = sum(not run.proof.held for _, run in _each(groups))
+    if groups:
+        parts.append(f"the plan was violated in {violated:,}" if violated else "none violated its plan")
+    copies = len(found.runs) - sum(len(group.runs) for group in groups)
+    others = {"more are copies": copies, "unfinished": len(found.unfinished), "broken": len(found.broken)}
+    parts += [f"{count:,} {words}" for words, count in others.items() if count]
+    return "; ".join(parts) + "."
+
+
+def _facts(found: Collection, groups: Sequence[Setting]) -> str:
+    """Versions and the command that makes the page again, as definition-list rows."""
+    versions: dict[str, set[str]] = {}
+    for _, run in _each(groups):
+        for key, value in run.proof.versions:
+            versions.setdefault(key, set()).add(value)
+    runs = "; ".join(f"{key} {_some(sorted(values))}" for key, values in versions.items())
+    again = shlex.join(["rpel", "report", *found.shown, "-o", "report.html"])
+    rows = [("runs made with", escape(runs)), ("page made with", f"rpel {escape(rpel.__version__)}")]
+    rows.append(("again", f"<code>{escape(again)}</code>"))
+    return "".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in rows if value)
+
+
+def _some(values: list[str]) -> str:
+    """All of a few values, the number of many.
+
+    >>> _some(["a", "b"]), _some(["a", "b", "c", "d"])
+    ('a, b', 'in 4 versions (see each run)')
+    """
+    return ", ".join(values) if len(values) < 4 else f"in {len(values)} versions (see each run)"
+
+
+def _trouble(found: Collection) -> str:
+    """The unfinished and the broken, with what to do about them."""
+    waiting = "".join(
+        f"<li>{escape(one.place)}: {one.rounds:,} of {one.spec.rounds:,} rounds; go on with "
+        f"<code>{escape(shlex.join(['rpel', 'resume', one.place]))}</code></li>"
+        for one in found.unfinished
+    )
+    broken = "".join(f"<li>{escape(one.place)}: {escape(one.reason)}</li>" for one in found.broken)
+    parts = [("Unfinished runs", "unfinished", waiting), ("Broken run folders", "broken", broken)]
+    return "".join(
+        f'<section class="trouble" id="{name}"><h2>{title}</h2><ul>{items}</ul></section>'
+        for title, name, items in parts
+        if items
+    )
+
+
+def _panel(at: int, panel: Panel) -> str:
+    legend = "".join(
+        f'<li><button type="button" aria-pressed="true" data-curve="{k}">{drawing.swatch(k)}'
+        f"<span>{escape(setting.label)}</span></button></li>"
+        for k, setting in enumerate(panel.settings)
+    )
+    accuracy, *others = (_figure(panel, metric) for metric in METRICS)
+    seeds = max(len(setting.runs) for setting in panel.settings)
+    band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
+    return (
+        f'<article class="panel" data-panel="{at}"><h3>{escape(panel.title)}</h3>'
+        f'<p class="common">{escape(panel.common)}</p>{accuracy}'
+        f'<p class="caption">solid: mean of the honest nodes; dashed: worst node{band}</p>'
+        f'<ul class="legend" aria-label="curves">{legend}</ul>'
+        f'<details class="more"><summary>loss and consensus</summary>{"".join(others)}</details></article>'
+    )
+
+
+_HEADS = {
+    "accuracy": "test accuracy",
+    "loss": "loss, mean of the honest nodes (logarithmic)",
+    "consensus": "mean squared distance of the honest models from their mean (logarithmic)",
+}
+
+
+def _figure(panel: Panel, metric: str) -> str:
+    readout = '<div class="readout" role="status" hidden></div>'
+    return f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.chart(panel, metric)}{readout}</figure>"

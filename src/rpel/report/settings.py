@@ -1,0 +1,186 @@
+"""Runs brought together: the seeds of one setting into one curve, the curves of one kind of network into one panel."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.experiments.result import interval
+from rpel.experiments.spec import Spec
+from rpel.report.runs import Run
+
+METRICS = {"accuracy": ("accuracy_mean", "accuracy_worst"), "loss": ("loss",), "consensus": ("consensus",)}
+"""What is drawn, and the columns it is drawn from: the first solid, the second dashed."""
+
+_NOT_MEANING = ("name", "data_dir", "device", "threads", "out", "checkpoint_every", "seeds", "seed")
+_PANEL = ("dataset", "nodes", "byzantine", "pull")
+_CURVE = ("method", "rule", "attack")
+_ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
+_TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
+HUGE = 1e300  # numbers that overflowed are kept as the largest float
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Runs that differ in their seed alone; ``label`` tells the setting from the others of its panel."""
+
+    runs: tuple[Run, ...]
+    label: str
+
+    @property
+    def spec(self) -> Spec:
+        return self.runs[0].spec
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """The rounds evaluated."""
+        return [row["round"] for row in self.runs[0].evaluated]
+
+    def curve(self, column: str) -> NDArray[np.float64]:
+        """(3, e): mean, lowest and highest over the seeds in the rounds evaluated."""
+        values = np.array([[row[column] for row in run.evaluated] for run in self.runs], dtype=np.float64)
+        values = np.clip(values, -HUGE, HUGE)  # so that sums do not overflow
+        return np.stack([values.mean(0), values.min(0), values.max(0)])
+
+    def final(self, column: str) -> tuple[float, float, float]:
+        """(mean, low, high) after the last round, over the seeds."""
+        values = [run.final(column) for run in self.runs]
+        worst = max(values, key=abs)
+        return interval(values) if abs(worst) < HUGE else (worst, worst, worst)
+
+    @property
+    def held(self) -> bool:
+        return all(run.proof.held for run in self.runs)
+
+    @property
+    def max_observed(self) -> int:
+        return max(run.proof.max_observed for run in self.runs)
+
+    def total(self, column: str) -> float:
+        """The sum over all rounds and seeds."""
+        return sum(run.total(column) for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """The settings that are compared with each other: one data set, one number of nodes, attackers and pulls."""
+
+    title: str
+    slug: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def common(self) -> str:
+        """What all settings share: the main fields, and others where they are not as usual."""
+        specs = [setting.spec for setting in self.settings]
+        said = []
+        for key in _others():
+            value = getattr(specs[0], key)
+            alike = all(getattr(spec, key) == value for spec in specs)
+            if alike and (key in _ALWAYS_SAID or value != Spec.model_fields[key].default):
+                said.append(f"{key} {value_text(value)}")
+        return ", ".join(said)
+
+
+def settings(runs: Sequence[Run]) -> list[Setting]:
+    """One Setting for each meaning. A second run of the same seed that differs opens a setting of its own."""
+    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    seen: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        meaning = _meaning(run)
+        twins = seen[*meaning, run.spec.seed]
+        if any(twin.numbers == run.numbers for twin in twins):  # a copy of a run folder
+            continue
+        groups[*meaning, len(twins)].append(run)
+        twins.append(run)
+    ordered = sorted(groups.items(), key=lambda item: _order(item[1][0].spec))
+    same = [tuple(sorted(group, key=lambda run: run.spec.seed)) for _, group in ordered]
+    alike: dict[tuple[Any, ...], list[Spec]] = defaultdict(list)
+    for group in same:
+        alike[_panel(group[0].spec)].append(group[0].spec)
+    labels = {panel: iter(_labels(specs)) for panel, specs in alike.items()}
+    return [Setting(group, next(labels[_panel(group[0].spec)])) for group in same]
+
+
+def panels(found: Sequence[Setting]) -> list[Panel]:
+    """The settings by data set, nodes, attackers and pull; methods that ask everybody join every pull.
+
+    >>> panels(settings([]))
+    []
+    """
+    own: dict[tuple[Any, ...], list[Setting]] = {}
+    for setting in found:
+        if setting.spec.method not in _TO_ALL:
+            own.setdefault(_panel(setting.spec), []).append(setting)
+    for setting in found:
+        if setting.spec.method in _TO_ALL:
+            key = _panel(setting.spec)
+            for panel in [k for k in own if k[:3] == key[:3]] or [key]:
+                own.setdefault(panel, []).append(setting)
+    return [_titled(key, group) for key, group in sorted(own.items())]
+
+
+def _titled(key: tuple[Any, ...], group: list[Setting]) -> Panel:
+    dataset, nodes, byzantine, pull = key
+    title = f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}"
+    labels = _labels([setting.spec for setting in group])
+    named = tuple(Setting(setting.runs, label) for setting, label in zip(group, labels, strict=True))
+    return Panel(title, f"{dataset}-n{nodes}-b{byzantine}-s{pull}", named)
+
+
+def _panel(spec: Spec) -> tuple[Any, ...]:
+    return tuple(getattr(spec, key) if getattr(spec, key) is not None else 0 for key in _PANEL)
+
+
+def _meaning(run: Run) -> tuple[Any, ...]:
+    """Whatever makes two runs different but for the seed."""
+    fields = run.spec.model_dump(exclude=set(_NOT_MEANING))
+    rounds = tuple(row["round"] for row in run.evaluated)
+    return (*(repr(value) for value in fields.values()), run.proof.data, rounds)
+
+
+def _order(spec: Spec) -> tuple[str, ...]:
+    numbers = tuple(f"{getattr(spec, key) or 0:012d}" for key in _PANEL[1:])
+    rest = spec.model_dump(exclude={*_NOT_MEANING, *_PANEL, *_CURVE})
+    return (spec.dataset, *numbers, spec.method, spec.rule or "", spec.attack, repr(rest))
+
+
+def _others() -> list[str]:
+    """The fields that mean something beside those of panels and curves."""
+    return [key for key in Spec.model_fields if key not in (*_NOT_MEANING, *_PANEL, *_CURVE)]
+
+
+def _labels(specs: Sequence[Spec]) -> list[str]:
+    """Method, rule and attack, then whatever else tells them apart; equal ones are numbered."""
+    others = [key for key in _others() if key != "b_hat"]
+    telling = [key for key in others if len({repr(getattr(spec, key)) for spec in specs}) > 1]
+    names = [_name(spec, telling) for spec in specs]
+    longer = [_name(spec, [*telling, "b_hat"]) for spec in specs]
+    if len(set(longer)) > len(set(names)):  # b_hat follows from the method unless somebody chose it
+        names = longer
+    return [
+        name if names.count(name) == 1 else f"{name} ({1 + names[:at].count(name)})" for at, name in enumerate(names)
+    ]
+
+
+def _name(spec: Spec, telling: Sequence[str]) -> str:
+    extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
+    return " · ".join([spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra])
+
+
+def value_text(value: Any) -> str:
+    """A field's value as ``rpel run`` takes it.
+
+    >>> value_text(((500, 0.5), (1000, 0.1))), value_text({"z": 1.5}), value_text(0.1)
+    ('500:0.5,1000:0.1', '{"z": 1.5}', '0.1')
+    """
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return ",".join(f"{last}:{rate}" for last, rate in value)
+    return str(value)

@@ -1,0 +1,115 @@
+"""Tables that sort: one of settings over their seeds, one of single runs. Every cell is escaped here."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from rpel.report.runs import Run
+from rpel.report.settings import HUGE, Setting
+from rpel.terminal import human_bytes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, what it sorts by, and a smaller second line."""
+
+    text: str
+    key: float | str
+    small: str = ""
+    kind: str = ""
+    anchor: str = ""
+
+
+def number(value: float, digits: str = ".4f") -> str:
+    """A number as people read it.
+
+    >>> number(0.98765), number(1.79e308), number(1234567, ",.0f")
+    ('0.9877', 'overflowed', '1,234,567')
+    """
+    return "overflowed" if abs(value) >= HUGE else format(value, digits)
+
+
+def _over_seeds(setting: Setting, column: str, digits: str = ".4f") -> Cell:
+    mean, low, high = setting.final(column)
+    half = f"± {number((high - low) / 2, '.4f' if digits == '.4f' else '.2g')}"
+    return Cell(number(mean, digits), mean, half if len(setting.runs) > 1 else "", "number")
+
+
+def _plain(value: float, digits: str = ",.0f", small: str = "") -> Cell:
+    return Cell(number(value, digits), value, small, "number")
+
+
+def _met(observed: int, b_hat: int) -> Cell:
+    return Cell(f"{observed} of {b_hat}", observed - b_hat, "", "number")
+
+
+def _verdict(runs: Sequence[Run]) -> Cell:
+    violations = sum(run.proof.violations_total for run in runs)
+    if not all(run.proof.held for run in runs):
+        return Cell("violated", violations, "once" if violations == 1 else f"{violations:,} times", "violated")
+    return Cell("held", 0, "" if all(run.proof.guaranteed for run in runs) else "not guaranteed", "held")
+
+
+def of_settings(settings: Iterable[Setting]) -> str:
+    """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
+    columns: dict[str, Callable[[Setting], Cell]] = {
+        "setting": lambda s: Cell(s.label, s.label, "", "label"),
+        "data": lambda s: Cell(s.spec.dataset, s.spec.dataset),
+        "n": lambda s: _plain(s.spec.nodes),
+        "b": lambda s: _plain(s.spec.byzantine),
+        "s": lambda s: _plain(s.runs[0].proof.pull),
+        "seeds": lambda s: _plain(len(s.runs)),
+        "plan": lambda s: _verdict(s.runs),
+        "met/b_hat": lambda s: _met(s.max_observed, s.runs[0].proof.b_hat),
+        "mean": lambda s: _over_seeds(s, "accuracy_mean"),
+        "worst": lambda s: _over_seeds(s, "accuracy_worst"),
+        "median": lambda s: _over_seeds(s, "accuracy_median"),
+        "loss": lambda s: _over_seeds(s, "loss", ".4g"),
+        "consensus": lambda s: _over_seeds(s, "consensus", ".3g"),
+        "messages": lambda s: _plain(s.total("messages")),
+        "bytes": lambda s: Cell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
+        "seconds": lambda s: _plain(s.total("seconds"), ",.1f"),
+    }
+    return _table("settings", "Settings, over their seeds", columns, settings)
+
+
+def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
+    """One row for each (run, label, anchor), with a link to its certificate."""
+    columns: dict[str, Callable[[tuple[Run, str, str]], Cell]] = {
+        "run": lambda r: Cell(r[0].folder, r[0].folder, "", "name", r[2]),
+        "setting": lambda r: Cell(r[1], r[1], "", "label"),
+        "seed": lambda r: _plain(r[0].spec.seed, "d"),
+        "plan": lambda r: _verdict([r[0]]),
+        "met/b_hat": lambda r: _met(r[0].proof.max_observed, r[0].proof.b_hat),
+        "mean": lambda r: _plain(r[0].final("accuracy_mean"), ".4f"),
+        "worst": lambda r: _plain(r[0].final("accuracy_worst"), ".4f"),
+        "median": lambda r: _plain(r[0].final("accuracy_median"), ".4f"),
+        "loss": lambda r: _plain(r[0].final("loss"), ".4g"),
+        "consensus": lambda r: _plain(r[0].final("consensus"), ".3g"),
+        "messages": lambda r: _plain(r[0].total("messages")),
+        "bytes": lambda r: Cell(human_bytes(r[0].total("bytes")), r[0].total("bytes"), "", "number"),
+        "seconds": lambda r: _plain(r[0].total("seconds"), ",.1f"),
+    }
+    return _table("runs", "Runs, one by one", columns, runs)
+
+
+def _table(name: str, caption: str, columns: dict[str, Callable[[Any], Cell]], things: Iterable[Any]) -> str:
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(column)}</button></th>' for column in columns
+    )
+    body = "".join("<tr>" + "".join(_cell(make(thing)) for make in columns.values()) + "</tr>" for thing in things)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f'<table class="sortable" id="{name}"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    if cell.anchor:
+        text = f'<a href="#{cell.anchor}">{text}</a>'
+    small = f"<small>{escape(cell.small)}</small>" if cell.small else ""
+    key = repr(float(cell.key)) if isinstance(cell.key, int | float) else cell.key
+    return f'<td class="{cell.kind}" data-key="{escape(key)}">{text}{small}</td>'

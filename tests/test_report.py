@@ -1,0 +1,376 @@
+"""The report keeps its promises: right numbers, nothing hostile comes through, nothing leaves the machine, it works."""
+
+import base64
+import csv
+import hashlib
+import html
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from rpel.cli.report import report
+from rpel.experiments.folder import RunFolder
+from rpel.experiments.settle import spec_hash
+from rpel.experiments.spec import Spec, load, load_folder, to_toml
+from rpel.report import collect, page, panels, settings
+from rpel.report.command import command
+from rpel.report.figures import save
+from rpel.report.runs import Run
+
+HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
+PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
+
+
+def put(top: Path, rounds: int = 4, worst: float = 0.5, folder: str | None = None, **fields: Any) -> Path:
+    """A run folder as a run leaves it, without the run: round t has accuracy t/10, the worst node half of it."""
+    base: dict[str, Any] = {"name": "quickstart", "nodes": 10, "byzantine": 2, "pull": 4, "b_hat": 1, "rule": "median"}
+    spec = Spec(**{**base, "rounds": rounds, **fields})
+    here = RunFolder(top / (folder or f"{spec.name}-{hashlib.sha256(to_toml(spec).encode()).hexdigest()[:12]}"))
+    here.write_text("spec.toml", to_toml(spec))
+    rows = [_row(t, t % 2 == 0 or t == rounds, spec.seed, worst) for t in range(1, rounds + 1)]
+    here.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    proof = {
+        "plan": {**PLAN, "pull": spec.pull, "b_hat": spec.b_hat}, "guarantee": "the plan's probability", "held": True,
+        "max_observed": 1, "histogram": [20, 12], "violations": [], "violations_total": 0, "seed": spec.seed,
+        "versions": {"rpel": "0.1.0", "code": "cda04cba281a"}, "threads": 1, "data": {"sample": "ab" * 32},
+    }  # fmt: skip
+    here.write_json("certificate.json", proof)
+    return here.path
+
+
+def _row(t: int, evaluated: bool, seed: int, worst: float) -> dict[str, Any]:
+    mean = 0.1 * t + 0.01 * seed
+    values = {"accuracy_mean": mean, "accuracy_worst": worst * mean, "accuracy_median": mean, "loss": 1 / t}
+    shown = values if evaluated else dict.fromkeys(values)
+    rest = {"consensus": 0.5 / t, "messages": 40, "bytes": 4000, "byzantine_max": 1, "seconds": 0.5}
+    return {"round": t, **shown, **rest}
+
+
+def change(path: Path, name: str, **values: Any) -> None:
+    found = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps({**found, **values}))
+
+
+def rpel_report(*arguments: str) -> None:
+    """The command, parsed as on the command line."""
+    app = typer.Typer()
+    app.command()(report)
+    app(list(arguments), standalone_mode=False)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two pulls, two attacks with three seeds at one of them, and a method that asks everybody."""
+    top = tmp_path / "runs"
+    for seed in range(3):
+        put(top / "deep" / "down", seed=seed, attack="alie")
+        put(top, seed=seed, attack="foe", worst=0.9)
+    put(top, pull=6)
+    put(top, method="all-to-all", pull=9, b_hat=2)
+    return top
+
+
+# --- what belongs together -------------------------------------------------------------------------------------------
+
+
+def test_seeds_make_one_curve_and_networks_make_panels(runs: Path) -> None:
+    groups = settings(collect([runs]).runs)
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("rpel · median · alie", 3), ("rpel · median · foe", 3), ("rpel · median · alie", 1),
+        ("all-to-all · median · alie", 1),
+    ]  # fmt: skip
+    four, six = panels(groups)
+    assert six.common == "model mnist, rounds 4, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1"
+    assert (four.title, six.slug) == ("mnist-sample: n = 10, b = 2, s = 4", "mnist-sample-n10-b2-s6")
+    assert [setting.label.split(" ")[0] for setting in four.settings] == ["rpel", "rpel", "all-to-all"]
+    assert [setting.label.split(" ")[0] for setting in six.settings] == ["rpel", "all-to-all"]
+
+
+def test_bands_and_intervals_span_the_seeds(runs: Path) -> None:
+    setting = settings(collect([runs]).runs)[0]
+    assert setting.rounds == [2, 4]
+    assert setting.curve("accuracy_mean")[:, -1] == pytest.approx([0.41, 0.40, 0.42])
+    mean, low, high = setting.final("accuracy_worst")
+    half = 4.302652729 * 0.005 / 3**0.5  # Student's t with two degrees of freedom
+    assert (mean, low, high) == pytest.approx((0.205, 0.205 - half, 0.205 + half))
+    assert (setting.total("messages"), setting.total("bytes")) == (480, 48_000)
+
+
+def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> None:
+    put(tmp_path, alpha=0.1)
+    put(tmp_path, alpha=1.0, lr="2:0.5,4:0.1")
+    (panel,) = panels(settings(collect([tmp_path]).runs))
+    assert [setting.label for setting in panel.settings] == [
+        "rpel · median · alie · alpha 0.1 · lr 0.5", "rpel · median · alie · alpha 1.0 · lr 2:0.5,4:0.1",
+    ]  # fmt: skip
+
+
+def test_a_chosen_b_hat_tells_settings_apart(tmp_path: Path) -> None:
+    put(tmp_path, b_hat=1)
+    put(tmp_path, b_hat=2)
+    assert [setting.label[-7:] for setting in settings(collect([tmp_path]).runs)] == ["b_hat 1", "b_hat 2"]
+
+
+def test_a_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    put(tmp_path / "b")
+    put(tmp_path / "c", worst=0.7)
+    found = collect([tmp_path, tmp_path / "a"])
+    assert len(found.runs) == 3
+    assert [setting.label[-3:] for setting in settings(found.runs)] == ["(1)", "(2)"]
+    assert "1 more are copies" in page(found)
+
+
+def test_numbers_that_overflowed_are_said_to_have(tmp_path: Path) -> None:
+    for seed in range(3):
+        path = put(tmp_path, seed=seed)
+        text = (path / "metrics.jsonl").read_text()
+        (path / "metrics.jsonl").write_text(re.sub(r'"loss": [\d.]+', f'"loss": {sys.float_info.max!r}', text))
+    assert "overflowed" in page(collect([tmp_path]))
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_equal_runs_give_equal_bytes_wherever_they_lie(runs: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "runs"
+    shutil.copytree(runs, elsewhere)
+    assert page(collect([runs])) == page(collect([elsewhere]))
+    rpel_report(str(runs), "-o", str(tmp_path / "a.html"))
+    rpel_report(str(elsewhere), "-o", str(tmp_path / "b.html"))
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_nothing_leads_outside_the_page(runs: Path) -> None:
+    text = page(collect([runs]))
+    targets = re.findall(r"""(?:src|href|action|poster|data)\s*=\s*["']?([^"'\s>]*)""", text)
+    assert set(targets) <= {"data:,"} | {f"#run-{k}" for k in range(8)}
+    assert not re.search(r"url\(|@import|https?:|//\w+\.\w|fetch\(|XMLHttp|WebSocket", text)
+    assert "default-src 'none'" in text
+    assert str(runs.parent) not in text, "a page shows no path of the machine that made it"
+
+
+def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
+    path = put(tmp_path, folder="<b onclick=x>&", model=HOSTILE, attack=HOSTILE, data_dir=HOSTILE, seed=1)
+    change(path, "certificate.json", guarantee=HOSTILE, versions={HOSTILE: HOSTILE}, data={HOSTILE: HOSTILE})
+    named = put(tmp_path, seed=2)
+    (named / "spec.toml").write_text((named / "spec.toml").read_text().replace("quickstart", "<script>x"))
+    unfinished = put(tmp_path, folder="<i>", seed=3)
+    (unfinished / "certificate.json").unlink()
+    found = collect([tmp_path])
+    assert (len(found.runs), len(found.unfinished), len(found.broken)) == (1, 1, 1)
+    text = page(found)
+    assert text.count("<script") == 2
+    assert not re.search(r"<(img|b|i)[\s>](?!\w*>Guarantee)", text.replace("<b>Guarantee:</b>", ""))
+    assert html.escape(HOSTILE) in text
+
+
+def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = put(runs, seed=7)
+    (unfinished / "certificate.json").unlink()
+    damaged: dict[str, tuple[str, str]] = {
+        "cut": ("metrics.jsonl", '{"round": 1'), "list": ("certificate.json", "[]"), "toml": ("spec.toml", "= 1"),
+        "nan": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("40", "NaN")),
+        "typed": ("certificate.json", json.dumps({"plan": {"pull": "many"}})), "bytes": ("certificate.json", "\x00"),
+        "words": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("4000", '"=1+1"')),
+    }  # fmt: skip
+    for name, (file, content) in damaged.items():
+        (put(runs, folder=name, seed=8) / file).write_text(content)
+    (put(runs, folder="headless", seed=8) / "spec.toml").unlink()
+    rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--json")
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["runs"] == 8
+    assert found["unfinished"] == [str(unfinished)]
+    assert set(found["broken"]) == {str(runs / name) for name in [*damaged, "headless"]}
+    assert len(err.splitlines()) == 9
+    text = (tmp_path / "page.html").read_text()
+    assert f"rpel resume runs/{unfinished.name}" in text
+    assert "4 of 4 rounds" in text
+    assert text.count('class="run"') == 8
+
+
+def test_what_a_run_does_not_write_does_not_come_through(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff")  # a folder's name need not be Unicode
+    path = put(tmp_path / "runs", folder=name)
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text.replace('{"round": 2', '{"extra": "x", "round": 2'))
+    put(tmp_path / "runs", seed=1)
+    rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
+    assert (tmp_path / "page.html").read_text().count('class="run"') == 2
+    assert "extra" not in (tmp_path / "all.csv").read_text().splitlines()[0]
+
+
+def test_no_runs_is_one_sentence_that_names_the_path(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ValueError, match=r"there is no run in '.*nothing'"):
+        rpel_report(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"there is no folder '.*nowhere'"):
+        rpel_report(str(tmp_path / "nowhere"))
+    put(tmp_path / "some")
+    with pytest.raises(ValueError, match="is a folder: give a file"):
+        rpel_report(str(tmp_path / "some"), "-o", str(tmp_path))
+
+
+def test_a_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path) -> None:
+    path = put(tmp_path)
+    violations = [{"round": 3, "node": 5, "count": 2}, {"round": 4, "node": 6, "count": 2}]
+    change(path, "certificate.json", held=False, violations=violations, violations_total=2, histogram=[20, 10, 2])
+    text = page(collect([tmp_path]))
+    for words in ("b_hat = 1", "97.0000 %", "violated 2 times", "round 3 node 5: 2", "2 times 2 hostile", "ab" * 32):
+        assert words in text
+    assert "the plan was violated in 1" in text
+
+
+# --- numbers, commands, figures --------------------------------------------------------------------------------------
+
+
+def test_the_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> None:
+    rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
+    lines = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    for path in runs.rglob("quickstart-*"):
+        mine = [line for line in lines if line["run"] == path.name]
+        rows = RunFolder(path).metrics()
+        assert len(mine) == len(rows) == 4
+        for line, row in zip(mine, rows, strict=True):
+            assert {key: float(line[key]) if line[key] else None for key in row} == row
+            assert int(line["seed"]) == load_folder(path).seed
+
+
+def test_figures_are_the_panels_as_svg_and_png_with_equal_bytes(tmp_path: Path) -> None:
+    for seed in range(2):
+        put(tmp_path / "runs", seed=seed, attack="$x_$")
+    drawn = panels(settings(collect([tmp_path / "runs"]).runs))
+    first, second = save(drawn, tmp_path / "a"), save(drawn, tmp_path / "b")
+    names = [f"mnist-sample-n10-b2-s4-{metric}" for metric in ("accuracy", "loss", "consensus")]
+    assert [path.name for path in first] == [f"{name}.{ending}" for name in names for ending in ("svg", "png")]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        load("mnist-30").but(attack="foe", seed=3, pull=15, b_hat=6, rule="nnm+trimmed_mean"),
+        Spec(name="mine", silent=True, lr="30:0.5,60:0.1", attack_params={"z": 1.5}, model="(1, 28, 28)-L(10)"),
+        load("cifar10-20").but(name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"),
+    ],
+)
+def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
+    line = command(spec)
+    assert line is not None
+    rpel, run, base, *flags = shlex.split(line)
+    assert (rpel, run) == ("rpel", "run")
+    given: dict[str, Any] = {}
+    while flags:
+        key = flags.pop(0).removeprefix("--").replace("-", "_")
+        given[key] = True if key in ("silent", "roaming") else flags.pop(0)
+    again = load(base).but(**given)
+    assert spec_hash(again, {}) == spec_hash(spec, {})
+    assert (again.name, again.threads) == (spec.name, spec.threads)
+
+
+def test_a_run_with_objects_from_python_has_no_command(tmp_path: Path) -> None:
+    put(tmp_path, dataset="own", model="own")
+    assert "rpel.simulate" in page(collect([tmp_path]))
+
+
+def test_reading_runs_needs_no_torch() -> None:
+    script = "import sys, rpel.report; assert not {'torch', 'numba', 'matplotlib', 'scipy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# --- in a browser ----------------------------------------------------------------------------------------------------
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--enable-logging=stderr", "--virtual-time-budget=5000",
+)  # fmt: skip
+CATCH = """
+window.problems = [];
+addEventListener("error", (event) => problems.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => problems.push("policy: " + event.violatedDirective));
+"""
+DRIVE = (Path(__file__).parent / "browser" / "report.js").read_text("utf-8")
+
+
+def in_chromium(text: str, tmp_path: Path) -> dict[str, Any]:
+    """What the driving script finds in the page; it is let in through the page's own policy, by hash."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (CATCH, DRIVE)]
+    text = text.replace("script-src ", "script-src " + "".join(f"'sha256-{one}' " for one in hashes), 1)
+    text = text.replace("<title>", f"<script>{CATCH}</script><title>", 1)
+    text = text.replace("</body>", f'<pre id="found"></pre><script>{DRIVE}</script></body>')
+    (tmp_path / "driven.html").write_text(text, "utf-8")
+    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900", "--dump-dom"]
+    done = subprocess.run(
+        [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr
+    content: dict[str, Any] = json.loads(html.unescape(found[1]))
+    content["problems"] += [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return content
+
+
+def test_in_a_browser_a_toggle_hides_its_curve_a_sort_sorts_and_nothing_complains(runs: Path, tmp_path: Path) -> None:
+    found = in_chromium(page(collect([runs])), tmp_path)
+    assert found["problems"] == []
+    assert found["charts"] == 6
+    assert found["toggle"] == {
+        "before": True,
+        "off": False,
+        "pressed": "false",
+        "other": True,
+        "loss": False,
+        "on": True,
+    }
+    assert found["worst"] == {"before": True, "off": False}
+    assert found["mean"] == {"off": False, "loss": True}, "one switch for accuracies, none for the loss"
+    assert found["hover"]["shown"]
+    assert "round 2" in found["hover"]["text"]
+    assert "mean 0.2100" in found["hover"]["text"]
+    assert "0.2000 to 0.2200" in found["hover"]["text"]
+    assert "round 4" in found["keyboard"]
+    numbers, words = found["sorted"]["mean"], found["sorted"]["setting"]
+    assert numbers["down"] == sorted(numbers["down"], reverse=True)
+    assert numbers["up"] == sorted(numbers["up"])
+    assert (numbers["aria"], words["aria"]) == (["descending", "ascending"], ["ascending", "descending"])
+    assert words["up"] == sorted(words["up"], reverse=True)
+    assert found["link_opens"]
+    assert found["width"] <= found["window"], "the page does not scroll sideways"
+
+
+def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
+    for seed in range(2):
+        put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=f"<img src=x onerror=alert({seed})>")
+    found = in_chromium(page(collect([tmp_path / "runs"])), tmp_path)
+    assert found["problems"] == []
+    assert found["images"] == 0
+
+
+def test_a_real_run_is_reported(tmp_path: Path) -> None:
+    from rpel.experiments.run import simulate
+
+    result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
+    (run,) = collect([tmp_path]).runs
+    assert isinstance(run, Run)
+    assert run.final("accuracy_mean") == result.accuracy_mean
+    assert run.proof.held == result.certificate["held"]
+    assert run.quartiles[0] == result.accuracy_worst
+    text = page(collect([tmp_path]))
+    assert f"{result.accuracy_mean:.4f}" in text
+    assert f"by quarters: {result.accuracy_worst:.4f}" in text

@@ -13,7 +13,9 @@ import rpel
 from rpel.cli.graph import graph
 from rpel.cli.plan import plan
 from rpel.cli.report import report
+from rpel.cli.reproduce import reproduce
 from rpel.cli.run import resume, run, show
+from rpel.cli.sweep import sweep
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, run, resume, show, graph, report):
+for command in (plan, run, resume, show, graph, sweep, reproduce, report):
     app.command()(command)
 
 

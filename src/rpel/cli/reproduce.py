@@ -1,0 +1,142 @@
+"""``rpel reproduce``: the paper's figures, and some beyond it, at the size of one's machine."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rpel.cli.run import _display
+
+if TYPE_CHECKING:
+    from rpel.experiments.reproduce import Work
+    from rpel.experiments.running import Progress, Tick
+    from rpel.terminal import RunDisplay
+
+_ASK_FROM = 600.0
+"""Seconds from which a person at a terminal is asked."""
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")] = "smoke",
+    part: Annotated[
+        float | None, typer.Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads (unset: as many as cores).", min=1)] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the panels and leave.")] = False,
+    extra: Annotated[bool, typer.Option("--extra", help="With --list: those beyond the paper.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a long run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Make figures of the paper: numbers as CSV, pictures as SVG and PNG, and an index of the runs behind them.
+
+    What is finished is not repeated; after Ctrl-C the same command goes on.
+
+    Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
+    """
+    if listed:
+        _print_list(extra, as_json)
+        return
+    with _display() as display:
+        from rpel.experiments import reproduce as making
+
+        folder = out or Path("reproduced") / scale
+        work = making.prepare(
+            names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, download=display.download
+        )  # fmt: skip
+        needed = _estimated(work, display)
+        if not _agreed(sum(needed.values()), yes, display):
+            raise typer.Exit(0)
+        try:
+            made = making.make(work, needed, progress=_bar(display), say=display.say)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
+    _print(made, work, as_json)
+    if work.missing:
+        raise typer.Exit(1)
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(48), duration(150), duration(8040)
+    ('48 s', '2 min 30 s', '2 h 14 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
+    from rpel.experiments import reproduce as making
+
+    for name, why in work.missing.items():
+        display.say(f"rpel: warning: {name} cannot be made: {why}")
+    todo, all_runs = len(work.open), len(work.specs)
+    if todo:
+        display.say(
+            f"panels: {len(work.pieces)}, runs: {all_runs}, finished before: {all_runs - todo}; measuring rounds"
+        )
+    needed = making.seconds_needed(work)
+    if todo:
+        display.say(f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)")
+    return needed
+
+
+def _bar(display: "RunDisplay") -> "Progress | None":
+    """One bar for the run on its way, where a person looks; there may be hundreds of runs."""
+    if not display.console.is_terminal:
+        return None
+    task = display.tasks.pop("", None)
+    place = display.bars.add_task("", total=None, seen="") if task is None else task
+
+    def tick(t: "Tick") -> None:
+        seen = "" if t.accuracy_mean is None else f"accuracy {t.accuracy_mean:.4f}"
+        about = f"{t.name}, seed {t.seed}"
+        display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
+
+    return tick
+
+
+def _agreed(seconds: float, yes: bool, display: "RunDisplay") -> bool:
+    """Whether to begin: a person who would wait long is asked, a script never is."""
+    if yes or seconds < _ASK_FROM or not (sys.stdin.isatty() and display.console.is_terminal):
+        return True
+    display.bars.stop()
+    agreed = typer.confirm("Begin? (it can be interrupted and goes on with the same command)", default=True, err=True)
+    if agreed:
+        display.bars.start()
+    return agreed
+
+
+def _print_list(extra: bool, as_json: bool) -> None:
+    from rpel.experiments.extras import EXTRAS
+    from rpel.experiments.figures import PANELS
+
+    rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {row['figure']}: {row['title']}")
+
+
+def _print(made: list[dict[str, Any]], work: "Work", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"out": str(work.out), "panels": made, "missing": work.missing}, indent=2, ensure_ascii=False))
+        return
+    for entry in made:
+        print(f"{work.out / entry['name']}.svg  {entry['figure']}: {entry['title']}  [{entry['note']}]")
+    for name, why in work.missing.items():
+        print(f"{name} was not made: {why}")

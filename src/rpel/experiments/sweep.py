@@ -1,0 +1,212 @@
+"""The cells of a grid, run several processes at a time.
+
+Laws: a cell is one ``rpel run`` in a process of its own, so whatever happens to it stays there; a cell that has its
+result is not run again; a stopped sweep has every run saved; the result is a table with a row for every cell, failed
+ones with their sentence.
+"""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpel.experiments.folder import atomic
+from rpel.experiments.grid import Cell
+from rpel.experiments.spec import to_toml
+
+_NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
+_POLL = 0.05
+
+
+@dataclass
+class State:
+    """A cell on its way: waiting, running, done, failed or stopped."""
+
+    cell: Cell
+    status: str = "waiting"
+    result: dict[str, Any] | None = None
+    error: str = ""
+    begun: float = 0.0
+    seconds: float = 0.0
+    reused: bool = False
+    log: Path | None = None
+
+    @property
+    def last_line(self) -> str:
+        """What the run said last."""
+        lines = self.log.read_text("utf-8", "replace").splitlines() if self.log and self.log.is_file() else []
+        return lines[-1] if lines else ""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM is a Ctrl-C; outside the main thread signals are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+Watch = Callable[["Sweep"], None]
+
+
+class Sweep:
+    """All cells, those on their way in processes; ``watch`` is told whenever something may have changed."""
+
+    def __init__(self, found: list[Cell], out: str | Path, jobs: int | None = None) -> None:
+        self.out = Path(out)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.jobs = max(1, min(jobs or cores, len(found)))
+        self.threads = max(1, cores // self.jobs)
+        self.states = [State(cell, log=self._file(cell, "log")) for cell in found]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.stopping = False
+
+    def _file(self, cell: Cell, suffix: str) -> Path:
+        return self.out / "cells" / f"{cell.key}.{suffix}"
+
+    def run(self, watch: Watch = lambda sweep: None) -> list[State]:
+        """Run everything; Ctrl-C lets the runs save, then passes on."""
+        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        self.recall()
+        waiting = iter([i for i, state in enumerate(self.states) if state.status == "waiting"])
+        try:
+            with _terminable():
+                while self._fill(waiting) or self.processes:
+                    self._collect()
+                    watch(self)
+                    time.sleep(_POLL)
+        except KeyboardInterrupt:
+            self.stop()
+            raise KeyboardInterrupt("interrupted, every run saved: the same command goes on from here") from None
+        finally:
+            self._kill()
+            self.write()
+        watch(self)
+        return self.states
+
+    def recall(self) -> None:
+        """Cells that have their result, or never can."""
+        for state in self.states:
+            if state.cell.spec is None:
+                state.status, state.error = "failed", state.cell.error
+                continue
+            stored = self._file(state.cell, "json")
+            result = json.loads(stored.read_text("utf-8")) if stored.is_file() else None
+            if result is not None and Path(result["path"]).is_dir():
+                state.result, state.status, state.reused = result, "done", True
+
+    def _fill(self, waiting: Iterator[int]) -> bool:
+        """Start cells while there is room; True if one was started."""
+        started = False
+        while len(self.processes) < self.jobs:
+            i = next(waiting, None)
+            if i is None:
+                break
+            self._start(i)
+            started = True
+        return started
+
+    def _start(self, i: int) -> None:
+        state = self.states[i]
+        cell = state.cell
+        assert cell.spec is not None
+        spec = cell.spec.but(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
+        file = self._file(cell, "toml")
+        file.write_text(to_toml(spec), "utf-8")
+        command = [sys.executable, "-m", "rpel", "run", str(file), "--json"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(spec.threads)}
+        with self._file(cell, "out").open("wb") as out, self._file(cell, "log").open("wb") as log:
+            # a session of its own: Ctrl-C reaches the sweep, which passes it on once
+            self.processes[i] = subprocess.Popen(
+                command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
+        state.status, state.begun = "running", time.monotonic()
+
+    def _collect(self) -> None:
+        """Take in what has ended."""
+        for i, process in list(self.processes.items()):
+            if process.poll() is not None:
+                del self.processes[i]
+                self._ended(self.states[i], process.returncode)
+
+    def _ended(self, state: State, code: int) -> None:
+        state.seconds = time.monotonic() - state.begun
+        output = self._file(state.cell, "out")
+        if code == 0:
+            state.result = json.loads(output.read_text("utf-8"))
+            with atomic(self._file(state.cell, "json")) as file:
+                file.write(output.read_bytes())
+            state.status = "done"
+        else:
+            state.status = "stopped" if self.stopping else "failed"
+            state.error = state.last_line.removeprefix("rpel: ") or f"ended with status {code}"
+        output.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Ask every run to save and end, and wait until they have; a second Ctrl-C does not wait."""
+        self.stopping = True
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        while self.processes:
+            self._collect()
+            time.sleep(_POLL)
+
+    def _kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    # --- what is known ---
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From the cells that ended in this sweep; None before the first."""
+        took = [state.seconds for state in self.states if state.seconds and state.status == "done"]
+        if not took:
+            return None
+        each = sum(took) / len(took)
+        waiting = sum(state.status == "waiting" for state in self.states)
+        now = time.monotonic()
+        on_way = sum(max(0.0, each - (now - state.begun)) for state in self.states if state.status == "running")
+        return (waiting * each + on_way) / self.jobs
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a cell: its values, how it ended, its last numbers, where it lies."""
+        keys = list(dict.fromkeys(key for state in self.states for key in state.cell.values))
+        rows = []
+        for state in self.states:
+            found = state.result or {}
+            spec = state.cell.spec
+            row = {key: state.cell.values.get(key, getattr(spec, key, None)) for key in keys}
+            row |= {"status": state.status, **{key: found.get(key) for key in _NUMBERS}}
+            row |= {"held": found.get("certificate", {}).get("held"), "path": found.get("path"), "error": state.error}
+            rows.append(row)
+        return rows
+
+    def write(self) -> None:
+        """sweep.csv and sweep.json."""
+        rows = self.rows()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        with atomic(self.out / "sweep.csv") as file:
+            file.write(text.getvalue().encode())
+        with atomic(self.out / "sweep.json") as file:
+            file.write((json.dumps(rows, indent=2) + "\n").encode())

@@ -1,0 +1,280 @@
+"""The paper's panels: all sixty, valid, sharing their runs; Figure 3's numbers; and smoke figures from end to end."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from rpel.cli.reproduce import reproduce as command
+from rpel.experiments import reproduce
+from rpel.experiments.extras import EXTRAS
+from rpel.experiments.figures import COLUMNS, PANELS, chosen, find
+from rpel.experiments.folder import RunFolder
+from rpel.experiments.panels import fraction_rows, read_rows
+from rpel.experiments.running import Tick
+from rpel.experiments.scales import ScaleName, shortened, sized
+from rpel.experiments.settle import settle, spec_hash
+from rpel.experiments.spec import load
+
+
+def listed() -> list[str]:
+    """The names of INTERFACE.md, spelled out as it does."""
+    sparse = [f"s{s}-b{b}" for s in (3, 4, 5) for b in (0, 1)]
+    both = ("mean", "worst")
+    names = ["mnist-left", "mnist-right", "cifar10-left", "cifar10-right"]
+    names += [f"fraction-{n}" for n in (1000, 10000, 100000)]
+    names += [f"alie-{m}-{cell}" for m in both for cell in ["s15-b0", "s15-b3", "s15-b6", *sparse]]
+    names += [f"dissensus-{m}-{cell}" for m in both for cell in sparse]
+    names += [f"cifar10-alpha{a}-s{s}" for a in ("0.5", "1") for s in (6, 19)]
+    names += [f"cifar10-dissensus-local{k}-{m}-s{s}" for k in (1, 3) for m in both for s in (6, 10)]
+    names += ["mnist-100-b8", "mnist-30-b5", "cifar10-b2-s6", "cifar10-b2-s19"]
+    names += [f"cifar10-local3-s{s}" for s in (6, 10, 19)]
+    return names + [f"femnist-b{b}-local{k}" for b in (0, 3) for k in (1, 3)]
+
+
+def ran(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    """The command in this process: (stdout, stderr)."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    status = app(list(arguments), standalone_mode=False)
+    found = capsys.readouterr()
+    assert (status or 0) == code, found.err
+    return found.out, found.err
+
+
+# --- the panels ------------------------------------------------------------------------------------------------------
+
+
+def test_sixty_names_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(ran("--list", "--json", capsys=capsys)[0])
+    assert sorted(row["name"] for row in shown) == sorted(listed())
+    assert len(shown) == 60
+    assert all(set(row) == {"name", "figure", "title"} for row in shown)
+    beyond = json.loads(ran("--list", "--extra", "--json", capsys=capsys)[0])
+    assert {row["name"] for row in beyond} == {panel.name for panel in EXTRAS}
+    assert all(row["name"].startswith("extra-") for row in beyond)
+    assert ran("--list", capsys=capsys)[0].count("\n") == 60
+
+
+def test_every_run_is_valid_at_every_size() -> None:
+    for panel in (*PANELS, *EXTRAS):
+        for curve in panel.curves:
+            spec = curve.spec()
+            assert settle(spec).spec.pull == spec.pull, (panel.name, curve.label)
+    scales: tuple[ScaleName, ...] = ("smoke", "short")
+    for scale in scales:
+        for name in ("mnist-left", "cifar10-alpha0.5-s6", "femnist-b3-local3", "extra-stragglers"):
+            for runs in sized(find(name), scale).runs:
+                assert settle(runs[0]).plan.feasible, (scale, name)
+
+
+def test_full_size_is_the_papers() -> None:
+    """Sizes, seeds and schedules of REFERENCE section 6; and the very runs of the presets."""
+    seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
+    sizes = {"mnist": (200, 25, 0.9, 1e-4), "cifar10": (2000, 50, 0.99, 1e-2), "femnist": (500, 50, 0.99, 1e-4)}
+    for panel in PANELS:
+        for runs in sized(panel, "full").runs:
+            s = runs[0]
+            assert len(runs) == seeds[s.dataset]
+            assert (s.rounds, s.batch_size, s.momentum, s.weight_decay) == sizes[s.dataset]
+    for name, preset in (
+        ("mnist-left", "mnist-100"),
+        ("cifar10-left", "cifar10-20"),
+        ("femnist-b3-local1", "femnist-30"),
+    ):
+        alie = sized(find(name), "full").runs[2][0]
+        assert spec_hash(alie, {}) == spec_hash(load(preset), {})
+
+
+def test_mean_and_worst_show_the_same_runs() -> None:
+    pairs = [panel for panel in PANELS if "-worst-" in panel.name]
+    assert len(pairs) == 19
+    for worst in pairs:
+        mean = find(worst.name.replace("-worst-", "-mean-"))
+        assert (worst.measure, mean.measure) == ("worst", "mean")
+        assert sized(worst, "full").runs == sized(mean, "full").runs
+    assert sized(find("alie-mean-s3-b0"), "full").runs == sized(find("dissensus-mean-s3-b0"), "full").runs
+
+
+def test_short_keeps_the_plan() -> None:
+    spec = load("mnist-30")
+    short = shortened(spec, 0.3)
+    assert short.rounds == 60
+    assert short.b_hat == settle(spec).b_hat
+    left = sized(find("cifar10-left"), "short", part=0.05)
+    assert [len(runs) for runs in left.runs] == [1, 1, 1]
+    assert left.runs[0][0].rounds == 100
+    assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
+    with pytest.raises(ValueError, match="part 2 is not valid"):
+        sized(find("cifar10-left"), "short", part=2)
+
+
+def test_figures_have_their_places() -> None:
+    for number, columns in COLUMNS.items():
+        together = [panel for panel in PANELS if panel.number == f"figure-{number}"]
+        assert len(together) % columns == 0, number
+        assert len({panel.figure for panel in together}) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (1000, [(7, 8), (10, 11), (12, 14), (14, 16), (16, 18)]),
+        (10_000, [(7, 9), (11, 12), (13, 15), (16, 18), (18, 20)]),
+        (100_000, [(8, 9), (12, 13), (14, 16), (17, 19), (19, 21)]),
+    ],
+)
+def test_figure_3_agrees_with_the_reference(nodes: int, expected: list[tuple[int, int]]) -> None:
+    rows = fraction_rows(find(f"fraction-{nodes}"))
+    tenth = {row["pull"]: row for row in rows if row["byzantine"] == nodes // 10}
+    assert [(tenth[s]["b_hat_median"], tenth[s]["b_hat_99"]) for s in (10, 20, 30, 40, 50)] == expected
+    assert {row["byzantine"] * 100 // nodes for row in rows} == {2, 4, 6, 8, 10}
+    for row in rows:
+        seen = [row[f"simulation_{i}"] for i in range(1, 6)]
+        assert row["mean"] == pytest.approx(sum(seen) / 5 / (row["pull"] + 1))
+        assert row["low"] <= row["mean"] <= row["high"]
+        assert abs(sum(seen) / 5 - row["b_hat_median"]) <= 1.5
+
+
+def test_unknown_names_and_scales_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no panel 'mnist-rigth'; the nearest is 'mnist-right'"):
+        chosen(["mnist-rigth"])
+    with pytest.raises(ValueError, match="scale 'ful' is unknown: the nearest is 'full'"):
+        reproduce.prepare(["mnist-right"], "ful", tmp_path)
+    with pytest.raises(ValueError, match="name a panel, or all"):
+        reproduce.prepare([], "smoke", tmp_path)
+
+
+# --- made ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Mean and worst of one comparison, and a panel of Figure 3, by smoke."""
+    out = tmp_path_factory.mktemp("made")
+    work = reproduce.prepare(["alie-worst-s3-b1", "alie-mean-s3-b1", "fraction-1000"], "smoke", out, threads=1)
+    assert len(work.specs) == 4, "mean and worst are run once"
+    needed = reproduce.seconds_needed(work)
+    assert set(needed) == set(work.specs)
+    assert all(seconds > 0 for seconds in needed.values())
+    return out, reproduce.make(work, needed)
+
+
+def test_files_are_there_and_stamped(made: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, entries = made
+    assert [entry["name"] for entry in entries] == ["alie-worst-s3-b1", "alie-mean-s3-b1", "fraction-1000"]
+    assert json.loads((out / "index.json").read_text("utf-8")) == entries
+    for entry in entries:
+        for file in entry["files"]:
+            assert (out / file).stat().st_size > 500
+        assert "SMOKE" in (out / f"{entry['name']}.svg").read_text("utf-8")
+        assert entry["note"].startswith("SMOKE")
+        assert (out / f"{entry['name']}.png").read_bytes().startswith(b"\x89PNG")
+    for number in (3, 4, 5):
+        assert "SMOKE" in (out / f"figure-{number}.svg").read_text("utf-8")
+
+
+def test_csv_holds_the_runs_numbers(made: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, entries = made
+    rows = read_rows(out / "alie-worst-s3-b1.csv")
+    assert {row["curve"] for row in rows} == {"RPEL", "CS+", "GTS", "ClippedGossip"}
+    assert {f"runs/{row['run']}" for row in rows} == set(entries[0]["runs"])
+    for row in rows:
+        metrics = RunFolder(out / "runs" / row["run"]).metrics()
+        told = metrics[row["round"] - 1]
+        for key in ("accuracy_mean", "accuracy_worst"):
+            assert row[key] == told[key]
+        assert row["bytes"] == sum(line["bytes"] for line in metrics[: row["round"]])
+        assert row["accuracy_lowest"] >= row["accuracy_worst"]
+    assert all(row["accuracy_lowest"] == row["accuracy_worst"] for row in rows if row["round"] == 10)
+
+
+def test_a_second_call_repeats_nothing(
+    made: tuple[Path, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, entries = made
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
+    csv = (out / "alie-mean-s3-b1.csv").read_bytes()
+    picture = (out / "alie-mean-s3-b1.svg").read_bytes()
+    shown, _ = ran("alie-mean-s3-b1", "--scale", "smoke", "--out", str(out), "--json", capsys=capsys)
+    assert json.loads(shown)["panels"] == [entries[1]]
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
+    assert (out / "alie-mean-s3-b1.csv").read_bytes() == csv
+    assert (out / "alie-mean-s3-b1.svg").read_bytes() == picture
+    assert len(json.loads((out / "index.json").read_text("utf-8"))) == 3
+
+
+def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if any(path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")):
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.005)
+
+    threading.Thread(target=interrupt).start()
+    _, said = ran("extra-b-hat", "--out", str(tmp_path), "--threads", "1", capsys=capsys, code=130)
+    assert "measured on real rounds" in said
+    assert "the same command goes on" in said
+    assert not (tmp_path / "extra-b-hat.svg").exists()
+
+
+def test_ctrl_c_in_the_last_round_of_a_run_stops_the_rest(tmp_path: Path) -> None:
+    """A run obeys between rounds, and after its last there is nothing left to obey: the reproduction must."""
+
+    def tick(t: Tick) -> None:
+        if t.round == t.rounds - 1:
+            later.start()
+
+    def interrupt() -> None:
+        time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    later = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.make(reproduce.prepare(["extra-b-hat"], "smoke", tmp_path), progress=tick)
+    assert len(list(tmp_path.glob("runs/*"))) == 1
+
+
+def stopper(after: int) -> Callable[[Tick], None]:
+    """Ctrl-C after so many rounds."""
+    seen: list[int] = []
+
+    def tick(t: Tick) -> None:
+        seen.append(t.round)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    return tick
+
+
+def test_an_interrupted_reproduction_keeps_what_it_had(tmp_path: Path) -> None:
+    names = ["femnist-b0-local1", "extra-b-hat"]
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.make(reproduce.prepare(names, "smoke", tmp_path), progress=stopper(after=14))
+    assert (tmp_path / "femnist-b0-local1.svg").is_file()
+    assert not (tmp_path / "extra-b-hat.svg").exists()
+    work = reproduce.prepare(names[:1], "smoke", tmp_path)
+    assert not work.open
+    assert reproduce.make(work)[0]["name"] == names[0]
+
+
+def test_what_cannot_be_made_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(spec: Any, *rest: Any) -> Any:
+        raise ValueError(f"{spec.dataset} is not here")
+
+    monkeypatch.setattr(reproduce, "gather", gather)
+    work = reproduce.prepare(["femnist-b0-local1", "fraction-1000"], "full", tmp_path)
+    assert work.missing == {"femnist-b0-local1": "femnist is not here"}
+    assert [entry["name"] for entry in reproduce.make(work)] == ["fraction-1000"]
+    assert "SMOKE" not in (tmp_path / "fraction-1000.svg").read_text("utf-8")
+    with pytest.raises(ValueError, match="femnist is not here"):
+        reproduce.prepare(["femnist-b0-local1"], "full", tmp_path)

@@ -1,0 +1,122 @@
+"""Sweeps: what a file means; real processes, one of which fails; interrupted and gone on with."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rpel.experiments.grid import cells, read
+from rpel.experiments.sweep import Sweep
+
+SMALL = """
+preset = "quickstart"
+model = "linear"
+nodes = 8
+pull = 4
+eval_every = 100
+eval_size = 50
+lr = 0.1
+"""
+COMMAND = "import typer; from rpel.cli.sweep import sweep; app = typer.Typer(); app.command()(sweep); app()"
+
+
+def started(file: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
+    """``rpel sweep`` as a process of its own."""
+    command = [sys.executable, "-c", COMMAND, str(file), "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.toml"
+    grid = '[grid]\nattack = ["alie", "foe"]\nbyzantine = [1, 5]\n[[cells]]\nattack = "alie"\nbyzantine = 1\n'
+    file.write_text(SMALL + grid + "[[cells]]\nrounds = 7\n", "utf-8")
+    found = read(file)
+    assert [cell.label for cell in found] == [
+        "attack alie, byzantine 1", "attack alie, byzantine 5", "attack foe, byzantine 1", "attack foe, byzantine 5",
+        "rounds 7",
+    ]  # fmt: skip
+    assert found[0].spec is not None
+    assert (found[0].spec.name, found[0].spec.model, found[0].spec.attack) == ("attacks", "linear", "alie")
+    assert found[1].spec is None
+    assert found[1].error == "byzantine 5 is not a minority of nodes 8: the most is 3"
+    table = cells({"base": {"preset": "mnist-30", "rounds": 3}, "grid": {"pull": [12, 15]}})
+    assert [(cell.spec.pull, cell.spec.rounds) for cell in table if cell.spec] == [(12, 3), (15, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[grid]\nnods = [1]", "there is no field 'nods' in [grid]; the nearest is 'nodes'"),
+        ("rouns = 3\n[grid]\nnodes = [8]", "there is no field 'rouns' in [base]; the nearest is 'rounds'"),
+        ("[grid]\nnodes = 8", "nodes in [grid] is 8: it takes a list such as [8]"),
+        ('preset = "quickstar"\n[grid]\nnodes = [8]', "the nearest preset is 'quickstart'"),
+        ("rounds = 3", "the sweep is empty: it needs [grid] or [[cells]]"),
+        ("grid = 3", "[grid] is a table of lists"),
+        ("[grid", "is not TOML"),
+    ],
+)
+def test_bad_files_are_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ValueError) as told:
+        read(file)
+    assert sentence in str(told.value)
+
+
+def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:
+    file, out = tmp_path / "grid.toml", tmp_path / "out"
+    # a pull of 2 cannot survive the two hostile nodes
+    file.write_text(SMALL + "rounds = 3\n[grid]\nbyzantine = [1, 2]\npull = [2, 4]\n", "utf-8")
+    process = started(file, out, "--jobs", "2", "--json")
+    shown, said = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    rows = json.loads(shown)
+    assert [row["status"] for row in rows] == ["done", "done", "failed", "done"]
+    assert "best_below_half" in rows[2]["error"]
+    assert "4/4" in said
+    for row in rows:
+        if row["status"] == "done":
+            last = json.loads((Path(row["path"]) / "metrics.jsonl").read_text("utf-8").splitlines()[-1])
+            assert row["accuracy_mean"] == last["accuracy_mean"]
+    with (out / "sweep.csv").open(encoding="utf-8") as table:
+        assert [(row["byzantine"], row["pull"], row["status"]) for row in csv.DictReader(table)][2] == (
+            "2", "2", "failed",
+        )  # fmt: skip
+    # again: nothing that is done is repeated, what failed is tried once more
+    again = Sweep(read(file), out, jobs=2)
+    again.recall()
+    assert [state.reused for state in again.states] == [True, True, False, True]
+
+
+def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
+    file, out = tmp_path / "long.toml", tmp_path / "out"
+    text = SMALL + "byzantine = 1\nrounds = 600\ncheckpoint_every = 0\n[grid]\nattack = ['foe', 'alie']\n"
+    file.write_text(text, "utf-8")
+    process = started(file, out, "--jobs", "2")
+    deadline = time.monotonic() + 60
+    while not any(path.read_bytes().count(b"\n") > 5 for path in out.glob("runs/*/metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command goes on" in said
+    begun = [path.parent for path in out.glob("runs/*/metrics.jsonl") if path.read_bytes()]
+    assert begun
+    for folder in begun:  # a run that had begun is saved, one that was only being started has nothing to save
+        assert list(folder.glob("checkpoint/round-*.npz")), folder
+    stopped = json.loads((out / "sweep.json").read_text("utf-8"))
+    assert [row["status"] for row in stopped] == ["stopped", "stopped"]
+    process = started(file, out, "--jobs", "2", "--json")
+    shown, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert [row["status"] for row in json.loads(shown)] == ["done", "done"]
+    logs = [path.read_text("utf-8") for path in out.glob("cells/*.log")]
+    assert sum("going on after round" in log for log in logs) == len(begun)

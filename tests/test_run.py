@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -412,3 +413,17 @@ def test_what_cannot_be_had_is_one_sentence() -> None:
             tiny(None, device="cuda")
     with pytest.raises(ValueError, match=r"own.*rpel\.simulate"):
         runs.run(Spec(dataset="own"), Own())
+
+
+def test_ctrl_c_in_the_last_round_of_a_seed_stops_before_the_next(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def interrupt(tick: Tick) -> None:
+        seen.append((tick.seed, tick.round))
+        if tick.round == tick.rounds:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=50, seeds="0,1", out=tmp_path, progress=interrupt)
+    assert seen == [(0, 1), (0, 2)]
+    assert len(list(tmp_path.glob("*/certificate.json"))) == 1

@@ -72,7 +72,7 @@ def run(
     own = own or Own()
     spec = own.named(spec)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
-    runs = []
+    runs: list[Result] = []
     for seed in seeds:
         settled = settle(spec.but(seed=seed, seeds=None))
         material = gather(settled.spec, own, download)
@@ -80,7 +80,10 @@ def run(
         if keep:
             name = f"{spec.name}-{spec_hash(settled.spec, material.dataset.checksums, material.digests)}"
             folder = RunFolder(Path(spec.out) / name)
-        runs.append(_run_one(settled, material, folder, progress, force))
+        result, stop = _run_one(settled, material, folder, progress, force)
+        runs.append(result)
+        if stop and seed != seeds[-1]:
+            raise Interrupted(spec.rounds, spec.rounds, result.path)
     return runs[0] if spec.seeds is None else Results(runs)
 
 
@@ -109,7 +112,7 @@ def resume(
     found = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
     if found and found[1] != name:
         raise ValueError(f"{path} was started with another specification, other data or another model: hash {name} now")
-    return _run_one(settled, material, folder, progress, force=False)
+    return _run_one(settled, material, folder, progress, force=False)[0]
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------
@@ -117,10 +120,10 @@ def resume(
 
 def _run_one(
     settled: Settled, material: Material, folder: RunFolder | None, progress: Progress | None, force: bool
-) -> Result:
-    """The stored result, or the rest of the run."""
+) -> tuple[Result, bool]:
+    """The stored result, or the rest of the run; and whether a signal came too late to stop it."""
     if folder is not None and not force and (stored := _stored(folder)) is not None:
-        return stored
+        return stored, False
     with ExitStack() as stack:
         threads = stack.enter_context(pinned(settled.spec.threads))
         running = Running(
@@ -131,8 +134,8 @@ def _run_one(
             if force:
                 folder.clear()
             elif (stored := _stored(folder)) is not None:  # finished by another process in between
-                return stored
-        return running.result()
+                return stored, False
+        return running.result(), running.asked_to_stop
 
 
 def _stored(folder: RunFolder) -> Result | None:

@@ -73,6 +73,7 @@ class Running:
         self.subset = balanced_subset(material.dataset.test_y, self.spec.eval_size, seed=0)
         self.path = None if folder is None else folder.path
         self.saved = 0
+        self.asked_to_stop = False  # by a signal in the last round: too late for this run, in time for the next seed
 
     def result(self) -> Result:
         """Go on from the last checkpoint to the end."""
@@ -91,6 +92,7 @@ class Running:
                 if stop.asked and self.record.round < self.spec.rounds:
                     self._save(journal)
                     raise Interrupted(self.record.round, self.spec.rounds, self.path)
+            self.asked_to_stop = stop.asked
         return self._finish()
 
     def _round(self, journal: Journal | None) -> None:

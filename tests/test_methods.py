@@ -51,7 +51,10 @@ def test_honest_first_connects_the_honest_and_attaches_the_hostile(nodes: int, p
 def test_metropolis_weights_are_symmetric_and_sum_to_one(nodes: int, pull: int, seed: int) -> None:
     if pull >= nodes:
         return
-    w = random_graph(nodes, pull, seed).weights
+    graph = random_graph(nodes, pull, seed)
+    w, degree = graph.weights, graph.adjacency.sum(axis=1)
+    for i, j in np.argwhere(graph.adjacency):
+        assert w[i, j] == pytest.approx(1 / (1 + max(degree[i], degree[j])))
     np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
     np.testing.assert_array_equal(w, w.T)
     assert (w.diagonal() > 0).all()

@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from rpel.experiments.folder import RunFolder, atomic
+from rpel.experiments.folder import RunFolder
+from rpel.files import atomic
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def report(
     Example: rpel report runs -o report.html --csv report.csv --figures figures
     """
     from rpel import report as reports
-    from rpel.experiments.folder import atomic
+    from rpel.files import atomic
 
     found = reports.collect(paths)
     if output.is_dir():

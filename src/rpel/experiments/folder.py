@@ -15,42 +15,18 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rpel.files import atomic
 
 Arrays = Mapping[str, NDArray[Any]]
 Row = dict[str, Any]
 
 log = logging.getLogger("rpel")
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name only when all of it is on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class RunFolder:

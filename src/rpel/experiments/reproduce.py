@@ -17,7 +17,7 @@ from typing import Any
 from rpel.experiments import estimate, panels
 from rpel.experiments.environment import versions
 from rpel.experiments.figures import PANELS, Panel, chosen
-from rpel.experiments.folder import RunFolder, atomic
+from rpel.experiments.folder import RunFolder
 from rpel.experiments.hearing import Ear
 from rpel.experiments.material import Download, Material, Own, gather
 from rpel.experiments.result import Result
@@ -26,6 +26,7 @@ from rpel.experiments.running import Progress
 from rpel.experiments.scales import ScaleName, Sized, checked, sized
 from rpel.experiments.settle import settle, spec_hash
 from rpel.experiments.spec import Spec
+from rpel.files import atomic
 
 Row = panels.Row
 Told = Callable[[str], None]

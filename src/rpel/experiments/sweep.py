@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpel.experiments.folder import atomic
 from rpel.experiments.grid import Cell
 from rpel.experiments.spec import to_toml
+from rpel.files import atomic
 
 _NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
 _POLL = 0.05

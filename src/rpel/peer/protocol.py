@@ -1,0 +1,361 @@
+"""The life of a peer, round after round, without a socket, a file or a clock of its own.
+
+:func:`life` yields what it wants and is sent what came; ``node.py`` answers with TLS, a disk and the machine's clock,
+the tests with a simulated network under a virtual clock. Its laws:
+
+1. One draw a round. The peers to pull from are drawn once and persisted before the first pull; a restart asks the same.
+2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever recorded is never
+   computed again: no crash can make a peer serve two versions of a round.
+3. The trim is b̂ of the number of peers asked, never of those that answered. Whoever answers, and whenever:
+   hostile(answered) ≤ hostile(asked) ≤ b̂ with the plan's probability.
+4. Fewer than 2 b̂ answers change nothing: the peer keeps its half-step and counts a degraded round. After ``patience``
+   in a row it stops taking local steps, and goes on serving what it has and pulling.
+5. A peer that missed more than one round, stood still, or has a non-finite model takes a robust aggregate of at least
+   2 b̂ + 1 answers without its own model, and forgets its momentum.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from rpel.aggregation import Rule, rule
+from rpel.kernels.compiled import finite_rows
+from rpel.learning import degraded, exchange
+from rpel.peer.clock import RoundClock
+from rpel.topology import Unweighted
+from rpel.types import Cohort, Inbox, Integers, Models
+
+Outcome = Literal["aggregated", "local_only", "caught_up"]
+Coins = Callable[[int, int, int, int], tuple[int, ...]]
+"""(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the membership in force says: who I am, the plan, and the times."""
+
+    me: int
+    nodes: int
+    byzantine: int
+    pull: int
+    rule: Rule
+    deadline: float
+    rounds: int
+    patience: int = 5
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """Persisted before anything of the round is seen outside; ``half`` is None when nothing is served for it."""
+
+    round: int
+    asked: tuple[int, ...]
+    half: Models | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row."""
+
+    round: int
+    x: Models
+    fresh: bool = False
+    degraded: int = 0
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the disk has. ``last_round`` is the newest round ever recorded, readable or not; 0: none."""
+
+    checkpoint: Checkpoint | None = None
+    record: Record | None = None
+    last_round: int = 0
+    published: tuple[int, ...] = ()
+
+
+# --- what is wanted, and what comes back -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recall:
+    """→ Memory; the local state (momentum) of its record is restored too."""
+
+
+@dataclass(frozen=True)
+class AskClocks:
+    """→ for each member that answered, how far its clock is ahead of this one."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """→ None, when this peer's clock has that position."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class Enter:
+    """→ the Terms of this round, which begins; None: this peer is a member no longer."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """→ the half-step (d,) that training makes of x; ``fresh``: with the momentum forgotten. x stays as it is."""
+
+    round: int
+    x: Models
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class Persist:
+    """→ whether the record, with the local state, is on disk."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Publish:
+    """→ None. From now on this round's half-step is served; ``served`` False: it never will be."""
+
+    round: int
+    served: bool
+
+
+@dataclass(frozen=True)
+class Pull:
+    """→ Pulled: all members asked at once, and no answer after the deadline (a position)."""
+
+    round: int
+    members: tuple[int, ...]
+    half: Models | None
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Row 0 of the table (1 + s, d) is the half-step, row j + 1 the answer of the j-th member asked, if "ok".
+
+    Results: ok, late, refused, malformed, unreachable. A complete model with a non-finite entry is ok: the rule counts
+    it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this one at that moment.
+    """
+
+    table: Models
+    results: tuple[str, ...]
+    offsets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Save:
+    """→ whether the checkpoint is on disk."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a reader wants to know of one round; ``results`` says what came of each peer asked."""
+
+    round: int
+    outcome: Outcome
+    asked: int
+    received: int
+    trim: int
+    results: dict[int, str]
+    degraded: int
+    frozen: bool
+    saved: bool
+    seconds: float
+    offset: float
+
+
+@dataclass(frozen=True)
+class Tell:
+    """→ None."""
+
+    report: Report
+
+
+Want = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | Save | Tell
+Life = Generator[Want, Any, None]
+
+
+# --- the life --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs. ``round``: the last one that x stands for; ``last``: the last one ever recorded."""
+
+    x: Models
+    round: int = 0
+    last: int = 0
+    degraded: int = 0
+    fresh: bool = False
+
+
+def life(terms: Terms, clock: RoundClock, coins: Coins, initial: Models) -> Life:
+    """From start to the last round, under the laws above. ``initial`` (d,) is everybody's first model."""
+    memory: Memory = yield Recall()
+    for t in memory.published:
+        yield Publish(t, served=True)
+    yield Publish(memory.last_round, served=False)
+    yield from _agree(clock, terms)
+    state = _restored(memory, initial)
+    if memory.record is not None and memory.record.round > state.round:
+        state = yield from _resumed(memory.record, state, terms, clock)
+    while (t := max(clock.round(), state.last + 1)) <= terms.rounds:
+        yield Sleep(clock.start(t))
+        entered: Terms | None = yield Enter(t)
+        if entered is None:
+            return
+        terms = entered
+        state = yield from _round(t, state, terms, clock, coins)
+    yield Sleep(clock.start(terms.rounds + 1))  # the others may still be pulling
+
+
+def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, None]:
+    """Wait until 2b members have told their clocks, then take the median."""
+    while len(offsets := (yield AskClocks())) < 2 * terms.byzantine:
+        yield Sleep(clock.position() + min(1.0, clock.period / 10))
+    clock.adopt(offsets)
+
+
+def _restored(memory: Memory, initial: Models) -> State:
+    kept = memory.checkpoint
+    if kept is None:
+        return State(np.array(initial), last=memory.last_round)
+    return State(kept.x, kept.round, max(memory.last_round, kept.round), kept.degraded, kept.fresh)
+
+
+def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, State]:
+    """The round that was recorded and did not end: its own draw again if it still runs, else its half-step stands."""
+    began = clock.position()
+    if record.half is not None:
+        state = replace(state, fresh=False)
+    if clock.round() == record.round and began < clock.start(record.round) + terms.deadline:
+        entered: Terms | None = yield Enter(record.round)
+        came = yield from _answers(record, state, entered or terms, clock)
+        return (yield from _kept(record, state, came, terms, clock, began))
+    return state if record.half is None else replace(state, x=np.array(record.half), round=record.round)
+
+
+def _round(t: int, state: State, terms: Terms, clock: RoundClock, coins: Coins) -> Generator[Want, Any, State]:
+    """One round of Algorithm 1."""
+    began = clock.position()
+    half: Models | None = None
+    if state.degraded >= terms.patience:
+        half = state.x
+    elif t - state.round <= 2:
+        half = yield Step(t, state.x, state.fresh)  # lines 3-6
+        state = replace(state, fresh=False)
+    if half is not None and not finite_rows(half[None])[0]:
+        half, state = None, replace(state, fresh=True)
+    record = Record(t, coins(t, terms.me, terms.nodes, terms.pull), half)  # line 7
+    state = replace(state, last=t)
+    written = yield Persist(record)
+    yield Publish(t, served=written and half is not None)
+    came = (yield from _answers(record, state, terms, clock)) if written else _Came("local_only")
+    return (yield from _kept(record, state, came, terms, clock, began))
+
+
+@dataclass(frozen=True)
+class _Came:
+    """What the pulls of a round came to; x is None when they change nothing."""
+
+    outcome: Outcome
+    x: Models | None = None
+    results: dict[int, str] = field(default_factory=dict)
+    offset: float = 0.0
+
+
+def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, _Came]:
+    """Lines 8-9 with the draw of the record; the own model is left out where law 5 says so."""
+    trusted = record.half is not None and state.degraded < terms.patience
+    rule = terms.rule if trusted else _for_strangers(terms.rule)
+    deadline = clock.start(record.round) + terms.deadline
+    pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline)
+    inbox = _inbox(pulled, own=trusted)
+    results = dict(zip(record.asked, pulled.results, strict=True))
+    offset = clock.slew(pulled.offsets, terms.rule.f or 0)
+    if inbox.index.size == 0 or degraded(inbox, rule)[0]:
+        return _Came("local_only", None, results, offset)
+    if not trusted:
+        return _Came("caught_up", rule.aggregate(inbox.table, inbox.index, out=state.x[None])[0], results, offset)
+    return _Came("aggregated", _exchanged(record, state, terms, inbox), results, offset)
+
+
+def _exchanged(record: Record, state: State, terms: Terms, inbox: Inbox) -> Models:
+    """Algorithm 1's exchange, the simulator's own, for this one node; the result takes the place of x."""
+    none = np.empty((1, 0))
+    cohort = Cohort(np.array([terms.me]), x=np.asarray(record.half)[None], m=none, local=none)
+    asking = exchange(cohort, record.round, _Drawn(record.asked), terms.rule, out=state.x[None])
+    next(asking)
+    try:
+        asking.send(inbox)
+    except StopIteration as end:
+        return np.asarray(end.value.x[0])
+    raise AssertionError("an exchange asks once")
+
+
+def _kept(
+    record: Record, state: State, came: _Came, terms: Terms, clock: RoundClock, began: float
+) -> Generator[Want, Any, State]:
+    """Keep what the round came to, say so, and go on."""
+    if came.x is not None:
+        fresh = state.fresh or came.outcome == "caught_up"
+        state = replace(state, x=came.x, round=record.round, degraded=0, fresh=fresh)
+    else:
+        state = replace(state, degraded=state.degraded + 1)
+        if record.half is not None:
+            state.x[:] = record.half
+            state = replace(state, round=record.round)
+    saved = yield Save(Checkpoint(state.round, state.x, state.fresh, state.degraded, came.outcome))
+    yield Tell(
+        Report(
+            round=record.round,
+            outcome=came.outcome,
+            asked=len(record.asked),
+            received=sum(result == "ok" for result in came.results.values()),
+            trim=terms.rule.f or 0,
+            results=came.results,
+            degraded=state.degraded,
+            frozen=state.degraded >= terms.patience,
+            saved=saved,
+            seconds=clock.position() - began,
+            offset=came.offset,
+        )
+    )
+    return state
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Drawn(Unweighted):
+    """Line 7 as it was drawn and persisted."""
+
+    asked: tuple[int, ...]
+
+    def sample(self, t: int, ids: Integers) -> Integers:
+        return np.array([self.asked], dtype=np.int64)
+
+
+def _inbox(pulled: Pulled, own: bool) -> Inbox:
+    """The rows that came, in the order asked, behind the own one if that counts."""
+    rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result == "ok"]
+    return Inbox(pulled.table, np.array([rows], dtype=np.int64))
+
+
+def _for_strangers(own: Rule) -> Rule:
+    """The rule for a peer that has no model to trust: rules around the own one have no centre then."""
+    return own if own.pivot is None else rule("nnm+trimmed_mean", f=own.f or 0)

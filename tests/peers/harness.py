@@ -1,0 +1,480 @@
+"""Peers under a virtual clock: the real protocol and the real serving desk, with a network and disks that fail on cue.
+
+A world is a heap of events; every want of a life takes virtual time, so a crash can fall between any two of them, and
+everything random comes from the world's seed, so any world replays. What must never happen is written down in
+``World.broken`` as it happens.
+"""
+
+import heapq
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rpel.aggregation import rule
+from rpel.peer import protocol
+from rpel.peer.clock import RoundClock
+from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want, life
+from rpel.peer.serving import SERVED, Desk
+from rpel.types import Models
+
+PERIOD, DEADLINE = 10.0, 6.0
+D = 3
+Reply = Callable[[int, Models | None, float], None]
+"""(status code, model, clock position): what a server sends back."""
+Behaviour = Callable[["World", int, int], tuple[float, Models | None] | None]
+"""(world, own number, round) → when after the request it answers, and with what (None: with a malformed body)."""
+
+
+class Disk:
+    """What survives a crash. A write is there as a whole or not at all."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, tuple[Record, Models]] = {}
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self.damaged: set[int] = set()
+        self.full = False
+
+    def persist(self, record: Record, momentum: Models) -> bool:
+        if not self.full:
+            half = None if record.half is None else record.half.copy()
+            self.records[record.round] = (replace(record, half=half), momentum.copy())
+            for old in sorted(self.records)[:-3]:
+                del self.records[old]
+        return not self.full
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        if not self.full:
+            self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy())
+            for old in sorted(self.checkpoints)[:-2]:
+                del self.checkpoints[old]
+        return not self.full
+
+    def truncate_newest(self) -> None:
+        """The newest checkpoint is found damaged, and dropped, when it is read."""
+        if len(self.checkpoints) > 1:
+            del self.checkpoints[max(self.checkpoints)]
+
+    def memory(self) -> Memory:
+        readable = [t for t in self.records if t not in self.damaged]
+        served = tuple(t for t in sorted(readable) if self.records[t][0].half is not None)
+        kept = self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
+        return Memory(
+            checkpoint=None if kept is None else replace(kept, x=kept.x.copy()),
+            record=self.records[max(readable)][0] if readable else None,
+            last_round=max(self.records, default=0),
+            published=served,
+        )
+
+
+@dataclass
+class Asking:
+    """The pulls of one round on their way."""
+
+    want: protocol.Pull
+    began: float
+    table: Models
+    results: dict[int, str] = field(default_factory=dict)
+    offsets: list[float] = field(default_factory=list)
+    over: bool = False
+
+
+class Peer:
+    """One peer: a life, its desk, its disk and its clock."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world, self.number = world, number
+        self.disk = Disk()
+        self.up = False
+        self.incarnation = 0
+        self.paused_until = 0.0
+        self.wall_error = 0.0
+        self.drift = 0.0
+        self.compute = 1.0
+        self.target = np.full(D, 1.0) + world.coins.uniform(-0.5, 0.5)
+        self.momentum = np.zeros(D)
+        self.x = np.zeros(D)
+        self.reports: list[Report] = []
+        self.wanted: list[str] = []
+        self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
+        self.refused: str | None = None
+
+    # --- from start to crash ---
+
+    def boot(self) -> None:
+        """Start the process: nothing in memory, everything from the disk."""
+        if self.up:
+            return
+        self.up, self.incarnation = True, self.incarnation + 1
+        self.desk = Desk()
+        self.waiting: list[Callable[[], None]] = []
+        self.bodies: dict[int, Models] = {}
+        self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.world.now + self.wall_error, ticks=self.ticks)
+        self.life = life(self.world.terms(self.number, 1), self.clock, self.draw, np.zeros(D))
+        self.momentum = np.zeros(D)
+        self.go(None)
+
+    def crash(self, down: float) -> None:
+        """kill -9, and a start later on."""
+        if self.up:
+            self.up = False
+            self.life.close()
+            self.world.after(down, self.boot)
+
+    def ticks(self) -> float:
+        return self.world.now * (1 + self.drift)
+
+    def draw(self, t: int, me: int, nodes: int, pull: int) -> tuple[int, ...]:
+        return tuple(self.world.coins.sample([i for i in range(nodes) if i != me], pull))
+
+    def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Do it then, unless this process is gone by then; a stopped process does it when it goes on."""
+        born = self.incarnation
+
+        def act() -> None:
+            if not self.up or self.incarnation != born:
+                return
+            if self.world.now < self.paused_until:
+                self.world.after(self.paused_until - self.world.now, act)
+            else:
+                action(*arguments)
+
+        self.world.after(max(0.0, seconds), act)
+
+    # --- driving the life ---
+
+    def go(self, answer: Any) -> None:
+        try:
+            want = self.life.send(answer)
+        except StopIteration:
+            return
+        except ValueError as error:  # a start that is refused
+            self.refused = str(error)
+            self.up = False
+            return
+        kind = type(want).__name__
+        self.wanted.append(kind)
+        if self.crash_at == (kind, self.clock.round()):
+            self.crash_at = None
+            self.crash(self.world.coins.uniform(0.1, 2.5 * PERIOD))
+            return
+        getattr(self, f"on_{kind.lower()}")(want)
+
+    def on_recall(self, want: Want) -> None:
+        memory = self.disk.memory()
+        if memory.record is not None:
+            self.momentum = self.disk.records[memory.record.round][1].copy()
+        for t in memory.published:
+            half = self.disk.records[t][0].half
+            assert half is not None
+            self.bodies[t] = half
+        if memory.checkpoint is not None:
+            self.world.recalled(self, memory)
+        self.later(0.01, self.go, memory)
+
+    def on_askclocks(self, want: Want) -> None:
+        others = [p for p in self.world.peers if p.number != self.number]
+        heard = [p for p in others if self.world.connected(self.number, p.number)]
+        offsets = [
+            p.clock.position() - self.clock.position() for p in heard if p.up and self.world.now >= p.paused_until
+        ]
+        offsets += [1e6 for p in self.world.hostile if self.world.connected(self.number, p)]
+        self.later(0.05, self.go, offsets)
+
+    def on_sleep(self, want: protocol.Sleep) -> None:
+        self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
+
+    def on_enter(self, want: protocol.Enter) -> None:
+        self.later(0.001, self.go, self.world.terms(self.number, want.round))
+
+    def on_step(self, want: protocol.Step) -> None:
+        if want.fresh:
+            self.momentum = np.zeros(D)
+        self.momentum = 0.5 * self.momentum + 0.5 * (want.x - self.target)
+        self.later(self.compute, self.go, want.x - 0.3 * self.momentum)
+
+    def on_persist(self, want: protocol.Persist) -> None:
+        self.later(0.05, lambda: self.go(self.disk.persist(want.record, self.momentum)))
+
+    def on_publish(self, want: protocol.Publish) -> None:
+        if want.served:
+            record = self.disk.records.get(want.round)
+            if record is None or record[0].half is None:
+                self.world.break_("published before it was on disk", self.number, want.round)
+            else:
+                self.bodies[want.round] = record[0].half
+            self.desk.publish(want.round)
+        else:
+            self.desk.skip(want.round)
+        woken, self.waiting = self.waiting, []
+        for look in woken:
+            self.later(0.0, look)
+        self.later(0.001, self.go, None)
+
+    def on_save(self, want: protocol.Save) -> None:
+        self.x = want.checkpoint.x.copy()
+        if not np.isfinite(want.checkpoint.x).all():
+            self.world.break_("a model that is not finite was kept", self.number, want.checkpoint.round)
+        self.later(0.05, lambda: self.go(self.disk.save(want.checkpoint)))
+
+    def on_tell(self, want: protocol.Tell) -> None:
+        self.world.told(self, want.report)
+        self.reports.append(want.report)
+        self.later(0.0, self.go, None)
+
+    # --- pulling ---
+
+    def on_pull(self, want: protocol.Pull) -> None:
+        self.world.asked(self, want)
+        table = np.full((1 + len(want.members), D), np.nan)
+        if want.half is not None:
+            table[0] = want.half
+        asking = Asking(want, self.clock.position(), table)
+        self.later(want.deadline - self.clock.position(), self.close, asking)
+        for place in range(len(want.members)):
+            self.ask(asking, place)
+
+    def ask(self, asking: Asking, place: int) -> None:
+        """One request; refused connections and 425 are tried again until the deadline."""
+        if asking.over:
+            return
+        member, t = asking.want.members[place], asking.want.round
+        born = self.incarnation
+
+        def reply(code: int, model: Models | None, position: float) -> None:
+            if self.up and self.incarnation == born and not asking.over:
+                self.answered(asking, place, code, model, position)
+
+        arrived = self.world.send(self.number, member)
+        if arrived is None:
+            self.later(0.5, self.ask, asking, place)
+        else:
+            self.world.after(arrived, lambda: self.world.serve(member, self.number, t, reply))
+
+    def answered(self, asking: Asking, place: int, code: int, model: Models | None, position: float) -> None:
+        if code in (0, 425):
+            self.later(0.3, self.ask, asking, place)
+            return
+        member = asking.want.members[place]
+        result = "refused" if code != SERVED else "malformed" if model is None else "ok"
+        if model is not None and result == "ok":
+            asking.table[place + 1] = model
+            asking.offsets.append(position - self.clock.position())
+        asking.results[member] = result
+        if len(asking.results) == len(asking.want.members):
+            self.later(0.0, self.close, asking)
+
+    def close(self, asking: Asking) -> None:
+        if not asking.over:
+            asking.over = True
+            results = tuple(asking.results.get(member, "late") for member in asking.want.members)
+            self.world.pulled(self, asking, results)
+            self.go(Pulled(asking.table, results, tuple(asking.offsets)))
+
+    # --- serving ---
+
+    def serve(self, member: int, t: int, reply: Reply) -> None:
+        """What the server does with a request, with the real desk."""
+        if self.world.now < self.paused_until:
+            self.later(0.0, self.serve, member, t, reply)
+            return
+        decision = self.desk.request(member, t)
+        if decision.kind == "refuse":
+            reply(decision.code, None, self.clock.position())
+        elif decision.kind == "serve":
+            self.send(member, t, reply)
+        else:
+            self.waiting.append(lambda: self.look(member, t, reply))
+
+    def look(self, member: int, t: int, reply: Reply) -> None:
+        decision = self.desk.look(t)
+        if decision.kind == "wait":
+            self.waiting.append(lambda: self.look(member, t, reply))
+        elif decision.kind == "serve":
+            self.send(member, t, reply)
+        else:
+            self.desk.done(member, t, full=False)
+            reply(decision.code, None, self.clock.position())
+
+    def send(self, member: int, t: int, reply: Reply) -> None:
+        body = self.bodies[t].copy()
+        self.world.served(self, t, body)
+        self.desk.done(member, t, full=True)
+        way = self.world.send(self.number, member)
+        if way is not None:
+            position = self.clock.position()
+            self.world.after(way, lambda: reply(SERVED, body, position))
+
+
+class World:
+    """n peers, the last b of them hostile, joined by a network that does what it is told."""
+
+    def __init__(self, seed: int, n: int = 12, b: int = 2, s: int = 8, b_hat: int = 2, rounds: int = 20) -> None:
+        self.coins = random.Random(seed)
+        self.now = -5.0
+        self.n, self.b, self.rounds = n, b, rounds
+        self.pull, self.rule = s, rule("nnm+trimmed_mean", f=b_hat)
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.peers = [Peer(self, i) for i in range(n - b)]
+        self.hostile: dict[int, Behaviour] = dict.fromkeys(range(n - b, n), silent)
+        self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
+        self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
+        self.broken: list[str] = []
+        self.trace: list[tuple[Any, ...]] = []
+        self._draws: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._versions: dict[tuple[int, int], bytes] = {}
+        self._durable: defaultdict[int, int] = defaultdict(int)
+
+    # --- time ---
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (self.now + max(0.0, seconds), self.count, action))
+
+    def at(self, position: float, action: Callable[[], None]) -> None:
+        self.after(position - self.now, action)
+
+    def run(self, until: float | None = None) -> "World":
+        """Let it happen; without ``until`` to the end of the last round."""
+        end = (self.rounds + 1.5) * PERIOD if until is None else until
+        if self.count == 0 or not any(p.incarnation for p in self.peers):
+            for peer in self.peers:
+                self.after(self.coins.uniform(0, 2), peer.boot)
+        while self.events and self.events[0][0] <= end:
+            self.now, _, action = heapq.heappop(self.events)
+            action()
+        self.now = end
+        return self
+
+    # --- the network ---
+
+    def cut(self, first: float, last: float, which: Callable[[int, int], bool]) -> None:
+        """Between these positions nothing goes from a to c where which(a, c)."""
+        self.cuts.append((first, last, which))
+
+    def connected(self, a: int, c: int) -> bool:
+        """Whether requests and their answers pass: both ways."""
+        return self.send(a, c) is not None and self.send(c, a) is not None
+
+    def send(self, a: int, c: int) -> float | None:
+        """How long a message takes, or None when it does not arrive."""
+        if any(first <= self.now < last and which(a, c) for first, last, which in self.cuts):
+            return None
+        return self.latency(a, c)
+
+    def serve(self, member: int, puller: int, t: int, reply: Reply) -> None:
+        if member in self.hostile:
+            answer = self.hostile[member](self, member, t)
+            if answer is not None:
+                delay, model = answer
+                self.after(delay, lambda: reply(SERVED, model, 1e6))
+        elif self.peers[member].up:
+            self.peers[member].serve(puller, t, reply)
+        else:
+            self.after(0.01, lambda: reply(0, None, 0.0))
+
+    def terms(self, number: int, t: int) -> Terms:
+        return Terms(number, self.n, self.b, self.pull, self.rule, DEADLINE, self.rounds)
+
+    # --- what must never happen ---
+
+    def break_(self, law: str, *where: Any) -> None:
+        self.broken.append(f"{law}: {where} at {self.now:.2f}")
+
+    def asked(self, peer: Peer, want: protocol.Pull) -> None:
+        known = self._draws.setdefault((peer.number, want.round), want.members)
+        if known != want.members or len(set(want.members)) != self.pull or peer.number in want.members:
+            self.break_("one draw a round", peer.number, want.round)
+        record = peer.disk.records.get(want.round)
+        if record is None or record[0].asked != want.members:
+            self.break_("the draw is on disk before the first pull", peer.number, want.round)
+
+    def served(self, peer: Peer, t: int, body: Models) -> None:
+        if self._versions.setdefault((peer.number, t), body.tobytes()) != body.tobytes():
+            self.break_("two versions of a round", peer.number, t)
+
+    def pulled(self, peer: Peer, asking: Asking, results: Iterable[str]) -> None:
+        late = peer.clock.position() - max(asking.want.deadline, asking.began)
+        if late > 0.5 and self.now >= peer.paused_until + PERIOD:
+            self.break_(f"pulls ended {late:.2f} s after the deadline", peer.number, asking.want.round)
+        came = [m for m, result in zip(asking.want.members, results, strict=True) if result == "ok"]
+        if sum(m in self.hostile for m in came) > (self.rule.f or 0):
+            self.break_("more hostile models than b_hat", peer.number, asking.want.round)
+
+    def told(self, peer: Peer, report: Report) -> None:
+        self.trace.append((self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes()))
+        if peer.reports and report.round < peer.reports[-1].round + peer.reports[-1].saved:  # unsaved: ended again
+            self.break_("a round was repeated", peer.number, report.round)
+        if report.trim != self.rule.f:
+            self.break_("trimmed by something else than b_hat of the number asked", peer.number, report.round)
+        enough = 2 * report.trim + (report.outcome == "caught_up")
+        if report.outcome != "local_only" and report.received < enough:
+            self.break_("aggregated too few answers", peer.number, report.round)
+        if np.abs(peer.x).max() > 10:
+            self.break_("an honest model was carried away", peer.number, report.round)
+        if report.saved:
+            self._durable[peer.number] = max(peer.disk.checkpoints)
+
+    def recalled(self, peer: Peer, memory: Memory) -> None:
+        assert memory.checkpoint is not None
+        if memory.checkpoint.round < self._durable[peer.number]:
+            self.break_("a saved round was lost", peer.number, memory.checkpoint.round)
+
+    def damage(self, peer: Peer) -> None:
+        """Truncate the newest checkpoint; what is then expected to be there is the one before."""
+        peer.disk.truncate_newest()
+        self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
+
+    # --- what is measured ---
+
+    def spread(self) -> float:
+        """The mean squared distance of the honest models from their mean."""
+        models = np.stack([peer.x for peer in self.peers])
+        return float(np.square(models - models.mean(axis=0)).sum(axis=1).mean())
+
+    def outcomes(self, number: int) -> list[str]:
+        return [report.outcome for report in self.peers[number].reports]
+
+
+# --- what hostile peers do -------------------------------------------------------------------------------------------
+
+
+def silent(world: World, me: int, t: int) -> None:
+    """Takes the request and never answers; also what 1 byte/s comes to."""
+
+
+def honest_mean(world: World) -> Models:
+    return np.asarray(np.mean([peer.x for peer in world.peers], axis=0))
+
+
+def forging(world: World, me: int, t: int) -> tuple[float, Models]:
+    """Answers at once with something that pulls away."""
+    return 0.0, honest_mean(world) - 1.5
+
+
+def huge(world: World, me: int, t: int) -> tuple[float, Models]:
+    return 0.01, np.full(D, 3.4e38)
+
+
+def not_finite(world: World, me: int, t: int) -> tuple[float, Models]:
+    return 0.01, np.array([np.nan, np.inf, 0.0])
+
+
+def malformed(world: World, me: int, t: int) -> tuple[float, None]:
+    return 0.01, None
+
+
+def just_late(world: World, me: int, t: int) -> tuple[float, Models]:
+    return DEADLINE, honest_mean(world) + 1.0
+
+
+def wavering(world: World, me: int, t: int) -> tuple[float, Models | None] | None:
+    """Something else each time."""
+    return world.coins.choice(BEHAVIOURS)(world, me, t)
+
+
+BEHAVIOURS: list[Behaviour] = [silent, forging, huge, not_finite, malformed, just_late]

@@ -407,7 +407,7 @@ class World:
 
     def told(self, peer: Peer, report: Report) -> None:
         self.trace.append((self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes()))
-        if peer.reports and report.round < peer.reports[-1].round + peer.reports[-1].saved:  # unsaved: ended again
+        if report.round <= self._durable[peer.number]:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
             self.break_("trimmed by something else than b_hat of the number asked", peer.number, report.round)

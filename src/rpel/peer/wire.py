@@ -1,0 +1,314 @@
+"""Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out, no sockets.
+
+Laws: every model of a network looks the same, so a body is accepted only if its length and its header bytes are exactly
+the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for them,
+so a reply can take no more memory than that row; values are not judged here (a complete model that is not finite is an
+answer, and the rule's business).
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rpel.files import atomic
+from rpel.types import Models
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LARGEST_HEADER = 100_000_000  # as the safetensors library has it
+
+
+class Malformed(Exception):  # noqa: N818 (it is the reply that is wrong, not the program)
+    """A reply that is not a model of this network; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What every model of a network looks like: names and shapes in the order of the vector, and float32 or float64.
+
+    >>> sig = Signature(("w", "b"), ((2, 3), (2,)), np.dtype("float32"))
+    >>> sig.d, len(sig.header) % 8, sig.size - len(sig.header)
+    (8, 0, 32)
+    >>> sig.header[8:].rstrip()
+    b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}}'
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _NAMES:
+            raise ValueError(f"models travel as float32 or float64, not as {self.dtype}")
+        if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
+            raise ValueError(f"each parameter needs one name and one shape, not {self.names} and {self.shapes}")
+        if "__metadata__" in self.names:
+            raise ValueError("a parameter cannot be called '__metadata__': safetensors keeps that name for itself")
+        if self.d == 0:
+            raise ValueError("a model needs at least one parameter")
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:
+        """The signature of named arrays or tensors, such as ``module.named_parameters()``, in their order.
+
+        >>> Signature.of({"w": np.zeros((2, 3)), "b": np.zeros(2)}).d
+        8
+        """
+        arrays = {name: _array(value) for name, value in (named.items() if isinstance(named, Mapping) else named)}
+        dtypes = sorted({str(array.dtype) for array in arrays.values()})
+        if len(dtypes) > 1:
+            raise ValueError(f"the parameters of a model must have one type, not {' and '.join(dtypes)}")
+        shapes = tuple(array.shape for array in arrays.values())
+        return cls(tuple(arrays), shapes, np.dtype(dtypes[0] if dtypes else "float32"))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """The signature of a safetensors file; the order of the vector is that of the values in the file."""
+        entries, values = _stored_header(path)
+        try:
+            rows = sorted(
+                ((name, e["dtype"], _numbers(e["shape"]), _numbers(e["data_offsets"])) for name, e in entries.items()),
+                key=lambda row: row[3],
+            )
+            dtypes = sorted({row[1] for row in rows})
+        except (TypeError, KeyError):
+            raise ValueError(f"{path} is not a safetensors file: its header is damaged") from None
+        if len(dtypes) != 1 or dtypes[0] not in _DTYPES:
+            found = " and ".join(map(str, dtypes)) or "nothing"
+            raise ValueError(f"{path} holds {found}: a model to exchange is all F32 or all F64, without buffers")
+        sig = cls(tuple(row[0] for row in rows), tuple(row[2] for row in rows), _DTYPES[dtypes[0]])
+        if [row[3] for row in rows] != sig.offsets or sig.offsets[-1][1] != values:
+            raise ValueError(
+                f"{path} is not a whole safetensors file: its header does not fit its {values} value bytes"
+            )
+        return sig
+
+    @cached_property
+    def d(self) -> int:
+        """The number of values of a model."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each parameter begins in the vector, and where the last one ends."""
+        return tuple(accumulate((math.prod(shape) for shape in self.shapes), initial=0))
+
+    @cached_property
+    def offsets(self) -> list[tuple[int, ...]]:
+        """(first byte, byte after the last) of each parameter among the values."""
+        width = self.dtype.itemsize
+        return [(first * width, last * width) for first, last in pairwise(self.bounds)]
+
+    @cached_property
+    def header(self) -> bytes:
+        """The bytes before the values: the JSON's length as 8 bytes, then the JSON, padded to align the values."""
+        kind = _NAMES[self.dtype]
+        entries = {
+            name: {"dtype": kind, "shape": shape, "data_offsets": offsets}
+            for name, shape, offsets in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    @property
+    def size(self) -> int:
+        """The length of a body in bytes: header and values."""
+        return len(self.header) + self.d * self.dtype.itemsize
+
+    @cached_property
+    def sha256(self) -> str:
+        """The header's hash, by which peers know that they mean the same kind of model."""
+        return hashlib.sha256(self.header).hexdigest()
+
+
+def split(sig: Signature, flat: Models) -> dict[str, Models]:
+    """The parameters by name, as views of the vector (d,).
+
+    >>> parts = split(Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64")), np.array([1.0, 2.0, 3.0]))
+    >>> parts["w"].tolist(), parts["b"].tolist()
+    ([[1.0, 2.0]], [3.0])
+    """
+    _check_vector(sig, flat)
+    pieces = zip(sig.names, sig.shapes, pairwise(sig.bounds), strict=True)
+    return {name: flat[first:last].reshape(shape) for name, shape, (first, last) in pieces}
+
+
+def flatten(sig: Signature, named: Mapping[str, Any], out: Models | None = None) -> Models:
+    """The vector (d,) of arrays or tensors by name, into ``out`` if given; the inverse of :func:`split`.
+
+    >>> sig = Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64"))
+    >>> flatten(sig, {"b": np.array([3.0]), "w": np.array([[1.0, 2.0]])}).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    if named.keys() != set(sig.names):
+        odd = sorted(named.keys() ^ set(sig.names))[0]
+        raise ValueError(f"parameter {odd!r} is {'not in this network' if odd in named else 'missing'}")
+    flat = np.empty(sig.d, sig.dtype) if out is None else out
+    for name, part in split(sig, flat).items():
+        array = _array(named[name])
+        if array.shape != part.shape or array.dtype != part.dtype:
+            raise ValueError(
+                f"parameter {name!r} is {array.dtype}{list(array.shape)}, expected {part.dtype}{list(part.shape)}"
+            )
+        part[...] = array
+    return flat
+
+
+def raw(sig: Signature, flat: Models) -> memoryview:
+    """The values' bytes, without a copy.
+
+    >>> len(raw(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32")))
+    12
+    """
+    _check_vector(sig, flat)
+    if not flat.flags.c_contiguous:
+        raise ValueError("a model's values must lie side by side in memory")
+    return flat.data.cast("B")
+
+
+def digest(sig: Signature, flat: Models) -> str:
+    """The hash of a whole body, header and values.
+
+    >>> digest(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32"))[:12]
+    '92d3d5190c09'
+    """
+    found = hashlib.sha256(sig.header)
+    found.update(raw(sig, flat))
+    return found.hexdigest()
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Signature, Models]:
+    """The signature and the values (d,) of a safetensors file."""
+    sig = Signature.read(path)
+    flat = np.empty(sig.d, sig.dtype)
+    with open(path, "rb") as file:
+        file.seek(-flat.nbytes, os.SEEK_END)
+        if file.readinto(raw(sig, flat)) != flat.nbytes:
+            raise ValueError(f"{path} became shorter while it was read")
+    return sig, flat
+
+
+def save(path: Path, sig: Signature, flat: Models) -> None:
+    """Write a model as a safetensors file, which is at the same time the body that travels."""
+    values = raw(sig, flat)
+    with atomic(path) as file:
+        file.write(sig.header)
+        file.write(values)
+
+
+class Reception:
+    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end.
+
+    Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted; the row
+    then holds nothing of meaning. ``missing`` is how many bytes are still expected: no more need be read.
+
+    >>> sig, row = Signature(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
+    >>> reply = Reception(sig, row, round=7)
+    >>> headers = {"Content-Length": str(sig.size), "Content-Type": "application/octet-stream", "RPEL-Round": "7"}
+    >>> reply.head(200, headers)
+    >>> reply.feed(sig.header + np.array([1, 2], "float32").tobytes())
+    >>> reply.close()
+    >>> row.tolist(), reply.missing
+    ([1.0, 2.0], 0)
+    """
+
+    def __init__(self, sig: Signature, row: Models, round: int) -> None:
+        if not row.flags.writeable:
+            raise ValueError("a reply needs a row that can be written to")
+        self._sig, self._values, self._round = sig, raw(sig, row), round
+        self._received = 0
+        self._open = False
+
+    @property
+    def missing(self) -> int:
+        """Bytes still expected."""
+        return self._sig.size - self._received
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Judge status and headers; a header that counts may stand there only once."""
+        if status != 200:
+            raise Malformed(f"status {status} instead of 200")
+        found = [(name.lower(), value) for name, value in headers.items()]
+        for name in ("content-encoding", "transfer-encoding"):
+            if any(name == other for other, _ in found):
+                raise Malformed(f"a reply must not have the header {name}")
+        expected = {
+            "content-length": str(self._sig.size),
+            "content-type": "application/octet-stream",
+            "rpel-round": str(self._round),
+        }
+        for name, wanted in expected.items():
+            values = [value for other, value in found if other == name]
+            if values != [wanted]:
+                raise Malformed(f"{name} is {', '.join(values)[:80] or 'missing'} instead of {wanted}")
+        self._open = True
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes: the header's are compared, the values' go into the row."""
+        if not self._open:
+            raise Malformed("bytes without an accepted head")
+        part = memoryview(data).cast("B")
+        if len(part) > self.missing:
+            self._broken(f"more than the {self._sig.size} bytes of a model")
+        header = self._sig.header
+        if self._received < len(header):
+            start = self._received
+            self._received += len(part[: len(header) - start])
+            if part[: len(header) - start] != header[start : self._received]:
+                self._broken("the header is not that of this network's models")
+            part = part[len(header) - start :]
+        if part:
+            begin = self._received - len(header)
+            self._values[begin : begin + len(part)] = part
+            self._received += len(part)
+
+    def close(self) -> None:
+        """The reply has ended: was it all of a model?"""
+        if not self._open or self.missing:
+            raise Malformed(f"the reply ended {self.missing} bytes short")
+        self._open = False
+
+    def _broken(self, why: str) -> None:
+        self._open = False
+        raise Malformed(why)
+
+
+def _stored_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+    """The JSON of a safetensors file without its metadata, and how many bytes of values follow it."""
+    with open(path, "rb") as file:
+        length, left = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size - 8
+        if not 2 <= length <= min(_LARGEST_HEADER, left):
+            raise ValueError(f"{path} is not a safetensors file: its header would have {length} bytes")
+        try:
+            entries = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            entries = None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} is not a safetensors file: its header is damaged")
+    return {name: entry for name, entry in entries.items() if name != "__metadata__"}, left - length
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
+        raise TypeError
+    return tuple(values)
+
+
+def _array(value: Any) -> Models:
+    """An array as it is, a tensor as the array that shares its memory."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def _check_vector(sig: Signature, flat: Models) -> None:
+    if flat.shape != (sig.d,) or flat.dtype != sig.dtype:
+        raise ValueError(f"a model is {sig.dtype}[{sig.d}] here, not {flat.dtype}{list(flat.shape)}")

@@ -1,0 +1,332 @@
+"""Identity: real TLS handshakes on loopback; only the member meant gets through, known by its pin."""
+
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rpel.peer import identity
+
+NOW = datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Party:
+    """A key and a certificate on disk."""
+
+    key: Path
+    certificate: Path
+
+    @property
+    def pem(self) -> str:
+        return self.certificate.read_text()
+
+    @property
+    def pin(self) -> str:
+        return identity.fingerprint(ssl.PEM_cert_to_DER_cert(self.pem))
+
+
+def party(folder: Path, name: str, secret: bytes, pem: str) -> Party:
+    made = Party(folder / f"{name}.key", folder / f"{name}.crt")
+    identity.write_key(made.key, secret)
+    made.certificate.write_text(pem)
+    return made
+
+
+def member(folder: Path, name: str, **options: Any) -> Party:
+    return party(folder, name, *identity.create(name, **options))
+
+
+def signed(
+    name: str,
+    *,
+    ca: bool | None = False,
+    issuer: tuple[str, Any] | None = None,
+    key: Any = None,
+    usages: tuple[Any, ...] = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH),
+) -> tuple[Any, bytes, str]:
+    """A certificate as our own code would never make it: (key, its PEM, the certificate's PEM)."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    by, by_key = issuer or (name, key)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, by)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - timedelta(days=1))
+        .not_valid_after(NOW + timedelta(days=9))
+    )
+    if ca is not None:
+        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    if usages:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    certificate = builder.sign(by_key, hashes.SHA256())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return key, secret, certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str | ssl.SSLError, str | ssl.SSLError]:
+    """What each end made of the other, (server, client): the other's pin, or the refusal.
+
+    One byte goes each way: in TLS 1.3 a client learns that its certificate was refused only when it reads.
+    """
+    ends = socket.socketpair()
+    found: list[str | ssl.SSLError] = ["", ""]
+
+    def talk(end: int, context: ssl.SSLContext) -> None:
+        ends[end].settimeout(30)
+        try:
+            with context.wrap_socket(ends[end], server_side=end == 0) as connection:
+                connection.sendall(b"x")
+                if connection.recv(1) == b"x":
+                    found[end] = identity.leaf_fingerprint(connection)
+        except ssl.SSLError as error:
+            found[end] = error
+        except OSError as error:  # the other end hung up first
+            found[end] = ssl.SSLError(str(error))
+        finally:
+            ends[end].close()
+
+    other = threading.Thread(target=talk, args=(0, server))
+    other.start()
+    talk(1, client)
+    other.join()
+    return found[0], found[1]
+
+
+def refused(outcome: tuple[str | ssl.SSLError, str | ssl.SSLError]) -> bool:
+    """No data went through: neither end read a byte of the other."""
+    return all(isinstance(end, ssl.SSLError) or end == "" for end in outcome)
+
+
+def contexts(a: Party, b: Party, members: list[str] | None = None) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """(a serving, b asking a)."""
+    return (
+        identity.server_context(a.certificate, a.key, members or [a.pem, b.pem]),
+        identity.client_context(b.certificate, b.key, a.pem),
+    )
+
+
+# --- handshakes ------------------------------------------------------------------------------------------------------
+
+
+def test_two_members_meet_and_see_each_others_pin(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    assert handshake(*contexts(a, b)) == (b.pin, a.pin)
+
+
+def test_a_stranger_is_refused_by_the_server(tmp_path: Path) -> None:
+    a, b, stranger = (member(tmp_path, name) for name in "abs")
+    assert refused(handshake(*contexts(a, stranger, members=[a.pem, b.pem])))
+
+
+def test_a_stranger_with_a_members_name_is_refused(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    (tmp_path / "other").mkdir()
+    false_b = member(tmp_path / "other", "b")
+    assert refused(handshake(*contexts(a, false_b, members=[a.pem, b.pem])))
+
+
+def test_a_client_accepts_only_the_one_member_it_meant(tmp_path: Path) -> None:
+    a, b, c = (member(tmp_path, name) for name in "abc")
+    server = identity.server_context(c.certificate, c.key, [a.pem, b.pem, c.pem])
+    assert refused(handshake(server, identity.client_context(b.certificate, b.key, a.pem)))
+
+
+def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    a = member(tmp_path, "a")
+    server, client = contexts(a, a)
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname = False
+    bare.load_verify_locations(cadata=a.pem)
+    assert refused(handshake(server, bare))
+    assert not refused(handshake(server, client))
+
+
+def test_an_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
+    a = member(tmp_path, "a")
+    late = member(tmp_path, "late", days=3, now=NOW - timedelta(days=30))
+    raw_client, raw_server = _raw(ssl.PROTOCOL_TLS_CLIENT, late, a), _raw(ssl.PROTOCOL_TLS_SERVER, late, a)
+    server = identity.server_context(a.certificate, a.key, [a.pem, late.pem])  # others can start all the same
+    asked = handshake(server, raw_client)
+    asking = handshake(raw_server, identity.client_context(a.certificate, a.key, late.pem))
+    assert refused(asked)
+    assert refused(asking)
+    assert "expired" in str(asked[0])
+    assert "expired" in str(asking[1])
+    with pytest.raises(ValueError, match="expired at"):  # and the late one itself cannot
+        identity.server_context(late.certificate, late.key, [a.pem])
+
+
+def test_tls_1_2_is_refused_at_either_end(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    server, client = contexts(a, b)
+    old_client, old_server = _raw(ssl.PROTOCOL_TLS_CLIENT, b, a), _raw(ssl.PROTOCOL_TLS_SERVER, a, b)
+    assert not refused(handshake(server, old_client))  # its fault is the version alone
+    for old in (old_client, old_server):
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert refused(handshake(server, old_client))
+    assert refused(handshake(old_server, client))
+
+
+def test_a_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    ca_key, secret, ca_pem = signed("evil", ca=True)
+    evil = party(tmp_path, "evil", secret, ca_pem)
+    _, minted_secret, minted_pem = signed("b", issuer=("evil", ca_key))
+    minted = party(tmp_path, "minted", minted_secret, minted_pem)
+    # 1. such a member is not let in at all
+    with pytest.raises(ValueError, match="CA:TRUE"):
+        identity.server_context(a.certificate, a.key, [b.pem, evil.pem])
+    with pytest.raises(ValueError, match="CA:TRUE"):
+        identity.client_context(a.certificate, a.key, evil.pem)
+    # 2. had it been, TLS alone would accept the forgery, and the pin tells it from b
+    server = identity.server_context(a.certificate, a.key, [a.pem, b.pem])
+    server.load_verify_locations(cadata=evil.pem)
+    seen, _ = handshake(server, _raw(ssl.PROTOCOL_TLS_CLIENT, minted, a))
+    assert seen == minted.pin != b.pin
+
+
+def test_what_an_ordinary_member_signs_is_refused(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    b_key = serialization.load_pem_private_key(b.key.read_bytes(), None)
+    _, secret, pem = signed("a", issuer=("b", b_key))
+    minted = party(tmp_path, "minted", secret, pem)
+    server = identity.server_context(a.certificate, a.key, [a.pem, b.pem])
+    assert refused(handshake(server, _raw(ssl.PROTOCOL_TLS_CLIENT, minted, a)))
+
+
+def test_contexts_speak_tls_1_3_only_without_tickets(tmp_path: Path) -> None:
+    server, client = contexts(member(tmp_path, "a"), member(tmp_path, "b"))
+    for context in (server, client):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert context.options & ssl.OP_NO_TICKET
+    assert server.num_tickets == 0
+
+
+def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
+    """A context as an attacker, who need not keep our rules, would make it."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(own.certificate, own.key)
+    context.load_verify_locations(cadata=other.pem)
+    return context
+
+
+# --- keys and certificates -------------------------------------------------------------------------------------------
+
+
+def test_a_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
+    a = member(tmp_path, "clinic-3", days=10)
+    found = identity.check_certificate(a.pem)
+    assert found.name == "clinic-3"
+    assert found.fingerprint == a.pin
+    assert found.pem == a.pem
+    assert NOW - timedelta(days=1, minutes=5) < found.not_before < NOW - timedelta(hours=23)
+    assert NOW + timedelta(days=9, hours=23) < found.not_after < NOW + timedelta(days=10, minutes=5)
+    basic = x509.load_pem_x509_certificate(a.pem.encode()).extensions.get_extension_for_class(x509.BasicConstraints)
+    assert basic.critical
+    assert basic.value.ca is False
+
+
+def test_a_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: Path) -> None:
+    secret, _ = identity.create("a")
+    path = tmp_path / "new" / "peer.key"
+    identity.write_key(path, secret)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(ValueError, match="never overwritten"):
+        identity.write_key(path, b"other")
+    assert path.read_bytes() == secret
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
+def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    a = member(tmp_path, "a")
+    a.key.chmod(mode)
+    with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
+        identity.server_context(a.certificate, a.key, [a.pem])
+    with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
+        identity.client_context(a.certificate, a.key, a.pem)
+
+
+def test_without_its_key_and_certificate_a_peer_does_not_start(tmp_path: Path) -> None:
+    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    with pytest.raises(ValueError, match="there is no key"):
+        identity.server_context(a.certificate, tmp_path / "none", [a.pem])
+    with pytest.raises(ValueError, match="there is no certificate"):
+        identity.server_context(tmp_path / "none", a.key, [a.pem])
+    with pytest.raises(ValueError, match="does not belong to key"):
+        identity.server_context(a.certificate, b.key, [a.pem])
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    own = ec.generate_private_key(ec.SECP256R1())
+    pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    kinds = {
+        "P-256": ec.generate_private_key(ec.SECP384R1()).private_bytes(pem, pkcs8, plain),
+        "unencrypted": own.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"secret")),
+        "PEM": b"no key",
+    }
+    for words, secret in kinds.items():
+        path = tmp_path / words
+        identity.write_key(path, secret)
+        with pytest.raises(ValueError, match=words):
+            identity.read_key(path)
+
+
+REFUSED: dict[str, tuple[Callable[[], str], str]] = {
+    "CA": (lambda: signed("x", ca=True)[2], "CA:TRUE"),
+    "no basic constraints": (lambda: signed("x", ca=None)[2], "peer init"),
+    "other curve": (lambda: signed("x", key=ec.generate_private_key(ec.SECP384R1()))[2], "P-256"),
+    "RSA": (lambda: signed("x", key=rsa.generate_private_key(65537, 2048))[2], "P-256"),
+    "server only": (lambda: signed("x", usages=(ExtendedKeyUsageOID.SERVER_AUTH,))[2], "both ends"),
+    "no usage": (lambda: signed("x", usages=())[2], "peer init"),
+    "signed by another": (
+        lambda: signed("x", issuer=("y", ec.generate_private_key(ec.SECP256R1())))[2],
+        "not signed by its own key",
+    ),
+    "name of another as issuer": (
+        lambda: signed("x", issuer=("x", ec.generate_private_key(ec.SECP256R1())))[2],
+        "not signed by its own key",
+    ),
+    "two at once": (lambda: identity.create("x")[1] + identity.create("y")[1], "one PEM block"),
+    "nothing": (lambda: "", "one PEM block"),
+    "noise": (lambda: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "one PEM block"),
+    "expired": (lambda: identity.create("x", days=1, now=NOW - timedelta(days=9))[1], "expired at"),
+    "of the future": (lambda: identity.create("x", now=NOW + timedelta(days=9))[1], "valid only from"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_certificate_that_no_member_may_have_is_refused(kind: str) -> None:
+    make, words = REFUSED[kind]
+    with pytest.raises(ValueError) as caught:
+        identity.check_certificate(make())
+    assert words in str(caught.value)
+
+
+def test_white_space_and_words_around_a_certificate_do_not_change_it() -> None:
+    _, pem = identity.create("x")
+    assert identity.read_certificate(f"Subject: x\n\n{pem}\n\n").pem == pem
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a/b", "a" * 65, "a\n"])
+def test_an_id_is_a_plain_word(name: str) -> None:
+    with pytest.raises(ValueError, match=r"such as '[A-Za-z0-9]"):
+        identity.create(name)

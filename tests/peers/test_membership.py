@@ -1,0 +1,267 @@
+"""members.toml: the same content has the same hash however it is written, and any other content another."""
+
+import json
+import logging
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpel.peer import identity, membership
+from rpel.peer.cautions import cautions
+from rpel.peer.membership import Member, Membership
+
+PEMS = [identity.create(f"peer-{i}")[1] for i in range(5)]
+SPARE = identity.create("spare")[1]
+
+
+def network(**changes: Any) -> Membership:
+    """Four members, one of them possibly hostile, everybody pulled."""
+    members = tuple(Member.of(f"peer-{i}", f"https://peer-{i}.example:7443", PEMS[i], f"org {i}") for i in range(4))
+    terms: dict[str, Any] = {
+        "run": "ward-7", "nodes": 4, "byzantine": 1, "rounds": 50, "epoch": 1.8e9, "model_header_sha256": "a" * 64,
+        "init_sha256": "b" * 64, "hyperparameters": {"lr": 0.5, "layers": [3, 4], "net": {"b": True, "a": "x"}},
+    }  # fmt: skip
+    return replace(membership.found(**terms), **{"members": members, **changes})
+
+
+def written(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(tomli_w.dumps(content))
+    return path
+
+
+# --- the same, and not the same --------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    m = network()
+    membership.save(m, tmp_path / "members.toml")
+    again = membership.load(tmp_path / "members.toml")
+    assert again == m
+    assert again.hash == m.hash
+
+
+keys = st.text("abcdefgh_-", min_size=1, max_size=5)
+leaves = st.one_of(
+    st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
+tables = st.dictionaries(
+    keys, st.recursive(leaves, lambda c: st.lists(c, max_size=3) | st.dictionaries(keys, c), max_leaves=6)
+)
+
+
+@given(tables, st.floats(1e8, 1e10), st.floats(0.5, 1e5), st.text(min_size=1, max_size=20))
+def test_any_terms_survive_the_file(
+    tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], epoch: float, period: float, run: str
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "members.toml"
+    m = membership.found(
+        run=run, nodes=12, byzantine=2, rounds=9, epoch=epoch, period=period, hyperparameters=table,
+        model_header_sha256="0" * 64, init_sha256="1" * 64,
+    )  # fmt: skip
+    membership.save(m, path)
+    again = membership.load(path, draft=True)
+    assert again == m
+    assert again.hash == m.hash
+
+
+def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
+    m = network()
+    content = m.to_dict()
+    turned = dict(reversed(content.items())) | {"member": [dict(reversed(e.items())) for e in content["member"]]}
+    turned["hyperparameters"] = dict(reversed(content["hyperparameters"].items()))
+    turned["epoch"] = datetime.fromtimestamp(m.epoch, UTC)
+    turned["period"] = int(m.period)
+    del turned["from_round"]
+    for entry in turned["member"]:
+        pin = entry["fingerprint"].upper()
+        entry["fingerprint"] = ":".join(pin[i : i + 2] for i in range(0, 64, 2))
+        entry["url"] = entry["url"].replace("peer", "PEER") + "/"
+        entry["certificate"] = f"issued to somebody\n{entry['certificate'].strip()}"
+    text = "# our network\n\n" + tomli_w.dumps(turned, indent=7).replace(" = ", "    =  ")
+    (tmp_path / "members.toml").write_text(text)
+    assert membership.load(tmp_path / "members.toml").hash == m.hash
+
+
+def test_the_hash_sees_every_field_and_every_member() -> None:
+    m = network()
+    other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
+    first = m.members[0]
+    changes: dict[str, Any] = {
+        f.name: {str: "other", int: 7, float: 1.25}[type(getattr(m, f.name))]
+        for f in fields(m)
+        if f.name not in ("members", "hyperparameters")
+    }
+    versions = [replace(m, **{key: value}) for key, value in changes.items()]
+    versions += [replace(m, hyperparameters=table) for table in ({}, {**m.hyperparameters, "lr": 0.25})]
+    versions += [replace(m, members=(replace(first, **{f.name: "x"}), *m.members[1:])) for f in fields(Member)]
+    versions += [replace(m, members=(other, *m.members[1:])), replace(m, members=tuple(reversed(m.members)))]
+    assert len(changes) == len(fields(Membership)) - 2
+    assert len({v.hash for v in [m, *versions]}) == len(versions) + 1
+
+
+def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
+    membership.save(network(), tmp_path / "members.toml")
+    content = tomllib.loads((tmp_path / "members.toml").read_text())
+    promised = {
+        "run", "epoch", "period", "deadline", "nodes", "byzantine", "pull", "b_hat", "confidence", "rounds", "rule",
+        "local_steps", "hyperparameters_sha256", "model_header_sha256", "init_sha256",
+    }  # fmt: skip
+    assert content.keys() >= promised
+    assert content["member"][0].keys() == {"id", "organisation", "url", "certificate", "fingerprint"}
+
+
+def test_entries_can_be_appended_to_a_draft_until_it_is_complete(tmp_path: Path) -> None:
+    m, path = network(), tmp_path / "members.toml"
+    membership.save(replace(m, members=()), path)
+    for count, member in enumerate(m.members):
+        assert len(membership.load(path, draft=True).members) == count
+        with pytest.raises(ValueError, match=f"nodes is 4, but there are {count} members"):
+            membership.load(path)
+        with path.open("a") as file:
+            file.write(membership.entry(member))
+    assert membership.load(path) == m
+
+
+def test_members_are_found_by_id_and_by_pin() -> None:
+    m = network()
+    assert [m.index(member.id) for member in m.members] == [0, 1, 2, 3]
+    assert [m.by_fingerprint(member.fingerprint) for member in m.members] == [0, 1, 2, 3]
+    assert m.by_fingerprint(identity.read_certificate(SPARE).fingerprint) is None
+    with pytest.raises(ValueError, match=r"'peer-9' is not a member.*peer-3"):
+        m.index("peer-9")
+
+
+# --- founding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sizes", "plan"), [((12, 2, 200), (8, 2)), ((100, 10, 200), (32, 10)), ((4, 1, 50), (3, 1))])
+def test_a_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int], plan: tuple[int, int]) -> None:
+    n, b, rounds = sizes
+    m = membership.found(
+        run="x", nodes=n, byzantine=b, rounds=rounds, epoch=1e9, model_header_sha256="0" * 64, init_sha256="0" * 64
+    )
+    assert (m.pull, m.b_hat) == plan
+    late = 2 if n > 4 else 0
+    assert m.pull - m.b_hat - late >= m.enough >= 2 * m.b_hat
+
+
+def test_a_rule_that_would_stall_is_refused_at_the_founding() -> None:
+    with pytest.raises(ValueError, match="'bulyan' needs 10 answers"):
+        membership.found(
+            run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan", model_header_sha256="0" * 64,
+            init_sha256="0" * 64,
+        )  # fmt: skip
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def put(**values: Any) -> Change:
+    return lambda content: content.update(values)
+
+
+def in_member(number: int, **values: Any) -> Change:
+    return lambda content: content["member"][number].update(values)
+
+
+PIN = identity.read_certificate(SPARE).fingerprint
+REFUSALS: list[tuple[Change, str]] = [
+    (put(perriod=3), "unknown key 'perriod': the nearest is 'period'"),
+    (lambda c: c.pop("run"), "lacks the key 'run'"),
+    (lambda c: c.pop("hyperparameters"), "hyperparameters_sha256"),
+    (put(nodes="4"), "nodes '4' is not valid: it takes a whole number"),
+    (put(nodes=4.0), "nodes 4.0 is not valid"),
+    (put(confidence=True), "confidence True is not valid"),
+    (put(period=float("nan")), "period nan is not valid"),
+    (put(period=0), "period 0 is impossible"),
+    (put(deadline=60.0), "deadline 60 is impossible: the nearest is 59.94"),
+    (put(deadline=-1.0), "deadline -1 is impossible"),
+    (put(nodes=5), "nodes is 5, but there are 4 members"),
+    (put(nodes=3, pull=2), "b_hat 1 is impossible|nodes is 3"),
+    (put(byzantine=2), "byzantine 2 is impossible: the nearest is 1"),
+    (put(pull=4), "pull 4 is impossible: the nearest is 3"),
+    (put(b_hat=2), "b_hat 2 is impossible: the nearest is 1"),
+    (put(rounds=0), "rounds 0 is impossible: the nearest is 1"),
+    (put(from_round=0), "from_round 0 is impossible"),
+    (put(confidence=1.0), "confidence 1 is impossible"),
+    (put(rule="trimmedmean"), "'trimmed_mean'"),
+    (put(rule="nnm"), "rule 'nnm' is not one for answers pulled"),
+    (put(rule="cs_plus"), "cs_plus"),
+    (put(rule="bulyan"), "needs 6 answers"),
+    (put(init_sha256="xyz"), "init_sha256 'xyz' is not valid"),
+    (put(hyperparameters={"lr": 0.25}), "is not that of the table"),
+    (put(hyperparameters={"since": datetime(2030, 1, 1)}), "numbers, text"),
+    (put(epoch=datetime(2030, 1, 1)), "has no time zone: write 2030-01-01T00:00:00Z"),
+    (put(member=[1]), r"a table \[\[member\]\]"),
+    (in_member(1, id="peer-0"), "'peer-0' and 'peer-0' have the same id"),
+    (in_member(1, url="https://peer-0.example:7443"), "'peer-0' and 'peer-1' have the same url"),
+    (in_member(1, certificate=PEMS[0]), "member 2: fingerprint .* is not that of its certificate"),
+    (in_member(1, certificate=SPARE), "member 2: fingerprint"),
+    (in_member(1, fingerprint=PIN), "member 2: fingerprint"),
+    (in_member(1, url="http://peer-1.example:7443"), "write it as https://peer-1.example:7443"),
+    (in_member(1, url="https://u:p@peer-1.example:7443"), "write it as https://peer-1.example:7443"),
+    (in_member(1, url="https://peer-1.example:7443/v1"), "write it as https://peer-1.example:7443"),
+    (in_member(1, url="https://peer-1.example:99999"), "write it as https://host:7443"),
+    (in_member(1, id="peer 1"), "member 2: id 'peer 1' is not valid"),
+    (in_member(1, name="x"), "member 2 has an unknown key 'name'"),
+    (lambda c: c["member"][1].pop("certificate"), "member 2 lacks the key 'certificate'"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSALS, ids=[words for _, words in REFUSALS])
+def test_what_is_wrong_is_one_sentence_that_names_it(tmp_path: Path, change: Change, words: str) -> None:
+    content = json.loads(json.dumps(network().to_dict()))
+    change(content)
+    with pytest.raises(ValueError, match=words) as caught:
+        membership.load(written(tmp_path / "members.toml", content))
+    assert "\n" not in str(caught.value)
+
+
+def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Path) -> None:
+    m = network()
+    twin = replace(m.members[0], id="peer-9", url="https://peer-9.example:7443")
+    membership.save(replace(m, members=(*m.members[:3], twin)), tmp_path / "members.toml")
+    with pytest.raises(ValueError, match="'peer-0' and 'peer-9' have the same fingerprint"):
+        membership.load(tmp_path / "members.toml")
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        membership.load(tmp_path / "none.toml")
+    (tmp_path / "members.toml").write_bytes(b"\xff\xfe = 3")
+    with pytest.raises(ValueError, match="is not TOML"):
+        membership.load(tmp_path / "members.toml")
+
+
+# --- cautions --------------------------------------------------------------------------------------------------------
+
+
+def test_several_members_of_one_organisation_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    m = network()
+    membership.save(replace(m, members=tuple(replace(x, organisation="Trust") for x in m.members)), tmp_path / "m.toml")
+    with caplog.at_level(logging.WARNING, "rpel"):
+        membership.load(tmp_path / "m.toml")
+    assert "4 members are of 'Trust'" in caplog.text
+
+
+def test_a_sound_membership_gives_no_cautions() -> None:
+    assert list(cautions(network(epoch=datetime.now(UTC).timestamp()))) == []
+
+
+def test_a_plan_that_does_not_hold_and_a_certificate_that_ends_early_are_warned_about() -> None:
+    soon = datetime.now(UTC)
+    assert "holds with probability 0" in next(cautions(network(b_hat=0, epoch=soon.timestamp())))
+    (early,) = cautions(
+        network(epoch=(soon + timedelta(days=824)).timestamp(), rounds=5000, members=network().members[:1])
+    )
+    assert "'peer-0' ends at" in early

@@ -1,0 +1,296 @@
+"""Founding a network and joining it, as a stranger does: commands, files, exit statuses."""
+
+import hashlib
+import json
+import stat
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from rpel import cli, models
+from rpel.network.join import join, usual_listen
+from rpel.network.new import Founded, new, parse_epoch, parse_hyperparameters
+from rpel.peer import config, identity, membership, wire
+
+EPOCH = 4e9
+
+
+def rpel(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    """The command in this process: what it printed, with its exit status checked."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    printed = capsys.readouterr()
+    assert left.value.code == code, printed.err
+    return printed
+
+
+def found(folder: Path, **options: Any) -> Founded:
+    return new(**{"peers": 12, "byzantine": 2, "rounds": 200, "epoch": EPOCH, "out": folder, **options})
+
+
+# --- network new -----------------------------------------------------------------------------------------------------
+
+
+def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "rpel", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    text = run("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "30", "--epoch", "+3600")
+    assert "rpel peer init" in text
+    for i in range(4):
+        entry = run("peer", "init", "--id", f"p{i}", "--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")
+        with (tmp_path / "members.toml").open("a") as file:
+            file.write(entry)
+    m = membership.load(tmp_path / "members.toml")
+    assert (m.nodes, m.byzantine, m.pull, m.b_hat, m.rounds) == (4, 1, 3, 1, 30)
+    for i in range(4):
+        own = config.load(tmp_path / f"p{i}" / "peer.toml")
+        assert own.members.resolve() == tmp_path / "members.toml"
+        assert membership.load(own.members).index(own.id) == i
+        identity.server_context(own.certificate, own.key, [member.certificate for member in m.members])
+
+
+def test_the_findings_say_what_was_planned_how_certain_and_what_it_survives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "200")
+    text = rpel(capsys, *base, "--out", str(tmp_path / "a")).out
+    for part in (
+        "s = 8",
+        "b_hat = 2",
+        "100 %",
+        "2 hostile silent and 2 honest late",
+        "4 answers",
+        "96 messages",
+        "Next:",
+    ):
+        assert part in text
+    facts = json.loads(rpel(capsys, *base, "--json", "--out", str(tmp_path / "b")).out)
+    expected = {"peers": 12, "byzantine": 2, "rounds": 200, "pull": 8, "b_hat": 2, "no_shows": 2, "parameters": 176_050}
+    assert facts.items() >= expected.items()
+    assert facts["messages_per_round"] == 96
+    assert 1 <= facts["bytes_per_round"] / (96 * 4 * 176_050) <= 1.01
+    assert facts["deadline"] == 0.6 * facts["period"] == 36
+    assert facts["epoch"] % 3600 == 0
+
+
+def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
+    result = found(tmp_path, seed=5)
+    m = membership.load(tmp_path / "members.toml", draft=True)
+    assert m == result.membership
+    assert m.init_sha256 == hashlib.sha256((tmp_path / "init.safetensors").read_bytes()).hexdigest()
+    sig, flat = wire.load(tmp_path / "init.safetensors")
+    assert m.model_header_sha256 == sig.sha256
+    module = models.model("mnist", seed=5)
+    assert dict(zip(sig.names, sig.shapes, strict=True)) == models.shapes(module)
+    assert list(sig.names) == list(models.shapes(module))  # the order of the task's vector
+    np.testing.assert_array_equal(flat, models.flatten(module).numpy())
+    assert m.hyperparameters == {
+        "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 25, "model": "mnist",
+        "partition": "dirichlet", "alpha": 1.0,
+    }  # fmt: skip
+
+
+def test_two_networks_never_have_the_same_name_by_chance(tmp_path: Path) -> None:
+    assert found(tmp_path / "a").membership.run != found(tmp_path / "b").membership.run
+    assert found(tmp_path / "c", run="ward-7").membership.run == "ward-7"
+
+
+def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path: Path) -> None:
+    given = parse_hyperparameters(["lr=.1,batch_size=10", '{"model": "mlp"}'])
+    result = found(tmp_path, hyperparameters=given)
+    table = membership.load(tmp_path / "members.toml", draft=True).hyperparameters
+    assert (table["lr"], table["batch_size"], table["model"], table["momentum"]) == (0.1, 10, "mlp", 0.9)
+    assert result.signature.d == models.parameter_count(models.model("mlp"))
+
+
+def test_a_schedule_survives_the_file(tmp_path: Path) -> None:
+    found(tmp_path, hyperparameters={"lr": [[500, 0.5], [1000, 0.1]]})
+    assert membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
+
+
+def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) -> None:
+    model = tmp_path / "mine.safetensors"
+    safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model, metadata={"format": "np"})
+    result = found(tmp_path / "net", task="clinic.work:task", model=model, hyperparameters={"depth": 3})
+    assert (tmp_path / "net" / "init.safetensors").read_bytes() == model.read_bytes()
+    assert result.signature.dtype == np.float64
+    assert result.membership.hyperparameters == {"depth": 3}
+
+
+def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
+    module = models.model("mnist", seed=9)
+    named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    safetensors.numpy.save_file(named, tmp_path / "trained.safetensors")
+    found(tmp_path / "net", model=tmp_path / "trained.safetensors")
+    sig, flat = wire.load(tmp_path / "net" / "init.safetensors")
+    assert sig == wire.Signature.of(module.named_parameters())
+    np.testing.assert_array_equal(flat, models.flatten(module).numpy())
+    with pytest.raises(ValueError, match="is not a model of task 'mnist'"):
+        found(tmp_path / "b", task="mnist", model=tmp_path / "trained.safetensors", hyperparameters={"model": "mlp"})
+
+
+def test_the_usual_no_shows_are_lowered_where_they_do_not_fit_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("network", "new", "--peers", "8", "--byzantine", "2", "--rounds", "30", "--json")
+    printed = rpel(capsys, *base, "--out", str(tmp_path / "a"))
+    assert json.loads(printed.out)["no_shows"] == 1
+    assert "--no-shows is 1 instead of the usual 2" in printed.err
+    printed = rpel(capsys, *base, "--no-shows", "2", "--out", str(tmp_path / "b"), code=2)
+    assert "no_shows 2 does not fit 8 peers, 2 of them hostile: the most is 1" in printed.err
+    assert not (tmp_path / "b").exists()
+    assert rpel(capsys, *base, "--no-shows", "1", "--out", str(tmp_path / "c")).err == ""
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    found(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"members\.toml exists already"):
+        found(tmp_path)
+    (tmp_path / "members.toml").unlink()
+    with pytest.raises(ValueError, match=r"init\.safetensors exists already"):
+        found(tmp_path, seed=1)
+    assert (tmp_path / "init.safetensors").read_bytes() == before[tmp_path / "init.safetensors"]
+    found(tmp_path)  # the same model may lie there already
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--byzantine", "6"], "at most 5"),
+        (["--byzantine", "4"], "at most byzantine 3"),
+        (["--peers", "many"], "--peers"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--confidence", "1"], "strictly between 0 and 1"),
+        (["--no-shows", "-1"], "no_shows -1"),
+        (["--task", "minst"], "'mnist'"),
+        (["--task", "my.module:task"], "--model"),
+        (["--model", "none.safetensors"], "there is no file none.safetensors"),
+        (["--period", "0"], "period 0"),
+        (["--deadline", "60"], "the nearest is 59.94"),
+        (["--epoch", "tomorrow"], "+600"),
+        (["--epoch", "2020-01-01T00:00Z"], "not a time to come"),
+        (["--epoch", "2090-01-01T00:00"], "with its zone"),
+        (["--hyperparameters", "lr"], "key=value"),
+        (["--hyperparameters", "lrr=1"], "'lr'"),
+        (["--hyperparameters", "lr=fast"], "lr"),
+        (["--hyperparameters", "{lr"], "JSON"),
+        (["--rule", "trimmedmean"], "'trimmed_mean'"),
+        (["--rule", "nnm"], "'nnm+trimmed_mean'"),
+        (["--puls", "3"], "--puls"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--out", str(tmp_path / "net")]
+    printed = rpel(capsys, *base, *options, code=2)
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert not (tmp_path / "net").exists()
+
+
+def test_an_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
+    now = datetime(2030, 5, 1, 10, 20, tzinfo=UTC)
+    assert parse_epoch(None, now) == datetime(2030, 5, 1, 11, tzinfo=UTC).timestamp()
+    assert parse_epoch("+90.5", now) == now.timestamp() + 90.5
+    assert parse_epoch("2030-05-01T13:00+02:00", now) == parse_epoch(None, now)
+    for text in ("+nan", "+inf", "+1e30", "+-5"):
+        with pytest.raises(ValueError, match="epoch"):
+            parse_epoch(text, now)
+
+
+# --- peer init -------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_peer_keeps_its_key_and_prints_its_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = rpel(
+        capsys, "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation", "Clinic",
+        "--members", str(tmp_path / "net" / "members.toml"), "--dir", str(tmp_path / "peer"),
+    )  # fmt: skip
+    secret = (tmp_path / "peer" / "peer.key").read_text()
+    assert stat.S_IMODE((tmp_path / "peer" / "peer.key").stat().st_mode) == 0o600
+    assert secret.splitlines()[1] not in printed.out + printed.err
+    (entry,) = tomllib.loads(printed.out)["member"]
+    assert (entry["id"], entry["organisation"], entry["url"]) == ("clinic-3", "Clinic", "https://clinic.example:7443")
+    assert entry["certificate"] == (tmp_path / "peer" / "peer.crt").read_text()
+    assert entry["fingerprint"] == identity.check_certificate(entry["certificate"]).fingerprint
+    assert "is not there yet" in printed.err
+    own = config.load(tmp_path / "peer" / "peer.toml")
+    assert own.members.resolve() == tmp_path / "net" / "members.toml"
+    assert own.listen == "0.0.0.0:7443"
+
+
+def test_the_json_of_a_new_peer_has_the_same_entry_and_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = rpel(capsys, "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json")
+    facts = json.loads(printed.out)
+    assert tomllib.loads(facts["entry"])["member"][0]["fingerprint"] == facts["fingerprint"]
+    assert "PRIVATE" not in printed.out + printed.err
+
+
+def test_a_key_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path))
+    rpel(capsys, *arguments)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "peer.key exists already" in rpel(capsys, *arguments, code=2).err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--id", "a b"], "'a-b'"),
+        (["--url", "http://h:1"], "https://h:1"),
+        (["--task", "minst"], "'mnist'"),
+        (["--listen", "7443"], "host:port"),
+        (["--metrics-listen", "9464"], "host:port"),
+        (["--days", "0"], "nearest 1"),
+    ],
+)
+def test_bad_input_makes_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    base = ["peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "peer")]
+    printed = rpel(capsys, *base, *options, code=2)
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "peer").exists()
+
+
+def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
+    result = found(tmp_path)
+    first = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "a")
+    assert first.notes == ()
+    with result.members.open("a") as file:
+        file.write(membership.entry(first.member))
+    again = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "rotated")
+    assert "replace that entry" in again.notes[0]
+    assert again.member.fingerprint != first.member.fingerprint
+    with pytest.raises(ValueError, match="is that of 'a'"):
+        join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("https://localhost:7", "127.0.0.1:7"),
+        ("https://[::1]:7", "[::1]:7"),
+        ("https://10.1.2.3:7", "0.0.0.0:7"),
+        ("https://[2001:db8::1]:7", "[::]:7"),
+    ],
+)
+def test_a_peer_listens_where_its_url_can_be_reached(url: str, listen: str) -> None:
+    assert usual_listen(url) == listen

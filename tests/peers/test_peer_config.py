@@ -1,0 +1,110 @@
+"""peer.toml: paths beside the file, misspelt keys refused, and no key for the coins."""
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from rpel.peer import config
+from rpel.peer.reading import listen_address, peer_url
+
+
+def written(folder: Path, **keys: object) -> Path:
+    path = folder / "peer.toml"
+    path.write_text(tomli_w.dumps({"id": "clinic-3", **keys}))
+    return path
+
+
+def test_paths_are_relative_to_the_file_wherever_the_peer_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    written(home, members="../shared/members.toml", key="/etc/rpel.key", data="scans", log="log/rounds.jsonl")
+    monkeypatch.chdir(tmp_path)
+    found = config.load("home/peer.toml")
+    assert found.members == home / "../shared/members.toml"
+    assert found.next_members == home / "../shared/members.next.toml"
+    assert found.key == Path("/etc/rpel.key")
+    assert found.certificate == home / "peer.crt"
+    assert found.state_dir == home / "state"
+    assert found.data == home / "scans"
+    assert found.log == home / "log/rounds.jsonl"
+
+
+def test_only_the_id_must_be_given(tmp_path: Path) -> None:
+    found = config.load(written(tmp_path))
+    assert (found.id, found.task, found.data, found.log) == ("clinic-3", "mnist-sample", None, "-")
+    assert (found.listen, found.metrics_listen) == ("127.0.0.1:7443", "127.0.0.1:9464")
+    (tmp_path / "peer.toml").write_text("")
+    with pytest.raises(ValueError, match=r"peer\.toml lacks the key 'id'"):
+        config.load(tmp_path / "peer.toml")
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    first = config.load(written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml"))
+    (tmp_path / "sub").mkdir()
+    config.save(first, tmp_path / "sub" / "peer.toml")
+    again = config.load(tmp_path / "sub" / "peer.toml")
+    assert again.key.resolve() == first.key.resolve()
+    assert again.next_members.resolve() == first.next_members.resolve()
+    assert (again.id, again.task, again.listen, again.log) == (first.id, first.task, first.listen, first.log)
+
+
+@pytest.mark.parametrize("key", ["seed", "coins", "random_state", "rng", "Seed", "entropy", "draw_seed"])
+def test_no_key_can_fix_the_coins(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match="nobody can predict its pulls"):
+        config.load(written(tmp_path, **{key: 7}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"lisen": "127.0.0.1:1"}, "unknown key 'lisen': the nearest is 'listen'"),
+        ({"listen": "7443"}, "write host:port"),
+        ({"listen": "127.0.0.1:70000"}, "write host:port"),
+        ({"metrics_listen": "::1:9464"}, "write host:port"),
+        ({"listen": 7443}, "listen 7443 is not valid: it takes text"),
+        ({"task": "minst"}, "the nearest is 'mnist'"),
+        ({"task": "module:"}, "module:task"),
+        ({"id": "a b"}, "such as 'a-b'"),
+        ({"members": ["members.toml"]}, "it takes text"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_the_file_and_the_value(
+    tmp_path: Path, keys: dict[str, object], words: str
+) -> None:
+    path = written(tmp_path, **keys)
+    with pytest.raises(ValueError) as caught:
+        config.load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", ":7443", "host", "host:", "host:x", "host:-1", "host:٣", "::1:7443"])
+def test_an_address_is_host_and_port(text: str) -> None:
+    with pytest.raises(ValueError, match="write host:port"):
+        listen_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("https://CLINIC.example", "https://clinic.example:443"),
+        ("https://[::1]:7443/", "https://[::1]:7443"),
+        ("HTTPS://10.0.0.1:1", "https://10.0.0.1:1"),
+    ],
+)
+def test_an_url_has_one_spelling(text: str, url: str) -> None:
+    assert peer_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "clinic", "http://clinic:1", "https://", "https://h:0", "https://h:1/x", "https://h:1?q", "https://h:1#f",
+     "https://u@h:1", "https://h:x", "https://h :1", "ftp://h:1", "https://[::1"],
+)  # fmt: skip
+def test_an_url_is_https_host_and_port_only(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as https://"):
+        peer_url(text)

@@ -1,0 +1,386 @@
+"""The wire: what is sent is what safetensors reads, and nothing is taken in but a whole model of this network."""
+
+import gzip
+import json
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterable
+from itertools import pairwise, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from rpel import models
+from rpel.peer import wire
+from rpel.peer.wire import Malformed, Reception, Signature
+from rpel.types import Models
+
+SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
+VALUES = np.arange(20, dtype="float32") - 7.5
+ROUND = 41
+
+
+def body(sig: Signature = SIG, flat: Models = VALUES) -> bytes:
+    return sig.header + flat.tobytes()
+
+
+def headers(**changes: str) -> dict[str, str]:
+    """The right headers, with some changed: underscores stand for hyphens."""
+    right = {"Content-Length": str(SIG.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(ROUND)}
+    return right | {name.replace("_", "-"): value for name, value in changes.items()}
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> Signature:
+    names = draw(
+        st.lists(st.text(min_size=1).filter(lambda n: n != "__metadata__"), min_size=1, max_size=5, unique=True)
+    )
+    shapes = [tuple(draw(st.lists(st.integers(1, 4), max_size=3))) for _ in names]
+    return Signature(tuple(names), tuple(shapes), np.dtype(draw(st.sampled_from(["float32", "float64"]))))
+
+
+def some_values(sig: Signature, seed: int = 0) -> Models:
+    return np.random.default_rng(seed).normal(size=sig.d).astype(sig.dtype)
+
+
+# --- what a model looks like -----------------------------------------------------------------------------------------
+
+
+@given(signatures(), st.integers(0, 99))
+def test_a_body_is_what_the_safetensors_library_reads(sig: Signature, seed: int) -> None:
+    flat = some_values(sig, seed)
+    read = safetensors.numpy.load(body(sig, flat))
+    assert read.keys() == set(sig.names)
+    for name, part in wire.split(sig, flat).items():
+        assert read[name].dtype == sig.dtype
+        np.testing.assert_array_equal(read[name], part)
+    assert len(body(sig, flat)) == sig.size
+    assert len(sig.header) % 8 == 0
+    assert b"__metadata__" not in sig.header
+
+
+@given(signatures())
+def test_split_and_flatten_are_inverse_and_split_copies_nothing(sig: Signature) -> None:
+    flat = some_values(sig)
+    parts = wire.split(sig, flat)
+    assert all(np.shares_memory(part, flat) for part in parts.values())
+    out = np.empty_like(flat)
+    assert wire.flatten(sig, dict(reversed(parts.items())), out) is out
+    np.testing.assert_array_equal(out, flat)
+
+
+@given(signatures())
+def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.TempPathFactory, sig: Signature) -> None:
+    folder, flat = tmp_path_factory.mktemp("wire"), some_values(sig)
+    wire.save(folder / "ours", sig, flat)
+    again, values = wire.load(folder / "ours")
+    assert again == sig
+    np.testing.assert_array_equal(values, flat)
+    safetensors.numpy.save_file(wire.split(sig, flat), folder / "theirs", metadata={"format": "np"})
+    theirs, values = wire.load(folder / "theirs")
+    assert Signature.read(folder / "theirs") == theirs
+    assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(zip(sig.names, sig.shapes, strict=True))
+    for name, part in wire.split(theirs, values).items():
+        np.testing.assert_array_equal(part, wire.split(sig, flat)[name])
+
+
+def test_a_torch_module_has_the_signature_of_its_parameters_in_their_order() -> None:
+    module = models.model("cifar10")
+    sig = Signature.of(module.named_parameters())
+    assert dict(zip(sig.names, sig.shapes, strict=True)) == models.shapes(module)  # no buffers of BatchNorm
+    flat = wire.flatten(sig, dict(module.named_parameters()))
+    assert torch.equal(torch.from_numpy(flat), models.flatten(module))
+
+
+def test_the_hash_changes_with_every_part_of_the_signature() -> None:
+    others = [
+        Signature(("w", "c"), SIG.shapes, SIG.dtype),
+        Signature(SIG.names, ((3, 5), (5,)), SIG.dtype),
+        Signature(SIG.names, SIG.shapes, np.dtype("float64")),
+        Signature(("b", "w"), ((5,), (5, 3)), SIG.dtype),
+    ]
+    assert len({sig.sha256 for sig in [SIG, *others]}) == 5
+
+
+def test_a_digest_covers_header_and_every_value() -> None:
+    seen = {wire.digest(SIG, VALUES), wire.digest(Signature(("x",), ((20,),), SIG.dtype), VALUES)}
+    for i in range(SIG.d):
+        other = VALUES.copy()
+        other[i] = np.nextafter(other[i], np.float32(np.inf))
+        seen.add(wire.digest(SIG, other))
+    assert len(seen) == SIG.d + 2
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Signature.of({"w": np.zeros(3, "float16")}), "float16"),
+        (lambda: Signature.of({"w": np.zeros(3, "float32"), "n": np.zeros((), "int64")}), "float32 and int64"),
+        (lambda: Signature.of({}), "at least one"),
+        (lambda: Signature.of({"__metadata__": np.zeros(3)}), "__metadata__"),
+        (lambda: Signature(("w", "w"), ((1,), (1,)), np.dtype("float32")), "one name"),
+        (lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(5, 3)}), "'b' is missing"),
+        (lambda: wire.flatten(SIG, {**wire.split(SIG, VALUES), "c": VALUES}), "'c' is not in"),
+        (lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(3, 5), "b": VALUES[15:]}), "expected float32[5, 3]"),
+        (lambda: wire.split(SIG, VALUES.astype("float64")), "float64"),
+        (lambda: wire.split(SIG, VALUES[1:]), "[20]"),
+        (lambda: wire.raw(SIG, np.zeros(40, "float32")[::2]), "side by side"),
+        (lambda: Reception(SIG, np.frombuffer(VALUES.tobytes(), "float32"), ROUND), "written to"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_sentence(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def with_header(text: bytes, values: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(text)) + text + values
+
+
+ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
+BAD_FILES = {
+    "empty": b"",
+    "a header of a terabyte": struct.pack("<Q", 2**40) + b"{}",
+    "no JSON": with_header(b"{nonsense"),
+    "nested": with_header(b"[" * 50_000),
+    "a list": with_header(b"[1, 2]"),
+    "nothing in it": with_header(b"{}"),
+    "no shape": with_header(b'{"w":{"dtype":"F32"}}'),
+    "half precision": with_header(json.dumps({"w": ENTRY | {"dtype": "BF16"}}).encode(), bytes(20)),
+    "mixed": with_header(json.dumps({"w": ENTRY, "n": ENTRY | {"dtype": "I64"}}).encode(), bytes(40)),
+    "a shape of text": with_header(json.dumps({"w": ENTRY | {"shape": ["5"]}}).encode(), bytes(20)),
+    "a negative shape": with_header(json.dumps({"w": ENTRY | {"shape": [-5]}}).encode(), bytes(20)),
+    "claims a terabyte": with_header(
+        json.dumps({"w": ENTRY | {"shape": [2**38], "data_offsets": [0, 2**40]}}).encode()
+    ),
+    "a hole": with_header(json.dumps({"w": ENTRY | {"data_offsets": [4, 24]}}).encode(), bytes(24)),
+    "cut short": with_header(json.dumps({"w": ENTRY}).encode(), bytes(19)),
+    "too long": with_header(json.dumps({"w": ENTRY}).encode(), bytes(21)),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(BAD_FILES[kind])
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        wire.load(path)
+
+
+# --- what is taken in ------------------------------------------------------------------------------------------------
+
+
+def receive(status: int, head: Any, data: bytes, cuts: list[int] | None = None) -> Models:
+    """The row after a reply that came in pieces; Malformed if it was refused."""
+    row = np.full(SIG.d, np.nan, SIG.dtype)
+    reply = Reception(SIG, row, ROUND)
+    reply.head(status, head)
+    edges = [0, *sorted(cuts or []), len(data)]
+    for first, last in pairwise(edges):
+        reply.feed(memoryview(data)[first:last])
+    reply.close()
+    assert reply.missing == 0
+    return row
+
+
+@given(st.lists(st.integers(0, SIG.size), max_size=8))
+def test_a_right_reply_is_taken_in_however_it_is_cut(cuts: list[int]) -> None:
+    np.testing.assert_array_equal(receive(200, headers(), body(), cuts), VALUES)
+
+
+def test_bytes_go_straight_into_the_row_that_waits() -> None:
+    table = np.zeros((3, SIG.d), SIG.dtype)
+    reply = Reception(SIG, table[1], ROUND)
+    reply.head(200, CIMultiDict(headers()))
+    for byte in body():
+        reply.feed(bytes([byte]))
+    reply.close()
+    np.testing.assert_array_equal(table, [VALUES * 0, VALUES, VALUES * 0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_a_complete_model_is_an_answer_whatever_its_values(value: float) -> None:
+    flat = np.full(SIG.d, value, "float32")
+    np.testing.assert_array_equal(receive(200, headers(), body(SIG, flat)), flat)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        headers(Content_Length=str(SIG.size + 1)),
+        headers(Content_Length=str(SIG.size - 1)),
+        headers(Content_Length=str(2**40)),
+        headers(Content_Length=f"+{SIG.size}"),
+        headers(Content_Length=f"0{SIG.size}"),
+        headers(Content_Length=f"{SIG.size}.0"),
+        headers(Content_Encoding="gzip"),
+        headers(Content_Encoding="identity"),
+        headers(Transfer_Encoding="chunked"),
+        headers(Content_Type="text/html"),
+        headers(Content_Type="application/octet-stream; charset=x"),
+        headers(RPEL_Round=str(ROUND - 1)),
+        headers(RPEL_Round=str(ROUND + 1)),
+        headers(RPEL_Round=f"{ROUND}.0"),
+        {name: value for name, value in headers().items() if name != "RPEL-Round"},
+        {name: value for name, value in headers().items() if name != "Content-Length"},
+        {name: value for name, value in headers().items() if name != "Content-Type"},
+        CIMultiDict([*headers().items(), ("content-length", str(SIG.size))]),
+        CIMultiDict([*headers().items(), ("RPEL-Round", "40")]),
+        {},
+    ],
+)
+def test_a_head_that_is_not_exactly_right_is_refused_before_any_byte(head: Any) -> None:
+    reply = Reception(SIG, np.zeros(SIG.d, SIG.dtype), ROUND)
+    with pytest.raises(Malformed):
+        reply.head(200, head)
+    with pytest.raises(Malformed):
+        reply.feed(body())
+    with pytest.raises(Malformed):
+        reply.close()
+
+
+@pytest.mark.parametrize("status", [100, 204, 206, 301, 302, 307, 308, 404, 409, 425, 500])
+def test_only_status_200_carries_a_model(status: int) -> None:
+    with pytest.raises(Malformed, match=str(status)):
+        receive(status, headers(Location="https://elsewhere.example/"), body())
+
+
+def test_header_names_are_the_same_in_any_case() -> None:
+    head = {name.lower(): value for name, value in headers().items()}
+    np.testing.assert_array_equal(receive(200, head, body()), VALUES)
+
+
+def test_a_refused_reply_stays_refused() -> None:
+    reply = Reception(SIG, np.zeros(SIG.d, SIG.dtype), ROUND)
+    reply.head(200, headers())
+    with pytest.raises(Malformed):
+        reply.feed(b"\0" * 9)
+    with pytest.raises(Malformed):
+        reply.feed(body()[9:])
+    with pytest.raises(Malformed):
+        reply.close()
+
+
+# --- mutated replies -------------------------------------------------------------------------------------------------
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+def flip(rng: random.Random, reply: Reply) -> Reply:
+    data = bytearray(reply[2])
+    for _ in range(rng.randint(1, 4)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return reply[0], reply[1], bytes(data)
+
+
+def truncate(rng: random.Random, reply: Reply) -> Reply:
+    return reply[0], reply[1], reply[2][: rng.randrange(len(reply[2]))]
+
+
+def extend(rng: random.Random, reply: Reply) -> Reply:
+    return reply[0], reply[1], reply[2] + rng.randbytes(rng.choice([1, 8, 100_000]))
+
+
+def wrong_header(rng: random.Random, reply: Reply) -> Reply:
+    other = rng.choice(
+        [
+            Signature(("w", "b"), ((3, 5), (5,)), SIG.dtype).header,
+            Signature(("b", "w"), ((5,), (5, 3)), SIG.dtype).header,
+            with_header(json.dumps({"w": ENTRY | {"shape": [2**38], "data_offsets": [0, 2**40]}}).encode()),
+            struct.pack("<Q", 2**40) + SIG.header[8:],
+            with_header(SIG.header[8:].rstrip() + b'\t' * 8),
+        ]
+    )  # fmt: skip
+    return reply[0], reply[1], other + reply[2][len(SIG.header) :]
+
+
+def wrong_length(rng: random.Random, reply: Reply) -> Reply:
+    claim = rng.choice([0, 2**40, rng.randrange(2 * SIG.size), -SIG.size, SIG.size])
+    return reply[0], headers(Content_Length=str(claim)), reply[2]
+
+
+def honest_about_a_wrong_length(rng: random.Random, reply: Reply) -> Reply:
+    status, head, data = rng.choice([truncate, extend])(rng, reply)
+    return status, head | {"Content-Length": str(len(data))}, data
+
+
+def encoded(rng: random.Random, reply: Reply) -> Reply:
+    data = rng.choice([gzip.compress(reply[2]), reply[2]])
+    return reply[0], reply[1] | rng.choice([{"Content-Encoding": "gzip"}, {"Transfer-Encoding": "chunked"}]), data
+
+
+def redirected(rng: random.Random, reply: Reply) -> Reply:
+    return rng.choice([301, 302, 303, 307, 308]), reply[1] | {"Location": "https://elsewhere.example/"}, reply[2]
+
+
+def stale(rng: random.Random, reply: Reply) -> Reply:
+    return reply[0], reply[1] | {"RPEL-Round": str(rng.randint(0, 2 * ROUND))}, reply[2]
+
+
+def shuffled(rng: random.Random, reply: Reply) -> Reply:
+    return reply[0], reply[1], bytes(rng.sample(reply[2], len(reply[2])))
+
+
+MUTATIONS = [
+    flip, truncate, extend, wrong_header, wrong_length, honest_about_a_wrong_length, encoded, redirected, stale,
+    shuffled,
+]  # fmt: skip
+
+
+def acceptable(reply: Reply) -> bool:
+    """The whole truth about what may be accepted, said once more and plainly."""
+    status, head, data = reply
+    whole = len(data) == SIG.size and data.startswith(SIG.header)
+    return status == 200 and head == headers() and whole
+
+
+def test_of_10_000_mutated_replies_only_those_with_the_exact_header_and_length_are_accepted() -> None:
+    rng = random.Random(7)
+    accepted = dict.fromkeys([f.__name__ for f in MUTATIONS], 0)
+    for number in range(10_000):
+        mutation = MUTATIONS[number % len(MUTATIONS)]
+        reply = mutation(rng, (200, headers(), body()))
+        cuts = [rng.randint(0, len(reply[2])) for _ in range(rng.randint(0, 3))]
+        if acceptable(reply):
+            assert receive(*reply, cuts).tobytes() == reply[2][len(SIG.header) :]  # exactly the bytes that came
+            accepted[mutation.__name__] += 1
+        else:
+            with pytest.raises(Malformed):
+                receive(*reply, cuts)
+    assert accepted["flip"] > 50  # a flip among the values is for the rule to judge
+    assert {name for name, count in accepted.items() if count} <= {"flip", "wrong_length", "stale"}
+
+
+def test_receiving_takes_no_memory_beyond_the_row() -> None:
+    sig = Signature(("w",), ((1 << 21,),), np.dtype("float32"))  # 8 MiB
+    row, chunk = np.zeros(sig.d, sig.dtype), bytes(1 << 16)
+    head = headers(Content_Length=str(sig.size))
+
+    def stream(claim: str, chunks: Iterable[bytes]) -> None:
+        reply = Reception(sig, row, ROUND)
+        reply.head(200, head | {"Content-Length": claim})
+        reply.feed(sig.header)
+        for part in chunks:
+            reply.feed(part)
+        reply.close()
+
+    tracemalloc.start()
+    try:
+        stream(str(sig.size), repeat(chunk, 4 * sig.d // len(chunk)))
+        for claim in (str(2**40), str(sig.size)):  # a claim of 1 TB, and a stream without end
+            with pytest.raises(Malformed):
+                stream(claim, repeat(chunk))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 18

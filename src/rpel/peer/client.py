@@ -1,0 +1,217 @@
+"""The asking end: members are asked over mutual TLS 1.3, again and again, until they answer or the deadline comes.
+
+Laws: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted only
+if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
+:mod:`rpel.peer.reply`); once a body has begun it is not asked for again; one absolute deadline ends everything.
+"""
+
+import asyncio
+import math
+import re
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpel.peer.identity import check_certificate, client_context, leaf_fingerprint
+from rpel.peer.membership import Membership
+from rpel.peer.reply import Connection, Head, Refused, Sink, Text
+from rpel.peer.server import CLOCK, INIT, MODEL, STATUS
+from rpel.peer.wire import Malformed, Reception, Signature
+from rpel.types import Models
+
+_CONNECT = 5.0
+_PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
+_KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
+_NOT_YET = {425: "late", 409: "refused", 429: "refused"}  # worth asking again before the deadline
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of asking one member: ok, late, refused, malformed or unreachable, and why not.
+
+    ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
+    for holding another · ``received``: bytes of the body
+    """
+
+    result: str
+    offset: float | None = None
+    reason: str = ""
+    membership: str = ""
+    received: int = 0
+
+
+class Client:
+    """Asks members; connections are kept for the next round. ``position`` is this peer's round clock."""
+
+    def __init__(
+        self, membership: Membership, certificate: Path, key: Path, signature: Signature, position: Callable[[], float]
+    ) -> None:
+        self._signature, self._position = signature, position
+        self._idle: dict[int, list[tuple[float, Connection]]] = {}
+        self._contexts: dict[int, ssl.SSLContext] = {}
+        self.differing: dict[int, str] = {}  # the hash that a member holds, if it last refused for holding another
+        self.rotate(membership, certificate, key)
+
+    def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
+        """From now on this membership and certificate count."""
+        self.close()
+        self._membership, self._certificate, self._key = membership, certificate, key
+        self._me = membership.by_fingerprint(check_certificate(certificate.read_text("utf-8")).fingerprint)
+        self._contexts, self.differing = {}, {}
+
+    def close(self) -> None:
+        """Close the connections that wait for their next request."""
+        for waiting in self._idle.values():
+            for _, connection in waiting:
+                connection.abort()
+        self._idle = {}
+
+    async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+        """Ask a member for its half-step of a round, into row (d,), until a deadline (the loop's time).
+
+        Round 0 is the common initial model. The row holds the model only if the result is ok.
+        """
+        path = f"{MODEL}{round}" if round else INIT
+        offsets: list[float] = []
+
+        def judge(head: Head) -> Sink:
+            if head.status != 200:
+                raise Refused(head)
+            reception = Reception(self._signature, row, round)
+            reception.head(head.status, head.headers)
+            offsets.extend(_finite(head.headers.get("rpel-position", ""), self._position()))
+            return reception
+
+        answer = await self._ask(member, path, judge, deadline)
+        if answer.result != "ok":
+            return answer
+        return Answer("ok", offset=offsets[0] if offsets else None, received=self._signature.size)
+
+    async def clocks(self, deadline: float) -> list[float]:
+        """How far the clocks of the members that answer by the deadline (the loop's time) are ahead of this one."""
+        others = (member for member in range(len(self._membership.members)) if member != self._me)
+        found = await asyncio.gather(*(self._clock(member, deadline) for member in others))
+        return [offset for offset in found if offset is not None]
+
+    async def status(self, member: int, deadline: float) -> dict[str, Any] | Answer:
+        """What a member says of itself; an Answer if it does not."""
+        return await self._text(member, STATUS, deadline)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    async def _clock(self, member: int, deadline: float) -> float | None:
+        found = await self._text(member, CLOCK, deadline)
+        offsets = [] if isinstance(found, Answer) else _finite(found.get("position"), self._position())
+        return offsets[0] if offsets else None
+
+    async def _text(self, member: int, path: str, deadline: float) -> dict[str, Any] | Answer:
+        kept: list[Text] = []
+
+        def judge(head: Head) -> Sink:
+            if head.status != 200:
+                raise Refused(head)
+            kept[:] = [Text(head)]
+            return kept[0]
+
+        answer = await self._ask(member, path, judge, deadline)
+        if answer.result != "ok":
+            return answer
+        try:
+            return kept[0].content()
+        except Malformed as error:
+            return Answer("malformed", reason=str(error))
+
+    async def _ask(self, member: int, path: str, judge: Callable[[Head], Sink], deadline: float) -> Answer:
+        """Ask again and again, ever more slowly, while there is hope before the deadline."""
+        pause, longest = _PAUSES
+        last = Answer("unreachable", reason="no connection before the deadline")
+        membership = self._membership  # another one may give the number to another member
+        try:
+            async with asyncio.timeout_at(deadline):
+                while membership is self._membership:
+                    try:
+                        connection = await self._connection(member)
+                        last = Answer("late", reason="no answer before the deadline")
+                        await self._once(member, connection, path, judge)
+                        self.differing.pop(member, None)
+                        return Answer("ok")
+                    except Malformed as error:
+                        return Answer("malformed", reason=str(error))
+                    except Refused as error:
+                        last = _refusal(error.head)
+                        if last.membership:
+                            self.differing[member] = last.membership
+                        if error.head.status not in _NOT_YET:
+                            return last
+                    # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired meanwhile
+                    except (OSError, ValueError) as error:
+                        last = Answer("unreachable", reason=str(error) or type(error).__name__)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+        except TimeoutError:
+            pass
+        return last
+
+    async def _once(self, member: int, connection: Connection, path: str, judge: Callable[[Head], Sink]) -> None:
+        membership = self._membership
+        where = membership.members[member].url.removeprefix("https://")
+        request = f"GET {path} HTTP/1.1\r\nHost: {where}\r\nRPEL-Membership: {membership.hash}\r\n\r\n"
+        lasting = True
+        try:
+            lasting = (await connection.get(request.encode(), judge)).lasting
+        finally:
+            if lasting and connection.usable and membership is self._membership:
+                until = asyncio.get_running_loop().time() + _KEPT
+                self._idle.setdefault(member, []).append((until, connection))
+            else:
+                connection.abort()
+
+    async def _connection(self, member: int) -> Connection:
+        """One that waits, or a new one, whose other end has shown the member's pin."""
+        waiting = self._idle.get(member, [])
+        while waiting:
+            until, connection = waiting.pop()
+            if connection.usable and asyncio.get_running_loop().time() < until:
+                return connection
+            connection.abort()
+        meant = self._membership.members[member]
+        if member not in self._contexts:
+            self._contexts[member] = client_context(self._certificate, self._key, meant.certificate)
+        host, _, port = meant.url.removeprefix("https://").rpartition(":")
+        async with asyncio.timeout(_CONNECT):
+            transport, connection = await asyncio.get_running_loop().create_connection(
+                Connection,
+                host.strip("[]"),
+                int(port),
+                ssl=self._contexts[member],
+                server_hostname="",  # no name is sent: identity is the pin
+                ssl_handshake_timeout=_CONNECT,
+                ssl_shutdown_timeout=1.0,
+                happy_eyeballs_delay=0.25,
+            )
+        if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
+            transport.abort()
+            raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
+        return connection
+
+
+def _refusal(head: Head) -> Answer:
+    status = head.status
+    result = _NOT_YET.get(status) or ("refused" if 400 <= status < 500 else "malformed")
+    other = head.headers.get("rpel-membership", "")
+    return Answer(result, reason=f"status {status}", membership=other if re.fullmatch("[0-9a-f]{64}", other) else "")
+
+
+def _finite(position: object, own: float) -> list[float]:
+    """How far ahead a position is, if it is one.
+
+    >>> _finite("12.5", 12.0), _finite("nan", 0.0), _finite(None, 0.0)
+    ([0.5], [], [])
+    """
+    try:
+        found = float(position) - own  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return []
+    return [found] if math.isfinite(found) else []

@@ -1,0 +1,290 @@
+"""What a peer keeps on disk: its half-steps before anybody sees them, and where each round ended.
+
+Laws: a round is recorded once, and the file's name carries its number, so that a damaged record still says that the
+round was played: it is never served and never computed again. A file is complete or not there, and names the hash of
+all that is in it. What the disk will not take is refused and leaves the older files as they are. Two processes never
+share a folder.
+
+Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
+(what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, and the local
+state of training; in a checkpoint the values of the model.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from rpel.files import atomic
+from rpel.peer.protocol import Checkpoint, Memory, Record
+from rpel.peer.wire import Signature, raw
+from rpel.types import Models
+
+RECORDS, CHECKPOINTS = 3, 2
+_NAME = re.compile(r"(half|checkpoint)-([1-9][0-9]*|0)\.(rec|ckpt)")
+_LONGEST_LINE = 1 << 20
+_PIECE = 1 << 20
+_log = logging.getLogger("rpel")
+
+Bytes = bytes | memoryview
+
+
+class _Damaged(Exception):  # noqa: N818 (the file is, not the program)
+    """A file that is not what was once written."""
+
+
+class Body:
+    """The bytes of one half-step, read from its file piece by piece; :meth:`close` when done."""
+
+    def __init__(self, file: int, offset: int, size: int) -> None:
+        self.file, self.offset, self.size = file, offset, size
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Bytes ``begin`` to ``begin + length`` of the body, fewer at its end."""
+        return os.pread(self.file, min(length, self.size - begin), self.offset + begin)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The JSON line of a file: its entries, and where the bytes behind it begin."""
+
+    entries: Mapping[str, Any]
+    offset: int
+
+
+class Store:
+    """The state folder of one peer, locked as long as the store is open."""
+
+    def __init__(self, path: Path, signature: Signature) -> None:
+        self.path, self._signature = path, signature
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _locked(path)
+        self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
+        self._last = max(self._rounds("half"), default=0)
+        self._complained = False
+        for leftover in path.glob(".*.tmp"):  # of a process that was killed while writing
+            leftover.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self._lock.close()
+
+    def memory(self) -> Memory:
+        """What is on disk and whole. Reads and checks every file."""
+        self._prune("half", RECORDS)  # of a process that was killed before it could
+        self._prune("checkpoint", CHECKPOINTS)
+        self._whole = {t: head for t in self._rounds("half") if (head := self._checked(t)) is not None}
+        return Memory(
+            checkpoint=self._newest_checkpoint(),
+            record=self._load_record(max(self._whole)) if self._whole else None,
+            last_round=self._last,
+            published=tuple(t for t in sorted(self._whole) if self._whole[t].entries["body"]),
+        )
+
+    def persist(self, record: Record, state: Bytes = b"") -> bool:
+        """Record a round once, with the local state of training; False: the disk would not, and older ones stand."""
+        if record.round <= self._last:
+            raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
+        self._last = record.round
+        body: list[Bytes] = []
+        if record.half is not None:
+            body = [self._signature.header, raw(self._signature, record.half)]
+        entries = {
+            "round": record.round,
+            "asked": [int(member) for member in record.asked],
+            "body": sum(map(len, body)),
+            "state": len(state),
+        }
+        head = self._write(self._record(record.round), entries, [*body, state])
+        if head is None:
+            return False
+        self._whole[record.round] = head
+        self._prune("half", RECORDS)
+        return True
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        """Keep where a round ended; False: the disk would not, and the older checkpoints stand."""
+        values = raw(self._signature, checkpoint.x)
+        entries = {
+            "round": checkpoint.round,
+            "fresh": checkpoint.fresh,
+            "degraded": checkpoint.degraded,
+            "outcome": checkpoint.outcome,
+            "values": len(values),
+        }
+        if self._write(self._checkpoint(checkpoint.round), entries, [values]) is None:
+            return False
+        self._prune("checkpoint", CHECKPOINTS)
+        return True
+
+    def state(self, round: int) -> bytes | None:
+        """The local state that was recorded with a round; None if there is no whole record of it."""
+        head = self._whole.get(round)
+        if head is None:
+            return None
+        with open(self._record(round), "rb") as file:
+            file.seek(head.offset + head.entries["body"])
+            return file.read(head.entries["state"])
+
+    def open_body(self, round: int) -> Body | None:
+        """The bytes to serve for a round, from a record that is whole; None if there is none, or no longer."""
+        head = self._whole.get(round)
+        if head is None or not head.entries["body"]:
+            return None
+        try:
+            return Body(os.open(self._record(round), os.O_RDONLY), head.offset, head.entries["body"])
+        except FileNotFoundError:
+            return None
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _record(self, round: int) -> Path:
+        return self.path / f"half-{round}.rec"
+
+    def _checkpoint(self, round: int) -> Path:
+        return self.path / f"checkpoint-{round}.ckpt"
+
+    def _rounds(self, kind: str) -> list[int]:
+        """The rounds that have a file of this kind, whole or not, oldest first."""
+        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted(int(name[2]) for name in names if name is not None and name[1] == kind)
+
+    def _prune(self, kind: str, kept: int) -> None:
+        path = self._record if kind == "half" else self._checkpoint
+        for old in self._rounds(kind)[:-kept]:
+            if kind == "half":
+                self._whole.pop(old, None)
+            with suppress(OSError):  # then it is tried again with the next
+                path(old).unlink()
+
+    def _write(self, path: Path, entries: dict[str, Any], parts: Sequence[Bytes]) -> _Head | None:
+        """Write a file whole, without copying its parts; None: the disk would not."""
+        entries = {**entries, "sha256": _hash(entries, parts)}
+        line = json.dumps(entries).encode() + b"\n"
+        try:
+            with atomic(path, mode=0o600) as file:
+                file.write(line)
+                for part in parts:
+                    file.write(part)
+        except OSError as error:
+            self._complain(path, error)
+            return None
+        self._complained = False
+        return _Head(entries, len(line))
+
+    def _complain(self, path: Path, error: OSError) -> None:
+        """Once, until the disk takes files again: a full disk would fill the log too."""
+        if not self._complained:
+            _log.error("could not write %s: %s; what was there before stays", path, error.strerror)
+        self._complained = True
+
+    def _checked(self, round: int) -> _Head | None:
+        """The head of a record whose bytes are all as they were written."""
+        path = self._record(round)
+        try:
+            with open(path, "rb") as file:
+                head = _read_head(file, round)
+                body = head.entries["body"]
+                if body not in (0, self._signature.size):
+                    raise _Damaged(f"has a body of {body} bytes instead of {self._signature.size}")
+                if body and file.read(len(self._signature.header)) != self._signature.header:
+                    raise _Damaged("holds another kind of model")
+                file.seek(head.offset)
+                _check(file, head, body + head.entries["state"])
+                return head
+        except (OSError, KeyError, TypeError, _Damaged) as error:
+            _log.warning("%s is damaged and will not be served: %s", path, error)
+            return None
+
+    def _load_record(self, round: int) -> Record:
+        head = self._whole[round]
+        half: Models | None = None
+        if head.entries["body"]:
+            with open(self._record(round), "rb") as file:
+                file.seek(head.offset + len(self._signature.header))
+                half = self._values(file)
+        return Record(round, tuple(head.entries["asked"]), half)
+
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        for t in reversed(self._rounds("checkpoint")):
+            path = self._checkpoint(t)
+            try:
+                with open(path, "rb") as file:
+                    head = _read_head(file, t)
+                    x = self._values(file)
+                    kept = head.entries
+                    if file.read(1) or _hash(_without_hash(kept), [raw(self._signature, x)]) != kept["sha256"]:
+                        raise _Damaged("its bytes are not those that were written")
+                    return Checkpoint(t, x, kept["fresh"], kept["degraded"], kept["outcome"])
+            except (OSError, KeyError, TypeError, _Damaged) as error:
+                _log.warning("%s is damaged, the one before it is used: %s", path, error)
+        return None
+
+    def _values(self, file: IO[bytes]) -> Models:
+        x = np.empty(self._signature.d, self._signature.dtype)
+        view, got = raw(self._signature, x), 0
+        while got < len(view):
+            read = file.readinto(view[got:])  # type: ignore[attr-defined]
+            if not read:
+                raise _Damaged("it is too short")
+            got += read
+        return x
+
+
+def _locked(path: Path) -> IO[bytes]:
+    file = open(path / "lock", "ab")  # noqa: SIM115 (open as long as the store is)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(f"the state folder {path} is in use by another peer: give each peer its own") from None
+    return file
+
+
+def _hash(entries: Mapping[str, Any], parts: Sequence[Bytes]) -> str:
+    found = hashlib.sha256(json.dumps(entries, sort_keys=True).encode())
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _without_hash(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entries.items() if name != "sha256"}
+
+
+def _read_head(file: IO[bytes], round: int) -> _Head:
+    line = file.readline(_LONGEST_LINE)
+    with suppress(ValueError, RecursionError):
+        entries = json.loads(line)
+        if isinstance(entries, dict) and entries.get("round") == round:
+            return _Head(entries, len(line))
+    raise _Damaged("its first line is not what was written")
+
+
+def _check(file: IO[bytes], head: _Head, length: int) -> None:
+    """Compare the hash of what follows the head, read piece by piece, with the one it names."""
+    found = hashlib.sha256(json.dumps(_without_hash(head.entries), sort_keys=True).encode())
+    left = length
+    while left > 0 and (piece := file.read(min(left, _PIECE))):
+        found.update(piece)
+        left -= len(piece)
+    if left or file.read(1) or found.hexdigest() != head.entries["sha256"]:
+        raise _Damaged("its bytes are not those that were written")

@@ -1,0 +1,225 @@
+"""Peers on loopback in one event loop, with real TLS: what the transport's tests and benchmarks share."""
+
+import asyncio
+import os
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rpel.peer import identity
+from rpel.peer.gate import Limits
+from rpel.peer.membership import Member, Membership
+from rpel.peer.serving import Desk
+from rpel.peer.store import Body
+from rpel.peer.transport import HttpsTransport
+from rpel.peer.wire import Signature
+from rpel.types import Models
+
+SMALL = Signature(("w",), ((1000,),), np.dtype("float32"))
+
+
+def signature(d: int) -> Signature:
+    return Signature(("w",), ((d,),), np.dtype("float32"))
+
+
+def model(sig: Signature, seed: int) -> Models:
+    return np.random.default_rng(seed).standard_normal(sig.d).astype(sig.dtype)
+
+
+@dataclass(frozen=True)
+class Papers:
+    """A key, a certificate, and where they are."""
+
+    key: Path
+    certificate: Path
+    pem: str
+
+
+def papers(folder: Path, name: str, days: int = 30) -> Papers:
+    secret, pem = identity.create(name, days=days)
+    found = Papers(folder / f"{name}.key", folder / f"{name}.pem", pem)
+    identity.write_key(found.key, secret)
+    found.certificate.write_text(pem)
+    return found
+
+
+def membership(members: Iterable[Member]) -> Membership:
+    listed = tuple(members)
+    return Membership(
+        run="loopback",
+        epoch=1.0e9,
+        period=10.0,
+        deadline=8.0,
+        nodes=len(listed),
+        byzantine=0,
+        pull=1,
+        b_hat=0,
+        confidence=0.99,
+        rounds=10,
+        rule="nnm+trimmed_mean",
+        local_steps=1,
+        hyperparameters_sha256="0" * 64,
+        model_header_sha256="0" * 64,
+        init_sha256="0" * 64,
+        from_round=1,
+        hyperparameters={},
+        members=listed,
+    )
+
+
+@dataclass
+class Shop:
+    """What a served peer has: models by round in memory files, and a record of what was answered."""
+
+    sig: Signature
+    ahead: float = 0.0
+    desk: Desk = field(default_factory=Desk)
+    files: dict[int, int] = field(default_factory=dict)
+    answered: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def put(self, round: int, x: Models) -> None:
+        file = os.memfd_create(f"round {round}")
+        os.write(file, self.sig.header)
+        view = x.data.cast("B")
+        while view:
+            view = view[os.write(file, view) :]
+        self.files[round] = file
+        if round:
+            self.desk.publish(round)
+
+    def open_body(self, round: int) -> Body | None:
+        return Body(os.dup(self.files[round]), 0, self.sig.size) if round in self.files else None
+
+    def position(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead
+
+    def status(self) -> dict[str, object]:
+        return {"round": self.desk.passed}
+
+    def served(self, member: int, code: int, sent: int) -> None:
+        self.answered.append((member, code, sent))
+
+    def codes(self) -> Counter[int]:
+        return Counter(code for _, code, _ in self.answered)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            os.close(file)
+
+
+@dataclass
+class Loopback:
+    """n peers, all serving; ``transports[i]`` asks and serves as member i."""
+
+    membership: Membership
+    papers: list[Papers]
+    shops: list[Shop]
+    transports: list[HttpsTransport]
+    sig: Signature
+
+    async def pull(self, asking: int, member: int, round: int, within: float = 20.0) -> tuple[str, Models]:
+        row = np.zeros(self.sig.d, self.sig.dtype)
+        deadline = asyncio.get_running_loop().time() + within
+        answer = await self.transports[asking].pull(member, round, row, deadline)
+        return answer.result, row
+
+    def move(self, urls: dict[int, str]) -> None:
+        """Give members other addresses, in everybody's file."""
+        members = list(self.membership.members)
+        for member, url in urls.items():
+            members[member] = replace(members[member], url=url)
+        self.membership = membership(members)
+        for transport, own in zip(self.transports, self.papers, strict=True):
+            transport.rotate(self.membership, own.certificate, own.key)
+
+
+@asynccontextmanager
+async def loopback(
+    folder: Path, n: int = 3, sig: Signature = SMALL, limits: Limits | None = None
+) -> AsyncIterator[Loopback]:
+    """Start n peers on free ports, tell everybody where they are, and stop them at the end."""
+    held = [papers(folder, f"peer-{i}") for i in range(n)]
+    unplaced = membership(Member.of(f"peer-{i}", "https://127.0.0.1:1", held[i].pem) for i in range(n))
+    shops = [Shop(sig) for _ in range(n)]
+    transports = [
+        HttpsTransport(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, shop, limits)
+        for own, shop in zip(held, shops, strict=True)
+    ]
+    net = Loopback(unplaced, held, shops, transports, sig)
+    try:
+        for transport in transports:
+            await transport.start()
+        net.move({i: f"https://127.0.0.1:{transport.port}" for i, transport in enumerate(transports)})
+        yield net
+    finally:
+        for transport in transports:
+            await transport.stop()
+        for shop in shops:
+            shop.close()
+        await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
+
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def hostile(net: Loopback, member: int, script: Script) -> AsyncIterator[list[bytes]]:
+    """A member whose server does what the script says after each request; yields the requests that came."""
+    own = net.papers[member]
+    context = identity.server_context(own.certificate, own.key, [p.pem for p in net.papers])
+    requests: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                requests.append(await reader.readuntil(b"\r\n\r\n"))
+                await script(reader, writer)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    net.move({member: f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    try:
+        yield requests
+    finally:
+        server.close()
+
+
+def head(sig: Signature, round: int, **changed: Any) -> bytes:
+    """The head of a right reply, with headers changed, added (any value) or left out (None)."""
+    fields: dict[str, Any] = {
+        "Content-Length": sig.size,
+        "Content-Type": "application/octet-stream",
+        "RPEL-Round": round,
+        "RPEL-Position": "0.0",
+    }
+    fields.update({name.replace("_", "-"): value for name, value in changed.items()})
+    lines = [f"{name}: {value}" for name, value in fields.items() if value is not None]
+    return "\r\n".join(["HTTP/1.1 200 OK", *lines, "", ""]).encode()
+
+
+async def told(net: Loopback, context: ssl.SSLContext | None, request: bytes) -> bytes:
+    """What peer 1 answers to these bytes, sent with this TLS (None: without)."""
+    with suppress(OSError):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", net.transports[1].port, ssl=context, server_hostname="" if context else None
+        )
+        writer.write(request)
+        try:
+            return await reader.read(1 << 20)
+        finally:
+            writer.transport.abort()
+    return b""
+
+
+def asking(net: Loopback, own: Papers) -> ssl.SSLContext:
+    return identity.client_context(own.certificate, own.key, net.papers[1].pem)
+
+
+def wanted(net: Loopback, path: str = "/v1/model/1", method: str = "GET", more: str = "") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nRPEL-Membership: {net.membership.hash}\r\n{more}\r\n".encode()

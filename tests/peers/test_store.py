@@ -1,0 +1,293 @@
+"""What a peer keeps on disk survives kills, full disks and damage, and a round never has two versions."""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rpel import files
+from rpel.peer import store as store_module
+from rpel.peer.protocol import Checkpoint, Record
+from rpel.peer.store import Store
+from rpel.peer.wire import Signature
+
+SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
+
+
+def model(seed: int, sig: Signature = SIG) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(sig.d).astype(sig.dtype)
+
+
+def record(t: int, seed: int | None = None) -> Record:
+    return Record(t, (t % 3, 5), model(t if seed is None else seed))
+
+
+def served(store: Store, t: int) -> bytes | None:
+    body = store.open_body(t)
+    if body is None:
+        return None
+    with contextlib.closing(body):
+        return b"".join(body.read(begin, 7) for begin in range(0, body.size, 7))
+
+
+def wire(t: int) -> bytes:
+    return SIG.header + model(t).tobytes()
+
+
+def fill(path: Path, rounds: range) -> None:
+    with Store(path, SIG) as store:
+        for t in rounds:
+            assert store.persist(record(t), b"state %d" % t)
+            assert store.save(Checkpoint(t, model(100 + t), fresh=t == 2, degraded=t, outcome="aggregated"))
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    fill(tmp_path / "state", range(1, 6))
+    with Store(tmp_path / "state", SIG) as store:
+        memory = store.memory()
+        assert memory.last_round == 5
+        assert memory.published == (3, 4, 5)
+        assert memory.record is not None
+        assert memory.record.asked == (2, 5)
+        assert memory.record.half is not None
+        np.testing.assert_array_equal(memory.record.half, model(5))
+        assert memory.checkpoint is not None
+        assert (memory.checkpoint.round, memory.checkpoint.degraded) == (5, 5)
+        np.testing.assert_array_equal(memory.checkpoint.x, model(105))
+        assert store.state(5) == b"state 5"
+        assert store.state(1) is None
+        assert [served(store, t) for t in (2, 3, 4, 5, 6)] == [None, wire(3), wire(4), wire(5), None]
+    kept = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert kept == ["checkpoint-4.ckpt", "checkpoint-5.ckpt", "half-3.rec", "half-4.rec", "half-5.rec", "lock"]
+
+
+def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path, SIG) as store:
+        memory = store.memory()
+        assert (memory.checkpoint, memory.record, memory.last_round, memory.published) == (None, None, 0, ())
+
+
+def test_a_catch_up_round_is_remembered_and_never_served(tmp_path: Path) -> None:
+    with Store(tmp_path, SIG) as store:
+        assert store.persist(Record(4, (1, 2), None), b"momentum")
+        assert store.open_body(4) is None
+        memory = store.memory()
+        assert memory.record == Record(4, (1, 2), None)
+        assert (memory.last_round, memory.published, store.state(4)) == (4, (), b"momentum")
+
+
+def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 3))
+    with Store(tmp_path, SIG) as store:
+        for t in (1, 2):
+            with pytest.raises(ValueError, match="already is"):
+                store.persist(record(t, seed=9))
+        store.memory()
+        assert served(store, 2) == wire(2)
+
+
+def test_an_evicted_body_is_served_to_its_end(tmp_path: Path) -> None:
+    with Store(tmp_path, SIG) as store:
+        store.persist(record(1))
+        body = store.open_body(1)
+        assert body is not None
+        for t in range(2, 6):
+            store.persist(record(t))
+        assert store.open_body(1) is None
+        assert body.read(0, body.size) == wire(1)
+        body.close()
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def damages(path: Path) -> Iterator[bytes]:
+    """The file cut at every length, and with each byte changed."""
+    whole = path.read_bytes()
+    yield from (whole[:length] for length in range(0, len(whole), 3))
+    yield from (whole[:i] + bytes([whole[i] ^ 0x41]) + whole[i + 1 :] for i in range(len(whole)))
+    yield whole + b"\0"
+
+
+def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 5))
+    path = tmp_path / "half-4.rec"
+    with Store(tmp_path, SIG) as store:
+        for damaged in list(damages(path)):
+            path.write_bytes(damaged)
+            memory = store.memory()
+            assert memory.last_round == 4
+            assert memory.published == (2, 3)
+            assert store.open_body(4) is None
+            assert store.state(4) is None
+            assert memory.record is not None
+            assert memory.record.round == 3
+            with pytest.raises(ValueError, match="already is"):
+                store.persist(record(4, seed=9))
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 5))
+    path = tmp_path / "checkpoint-4.ckpt"
+    with Store(tmp_path, SIG) as store:
+        for damaged in list(damages(path)):
+            path.write_bytes(damaged)
+            kept = store.memory().checkpoint
+            assert kept is not None
+            assert kept.round == 3
+            np.testing.assert_array_equal(kept.x, model(103))
+
+
+def test_a_record_under_another_rounds_name_is_not_served(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 3))
+    (tmp_path / "half-2.rec").rename(tmp_path / "half-7.rec")
+    with Store(tmp_path, SIG) as store:
+        assert (store.memory().last_round, store.memory().published) == (7, (1,))
+
+
+def test_another_kind_of_model_is_not_served(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 3))
+    with Store(tmp_path, Signature(("v", "b"), ((5, 3), (5,)), np.dtype("float32"))) as store:
+        memory = store.memory()
+        assert (memory.last_round, memory.published, memory.record) == (2, (), None)
+
+
+# --- kills -----------------------------------------------------------------------------------------------------------
+
+
+def killed_at(line: int, work: Callable[[], None]) -> bool:
+    """Run work in a child that dies, without clean-up, before that line of the store; False: it came through."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal line
+        if frame.f_code.co_filename not in (store_module.__file__, files.__file__):
+            return None
+        if event == "line":
+            line -= 1
+            if line == 0:
+                os._exit(9)
+        return trace
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the parent's threads are not used by the child
+        child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            sys.settrace(trace)
+            work()
+            os._exit(0)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None:
+    fill(tmp_path / "start", range(1, 5))
+    line, died, seen = 0, True, set()
+    while died:
+        line += 1
+        folder = tmp_path / str(line)
+        subprocess.run(["cp", "-r", tmp_path / "start", folder], check=True)
+        died = killed_at(line, lambda folder=folder: fill(folder, range(5, 6)))  # type: ignore[misc]
+        with Store(folder, SIG) as store:
+            memory = store.memory()
+            assert memory.last_round in (4, 5)
+            assert memory.record is not None
+            assert memory.record.round == memory.last_round
+            assert len(memory.published) <= 3
+            assert all(served(store, t) == wire(t) for t in memory.published)
+            assert store.state(memory.last_round) == b"state %d" % memory.last_round
+            assert memory.checkpoint is not None
+            np.testing.assert_array_equal(memory.checkpoint.x, model(100 + memory.checkpoint.round))
+            seen.add((memory.last_round, memory.checkpoint.round))
+            if memory.last_round == 4:
+                assert store.persist(record(5, seed=77))
+            else:
+                with pytest.raises(ValueError, match="already is"):
+                    store.persist(record(5, seed=77))
+        assert not list(folder.glob(".*"))
+    assert seen == {(4, 4), (5, 4), (5, 5)}
+    assert line > 30  # the injector did inject
+
+
+# --- a disk that is full ---------------------------------------------------------------------------------------------
+
+
+def check_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing can be written to this folder of rounds 1 and 2 any more: what was there must stand."""
+    large = Signature(("w",), ((1_000_000,),), np.dtype("float32"))
+    with Store(path, large) as store, caplog.at_level(logging.ERROR, "rpel"):
+        assert not store.persist(Record(3, (1,), model(3, large)))
+        assert not store.save(Checkpoint(3, model(3, large)))
+        assert not store.persist(Record(4, (1,), model(4, large)))
+        assert store.open_body(3) is None
+    assert sum(r.levelno == logging.ERROR for r in caplog.records) == 1
+    with Store(path, SIG) as store:
+        memory = store.memory()
+        assert (memory.last_round, memory.published) == (2, (1, 2))
+        assert served(store, 2) == wire(2)
+        assert memory.checkpoint is not None
+        np.testing.assert_array_equal(memory.checkpoint.x, model(102))
+        assert store.persist(record(3))
+    assert not list(path.glob(".*"))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_disk_leaves_what_was_there(tiny_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(tiny_disk / "state", range(1, 3))
+    check_refused(tiny_disk / "state", caplog)
+
+
+def test_a_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(tmp_path, range(1, 3))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        check_refused(tmp_path, caplog)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+
+def test_two_peers_never_share_a_folder(tmp_path: Path) -> None:
+    with Store(tmp_path, SIG):
+        with pytest.raises(ValueError, match="in use by another peer"):
+            Store(tmp_path, SIG)
+        code = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], capture_output=True)
+        assert b"BlockingIOError" in other.stderr
+    Store(tmp_path, SIG).close()
+
+
+def test_models_are_for_the_owner_alone(tmp_path: Path) -> None:
+    fill(tmp_path / "state", range(1, 2))
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]}
+    assert modes["state"] == 0o700
+    assert modes["half-1.rec"] == modes["checkpoint-1.ckpt"] == 0o600

@@ -1,0 +1,106 @@
+"""Ten thousand damaged replies, byte by byte, without sockets."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from loopback import head, model
+
+from rpel.peer.reply import LARGEST_HEAD, Connection, Head
+from rpel.peer.wire import Malformed, Reception, Signature
+from rpel.types import Models
+
+ROUND = 3
+
+
+class _Wire(asyncio.Transport):
+    """The end of a connection that goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+async def fed(reply: bytes, sig: Signature, row: Models, cut: Callable[[], int]) -> bool:
+    """Was this reply, arriving in pieces and then ending, accepted?"""
+    connection, wire = Connection(), _Wire()
+    connection.connection_made(wire)
+
+    def judge(found: Head) -> Reception:
+        reception = Reception(sig, row, ROUND)
+        reception.head(found.status, found.headers)
+        return reception
+
+    asking = asyncio.ensure_future(connection.get(b"GET", judge))
+    await asyncio.sleep(0)
+    left = memoryview(reply)
+    while left and not wire.closed and not asking.done():
+        buffer = connection.get_buffer(-1)
+        assert 0 < len(buffer) <= max(LARGEST_HEAD, sig.size)
+        size = min(len(buffer), len(left), cut())
+        buffer[:size] = left[:size]
+        left = left[size:]
+        connection.buffer_updated(size)
+        await asyncio.sleep(0)
+    if not asking.done():
+        connection.connection_lost(None)
+    try:
+        await asking
+    except (Malformed, OSError):
+        return False
+    return True
+
+
+def mutations(reply: bytes, coins: random.Random) -> Iterator[bytes]:
+    while True:
+        changed = bytearray(reply)
+        for _ in range(coins.choice((1, 1, 2, 5))):
+            at = coins.randrange(len(changed))
+            match coins.randrange(5):
+                case 0:
+                    changed[at] ^= 1 << coins.randrange(8)
+                case 1:
+                    del changed[at : at + coins.randrange(1, 40)]
+                case 2:
+                    changed[at:at] = coins.randbytes(coins.randrange(1, 40))
+                case 3:
+                    changed[at:at] = changed[at : at + coins.randrange(1, 40)]
+                case _:
+                    del changed[at:]
+            if not changed:
+                break
+        yield bytes(changed)
+
+
+def test_ten_thousand_mutated_replies_bring_a_model_of_the_right_form_or_nothing() -> None:
+    tiny = Signature(("w",), ((8,),), np.dtype("float32"))
+    values = model(tiny, 1).tobytes()
+    reply = head(tiny, ROUND) + tiny.header + values
+    coins = random.Random(7)
+    accepted = 0
+
+    async def scenario() -> None:
+        nonlocal accepted
+        row = np.zeros(tiny.d, tiny.dtype)
+        assert await fed(reply, tiny, row, lambda: 7)
+        for _, changed in zip(range(10_000), mutations(reply, coins), strict=False):
+            row[:] = 0
+            if await fed(changed, tiny, row, lambda: coins.randrange(1, 200)):
+                accepted += 1
+                where = changed.find(tiny.header)
+                assert where > 0
+                body = changed[where + len(tiny.header) :]
+                assert row.tobytes() == body[: len(values)]  # only values differ: then it is another model
+
+    asyncio.run(scenario())
+    assert 100 < accepted < 5000  # both kinds came up

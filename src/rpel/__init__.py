@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from rpel.experiments.result import Result, Results
     from rpel.experiments.run import resume, simulate
     from rpel.experiments.spec import Spec
+    from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Attack": "rpel.attacks",
+    "Peer": "rpel.peer.api",
     "Plan": "rpel.planning",
     "Result": "rpel.experiments.result",
     "Results": "rpel.experiments.result",
@@ -34,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Attack",
+    "Peer",
     "Plan",
     "Result",
     "Results",

@@ -1,0 +1,143 @@
+"""``rpel peer``: become a member of a network, and take part."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rpel.peer.protocol import Report
+
+app = typer.Typer(
+    name="peer",
+    help="One peer of a network: become a member, and take part.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def init(
+    id: Annotated[str, typer.Option(help="This peer's name: letters, digits and . _ -")],
+    url: Annotated[str, typer.Option(help="Where the others reach it: https://host:port")],
+    organisation: Annotated[str, typer.Option(help="Who runs it.")] = "",
+    members: Annotated[
+        Path, typer.Option(help="The network's members.toml; it may come later.", show_default="members.toml")
+    ] = Path("members.toml"),
+    task: Annotated[str, typer.Option(help="mnist-sample, mnist, or your own as module:task.")] = "mnist-sample",
+    data: Annotated[Path | None, typer.Option(help="Folder or file with this peer's data.")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="host:port to listen at.", show_default="the url's port, on all networks of the machine"),
+    ] = None,
+    metrics_listen: Annotated[
+        str, typer.Option(help="host:port for Prometheus; one for each peer of a machine.")
+    ] = "127.0.0.1:9464",
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
+    days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 825,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Make this peer's key, certificate and peer.toml, and print the entry that makes it a member.
+
+    The key, peer.key, is this peer's identity: it never leaves the machine, and only its owner can read it. The entry
+    holds the certificate, which is public: send it to the founder of the network over a channel where it cannot be
+    exchanged on the way, and compare the fingerprint by telephone. A member is known by this fingerprint alone.
+
+    The entry goes to standard output, the rest to standard error: `rpel peer init ... >> members.toml` adds it.
+
+    Example: rpel peer init --id clinic-3 --organisation "Clinic Three" --url https://rpel.clinic-3.example:7443
+    """
+    from rpel.network.join import join
+    from rpel.peer.membership import entry
+
+    found = join(
+        id=id,
+        url=url,
+        organisation=organisation,
+        members=members,
+        task=task,
+        data=data,
+        listen=listen,
+        metrics_listen=metrics_listen,
+        folder=folder,
+        days=days,
+    )
+    print(
+        f"key:         {found.key} (keep it here, and keep it secret)\n"
+        f"certificate: {found.certificate}, valid until {found.expires:%Y-%m-%d}\n"
+        f"settings:    {found.config} (where to listen, task, data: read it before you run the peer)\n"
+        f"fingerprint: {found.member.fingerprint}\n"
+        "next: append the entry on standard output to members.toml; when all members are in it,\n"
+        f"      rpel peer run --config {found.config}",
+        file=sys.stderr,
+    )
+    for note in found.notes:
+        print(f"rpel: note: {note}", file=sys.stderr)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else "\n" + entry(found.member).rstrip())
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="This peer's settings.")] = Path("peer.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON.")] = False,
+) -> None:
+    """Take part in the network until its last round, with the task that peer.toml names.
+
+    One line a round goes to standard error, one JSON line a round to the log that peer.toml names ("-": standard
+    output). Ctrl-C (status 130) and SIGTERM (status 0) end it at once with everything on disk: started again, it goes
+    on where it was. For your own training loop see rpel.Peer.
+
+    Example: rpel peer run --config peer.toml
+    """
+    from rpel.peer import config as settings
+
+    mixed = settings.load(config).log == "-"  # standard output then belongs to the JSON lines
+    from rpel.peer.run import Terminated, run
+
+    with _speaking():
+        try:
+            found = run(config, progress=_say_round)
+        except Terminated:
+            print("rpel: terminated; everything is on disk, the same command goes on from there", file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print("rpel: interrupted; everything is on disk, the same command goes on from there", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(_ended(found), file=sys.stderr if mixed else sys.stdout)
+
+
+def _say_round(report: "Report", accuracy: float | None) -> None:
+    measured = "" if accuracy is None else f", accuracy {accuracy:.3f}"
+    frozen = ", frozen: too few members answer" if report.frozen else ""
+    answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
+    print(f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}", file=sys.stderr, flush=True)
+
+
+def _ended(found: dict[str, Any]) -> str:
+    """How it went, for people."""
+    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count) or "none"
+    measured = "" if found["accuracy"] is None else f"; accuracy {found['accuracy']:.4f}"
+    return f"{found['id']}: last round {found['round']} of {found['rounds']}; rounds here: {outcomes}{measured}"
+
+
+@contextmanager
+def _speaking() -> Iterator[None]:
+    """Inside, what the peer has to say goes to standard error."""
+    log, handler = logging.getLogger("rpel"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("rpel: %(levelname)s: %(message)s"))
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)

@@ -1,0 +1,60 @@
+"""A peer in the user's own training loop."""
+
+import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from torch import nn
+
+from rpel.peer import config
+from rpel.peer.loop import TorchLearner
+from rpel.peer.node import Node, Round
+
+__all__ = ["Peer", "Round"]
+
+
+class Peer:
+    """One member of a network of real peers, as its peer.toml says.
+
+    ::
+
+        with rpel.Peer("peer.toml") as peer:
+            for round in peer.rounds(model, state={"optimizer": optimizer}):
+                train_step(model, optimizer, next(batches))
+
+    At the top of the loop the model holds the last round's aggregate; at its end what the step made of it is published,
+    the other members' models are pulled, and the robust aggregate is loaded back. Leaving the loop, or an exception in
+    it, publishes nothing for that round. A script that is started again goes on where it stopped.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read and check peer.toml and all it names; the network begins with the ``with`` block."""
+        self._node = Node(config.load(os.fspath(path)))
+
+    def __enter__(self) -> Self:
+        self._node.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._node.__exit__(kind, error, trace)
+
+    def rounds(self, model: nn.Module, state: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Round]:
+        """The rounds from here to the last, each to be used for one local step of ``model``.
+
+        state: optimisers, schedules and other objects with a state_dict, by name. They stay on this machine, are saved
+        with every round and loaded back after a restart; an optimiser's momentum is emptied when the peer has to catch
+        up with the others. A round has ``number``, and of the round before it ``outcome`` ("aggregated", "local_only"
+        or "caught_up"; None if there is none), ``asked``, ``received`` and ``trim``.
+        """
+        return self._node.live(TorchLearner(model, state, self._node.signature))
+
+    def stop(self) -> None:
+        """End the loop from another thread; the round that is under way is not finished."""
+        self._node.stop()
+
+    def summary(self) -> dict[str, Any]:
+        """How the rounds since the start went: outcomes, results of pulls, the last round."""
+        return self._node.summary()

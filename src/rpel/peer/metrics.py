@@ -1,0 +1,199 @@
+"""What an operator sees of a peer: Prometheus metrics, two health pages, and one JSON line a round. Never weights.
+
+Laws:
+- everything shown is a number, a name or a digest; no entry of any model leaves through here;
+- metrics live in a registry of their own, so that several peers in one process do not mix;
+- a log that cannot be written is said once and harms no round.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import prometheus_client as prometheus
+from aiohttp import web
+
+from rpel.peer.protocol import Report
+
+log = logging.getLogger("rpel")
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+OUTCOMES = ("aggregated", "local_only", "caught_up")
+RESULTS = ("ok", "late", "refused", "malformed", "unreachable")
+
+
+class Metrics:
+    """The numbers of one peer under the names that dashboards rely on, and the summary that `rpel watch` asks for."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self.outcomes: Counter[str] = Counter()
+        self.pulls: Counter[str] = Counter()
+        self.last: Report | None = None
+        self.accuracy: float | None = None
+        self._saved: float | None = None
+        self._gauges()
+        self._counters()
+        age = self._gauge("rpel_checkpoint_age_seconds", "Seconds since the last checkpoint (NaN: none yet)")
+        age.set_function(lambda: float("nan") if self._saved is None else clock() - self._saved)
+        self._clock = clock
+
+    def _gauge(self, name: str, about: str) -> prometheus.Gauge:
+        return prometheus.Gauge(name, about, registry=self.registry)
+
+    def _gauges(self) -> None:
+        self._round = self._gauge("rpel_round", "The last round that ended")
+        self._received = self._gauge("rpel_received_models", "Models received in the last round")
+        self._trim = self._gauge("rpel_trim_count", "Hostile models the last aggregation could survive")
+        self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
+        self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
+        self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
+
+    def _counters(self) -> None:
+        own = self.registry
+        self._rounds = prometheus.Counter("rpel_rounds_total", "Rounds that ended", ["outcome"], registry=own)
+        self._pull = prometheus.Counter("rpel_pull_total", "Models asked for", ["peer", "result"], registry=own)
+        self._serve = prometheus.Counter("rpel_serve_total", "Requests answered", ["peer", "code"], registry=own)
+        self._bytes = prometheus.Counter(
+            "rpel_bytes_total", "Bytes of models sent and received", ["direction"], registry=own
+        )
+        self._seconds = prometheus.Histogram(
+            "rpel_round_duration_seconds", "A round's work", buckets=_SECONDS, registry=own
+        )
+        self._pulling = prometheus.Histogram("rpel_pull_duration_seconds", "One pull", buckets=_SECONDS, registry=own)
+        for outcome in OUTCOMES:  # shown as 0 from the start: a rate over a missing series cannot be alarmed on
+            self._rounds.labels(outcome)
+        for direction in ("sent", "received"):
+            self._bytes.labels(direction)
+
+    def identity(self, membership: str, expiry: float) -> None:
+        """The membership in force, by its hash, and when the own certificate ends (unix seconds)."""
+        self._build.info({"version": version("rpel"), "membership": membership})
+        self._expiry.set(expiry)
+
+    def ended(self, report: Report, names: Sequence[str]) -> None:
+        """A round ended; ``names`` are the members' ids by number."""
+        self.last = report
+        self.outcomes[report.outcome] += 1
+        self.pulls.update(report.results.values())
+        self._round.set(report.round)
+        self._rounds.labels(report.outcome).inc()
+        self._seconds.observe(report.seconds)
+        self._received.set(report.received)
+        self._trim.set(report.trim)
+        self._offset.set(report.offset)
+        for peer, result in report.results.items():
+            self._pull.labels(names[peer], result).inc()
+
+    def pulled(self, seconds: float, received: int) -> None:
+        """One pull took so long and brought so many bytes."""
+        self._pulling.observe(seconds)
+        self._bytes.labels("received").inc(received)
+
+    def served(self, peer: str, code: int, sent: int) -> None:
+        """One request of a member was answered with this status and so many bytes of a model."""
+        self._serve.labels(peer, str(code)).inc()
+        self._bytes.labels("sent").inc(sent)
+
+    def saved(self) -> None:
+        """A checkpoint is on disk."""
+        self._saved = self._clock()
+
+    def summary(self) -> dict[str, Any]:
+        """Counts since the start: outcomes of rounds, results of pulls, the last round, accuracy if it is known."""
+        last = self.last
+        return {
+            "round": last.round if last else 0,
+            "outcomes": {name: self.outcomes[name] for name in OUTCOMES},
+            "pulls": {name: self.pulls[name] for name in RESULTS},
+            "degraded": last.degraded if last else 0,
+            "frozen": last.frozen if last else False,
+            "accuracy": self.accuracy,
+        }
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text form."""
+        return prometheus.generate_latest(self.registry)
+
+
+def line(report: Report, names: Sequence[str], digest: str, now: float) -> str:
+    """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
+
+    >>> report = Report(
+    ...     round=7, outcome="aggregated", asked=2, received=1, trim=0, results={0: "ok", 2: "late"}, degraded=0,
+    ...     frozen=False, saved=True, seconds=0.25, offset=0.0)
+    >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
+    {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
+    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false}
+    """
+    stamp = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
+    results = {names[peer]: result for peer, result in report.results.items()}
+    rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
+    return json.dumps({"time": stamp} | shown | rest)
+
+
+class RoundLog:
+    """Where the lines go: a file, opened anew for each line so that it may be rotated, or "-" for stdout."""
+
+    def __init__(self, target: str | Path) -> None:
+        self.target = target
+        self._failed = False
+
+    def write(self, text: str) -> None:
+        """Append a line."""
+        if self.target == "-":
+            print(text, flush=True)
+            return
+        try:
+            with Path(self.target).open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("the log %s cannot be written (%s): rounds go on without it", self.target, error)
+            self._failed = True
+
+
+class Pages:
+    """/metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine."""
+
+    def __init__(self, metrics: Metrics, unready: Callable[[], str]) -> None:
+        """``unready()`` says in a few words why the peer is not ready; "" when it is."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._of, self._unready = metrics, unready
+        self.address = ("", 0)
+
+    async def start(self, host: str, port: int) -> None:
+        """Begin to serve; ``address`` is then where (port 0: any free one)."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise OSError(f"metrics_listen {host}:{port} cannot be used ({error.strerror})") from None
+        self.address = self._runner.addresses[0][:2]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._of.text(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        why = self._unready()
+        return web.Response(text=f"{why or 'ready'}\n", status=503 if why else 200)

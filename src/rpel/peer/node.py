@@ -1,0 +1,370 @@
+"""A peer on a real machine: it answers what the life in ``protocol.py`` wants, by TLS, a disk and the machine's clock.
+
+Laws:
+- the life runs in the caller's thread, one want after the other; a thread of its own only moves bytes;
+- models lie in one table (1 + s, d), row 0 the half-step, the others where answers arrive: no body is ever copied, and
+  before answers come the other rows serve as scratch;
+- whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last want that
+  was answered, and nothing of an unfinished round was seen outside.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rpel.peer import membership as memberships
+from rpel.peer import wire
+from rpel.peer.background import Background, Woken
+from rpel.peer.clock import RoundClock
+from rpel.peer.config import Config
+from rpel.peer.metrics import Metrics, Pages, RoundLog, line
+from rpel.peer.protocol import (
+    AskClocks,
+    Checkpoint,
+    Coins,
+    Enter,
+    Memory,
+    Persist,
+    Publish,
+    Pull,
+    Pulled,
+    Recall,
+    Record,
+    Report,
+    Save,
+    Sleep,
+    Step,
+    Tell,
+    Terms,
+    Want,
+    life,
+)
+from rpel.peer.reading import listen_address
+from rpel.peer.ready import make_ready
+from rpel.peer.serving import Desk
+from rpel.peer.standing import News, initial_body, initial_model, take
+from rpel.peer.store import Body, Store
+from rpel.peer.transport import Answer, HttpsTransport
+from rpel.peer.work import Learner
+from rpel.types import Models
+
+log = logging.getLogger("rpel")
+
+_SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
+_CLOCKS = 3.0  # seconds that members have to tell their clocks
+
+Progress = Callable[[Report, float | None], None]
+"""Told after each round, with the accuracy if it was measured."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that begins; ``outcome`` and the numbers are those of the round before, None and 0 if there is none."""
+
+    number: int
+    outcome: str | None = None
+    asked: int = 0
+    received: int = 0
+    trim: int = 0
+
+
+def from_os(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
+    """s different others, from the operating system's randomness, so that nobody can predict them.
+
+    >>> drawn = from_os(1, 0, 12, 8)
+    >>> len(set(drawn)), 0 in drawn
+    (8, False)
+    """
+    return tuple(secrets.SystemRandom().sample([i for i in range(nodes) if i != me], s))
+
+
+class Node:
+    """One peer from its start to its end: a context manager, inside which :meth:`live` is the training."""
+
+    def __init__(self, config: Config, coins: Coins = from_os, progress: Progress | None = None) -> None:
+        """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests."""
+        self.config, self._coins, self._progress = config, coins, progress
+        self._news = News(config)
+        self.standing = take(config, self._in_force(memberships.load(config.members)))
+        m = self.standing.membership
+        self.signature = initial_model(config, m)[0]
+        self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=_ticks)
+        self.desk, self.metrics = Desk(), Metrics()
+        self._log = RoundLog(config.log)
+        self._unready, self._digest, self._other = "starting", "", ""
+        self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
+        self._x: Models | None = None
+
+    def _in_force(self, written: memberships.Membership) -> memberships.Membership:
+        """The membership of this moment: the written one, or its successor if the peer starts after the change."""
+        now = int((time.time() - written.epoch) // written.period) + 1
+        return self._news.due(written, now) or written
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
+            self._background = Background()
+            opened.callback(self._background.close)
+            self._open_pages(opened)
+            self._open_transport(opened)
+            self._opened = opened.pop_all()
+        self._identify()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._background.rest()
+        self._opened.close()
+
+    def _open_pages(self, opened: ExitStack) -> None:
+        self.pages = Pages(self.metrics, lambda: self._unready)
+        self._background.call(self.pages.start(*listen_address(self.config.metrics_listen)))
+        opened.callback(lambda: self._background.call(self.pages.stop()))
+
+    def _open_transport(self, opened: ExitStack) -> None:
+        here = self.standing
+        self.transport = HttpsTransport(
+            here.membership,
+            here.certificate,
+            here.key,
+            self.config.listen,
+            self.signature,
+            self,
+            clock_timeout=min(_CLOCKS, here.membership.period),
+        )
+        try:
+            self._background.call(self.transport.start())
+        except OSError as error:
+            raise OSError(f"listen {self.config.listen} cannot be used ({error.strerror or error})") from None
+        opened.callback(lambda: self._background.call(self.transport.stop()))
+
+    def _identify(self) -> None:
+        self.metrics.identity(self.standing.membership.hash, self.standing.expiry)
+
+    def stop(self) -> None:
+        """End :meth:`live` from another thread, as soon as it waits for something."""
+        self._unready = "stopping"
+        self._background.wake()
+
+    def summary(self) -> dict[str, Any]:
+        """Who this is and how the rounds since the start went."""
+        own = {"id": self.config.id, "membership": self.standing.membership.hash}
+        return own | {"rounds": self.standing.membership.rounds} | self.metrics.summary()
+
+    # --- the life ----------------------------------------------------------------------------------------------------
+
+    def live(self, learner: Learner) -> Generator[Round, None, None]:
+        """Drive the life to its end, yielding at each local step between the learner's ``load`` and ``half``.
+
+        Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At the end the
+        learner is loaded with the last round's model.
+        """
+        living = self._begun(learner)
+        try:
+            want = next(living)
+            while True:
+                if isinstance(want, Step):
+                    learner.load(want.round, want.x, want.fresh)
+                    yield self._beginning(want.round)
+                    learner.half(self._table[0], scratch=self._table[1])
+                    answer: Any = self._table[0]
+                else:
+                    answer = self._answer(want, learner)
+                want = living.send(answer)
+        except StopIteration:
+            self._unready = "finished"
+            if self._x is not None:
+                learner.load(self.metrics.summary()["round"], self._x, fresh=False)
+        except Woken:
+            self._unready = "stopped"
+        finally:
+            living.close()
+
+    def _begun(self, learner: Learner) -> Generator[Want, Any, None]:
+        """The life, after everything it needs is compiled."""
+        terms = self.standing.terms
+        initial = self._table[1]  # the life copies it before its first pull, and is not to hold one model more
+        initial[:] = initial_model(self.config, self.standing.membership)[1]
+        make_ready(terms.rule, terms.pull, self.signature.d, self.signature.dtype)
+        learner.prepare(initial, scratch=self._table[0])
+        return life(terms, self.clock, self._coins, initial)
+
+    def _beginning(self, number: int) -> Round:
+        last = self.metrics.last
+        return Round(number) if last is None else Round(number, last.outcome, last.asked, last.received, last.trim)
+
+    def _answer(self, want: Want, learner: Learner) -> Any:
+        match want:
+            case Recall():
+                return self._recall(learner)
+            case AskClocks():
+                return self._ask_clocks()
+            case Sleep(until):
+                return self._sleep(until)
+            case Enter(round):
+                return self._enter(round)
+            case Persist(record):
+                return self._persist(record, learner)
+            case Publish(round, served):
+                return self._background.call(self._publish(round, served))
+            case Pull():
+                return self._pull(want)
+            case Save(checkpoint):
+                return self._save(checkpoint)
+            case Tell(report):
+                return self._tell(report, learner)
+        raise AssertionError(want)
+
+    def _recall(self, learner: Learner) -> Memory:
+        memory = self._store.memory()
+        if memory.checkpoint is not None:
+            self._x = memory.checkpoint.x
+        record = memory.record
+        if record is None:
+            return memory
+        if blob := self._store.state(record.round):
+            learner.restore(blob)
+        if record.half is not None:
+            self._table[0] = record.half
+            record = replace(record, half=self._table[0])
+            self._digest = wire.digest(self.signature, self._table[0])
+        return replace(memory, record=record)
+
+    def _ask_clocks(self) -> list[float]:
+        offsets = self._background.call(self.transport.clocks())
+        self._compare()
+        if len(offsets) >= 2 * self.standing.membership.byzantine:  # the life has all it needs to begin
+            self._unready = ""
+        return offsets
+
+    def _sleep(self, until: float) -> None:
+        while (left := until - self.clock.position()) > 0:
+            self._background.sleep(min(left, _SLICE))
+
+    def _enter(self, round: int) -> Terms | None:
+        """The terms of this round; a membership that takes effect with it is put in force first."""
+        coming = self._news.due(self.standing.membership, round)
+        if coming is not None:
+            if all(member.id != self.config.id for member in coming.members):
+                log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
+                return None
+            self.standing = take(self.config, coming)
+            make_ready(self.standing.terms.rule, coming.pull, self.signature.d, self.signature.dtype)
+            self._background.call(self._rotate())
+            self._identify()
+            log.info("membership %s is in force", coming.hash[:12])
+        return self.standing.terms
+
+    def _persist(self, record: Record, learner: Learner) -> bool:
+        self._digest = "" if record.half is None else wire.digest(self.signature, record.half)
+        return self._store.persist(record, learner.state())
+
+    def _save(self, checkpoint: Checkpoint) -> bool:
+        self._x = checkpoint.x
+        saved = self._store.save(checkpoint)
+        if saved:
+            self.metrics.saved()
+        return saved
+
+    def _tell(self, report: Report, learner: Learner) -> None:
+        """The log, the metrics, and while there is nothing else to do the accuracy."""
+        names = self._names(max(report.results, default=0))
+        self.metrics.ended(report, names)
+        self._log.write(line(report, names, self._digest, time.time()))
+        self._unready = "frozen: too few members answer" if report.frozen else ""
+        assert self._x is not None, "saved just before"
+        accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
+        if accuracy is not None:
+            self.metrics.accuracy = accuracy
+        if self._progress is not None:
+            self._progress(report, accuracy)
+
+    def _pull(self, want: Pull) -> Pulled:
+        """All members at once, each into its row."""
+        if len(self._table) != 1 + len(want.members):  # another plan came with another membership
+            self._table = np.empty((1 + len(want.members), self.signature.d), self.signature.dtype)
+        if want.half is not None and not np.may_share_memory(want.half, self._table[0]):
+            self._table[0] = want.half
+        answers = self._background.call(self._pull_all(want))
+        self._compare()
+        offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
+        return Pulled(self._table, tuple(answer.result for answer in answers), offsets)
+
+    def _compare(self) -> None:
+        """Say once that this peer's members.toml is not the others', when more say so than can be hostile."""
+        here = self.standing.membership
+        for other, count in Counter(self.transport.client.differing.values()).most_common(1):
+            if count > here.byzantine and other != self._other:
+                self._other = other
+                log.warning(
+                    "%d members hold the membership %s and refuse this peer, which holds %s: get their file and put it "
+                    "at %s",
+                    count,
+                    other[:12],
+                    here.hash[:12],
+                    self.config.next_members,
+                )
+
+    # --- in the network's thread -------------------------------------------------------------------------------------
+
+    async def _pull_all(self, want: Pull) -> list[Answer]:
+        deadline = asyncio.get_running_loop().time() + want.deadline - self.clock.position()
+        rows = zip(want.members, self._table[1:], strict=True)
+        return await asyncio.gather(*(self._pull_one(member, want.round, row, deadline) for member, row in rows))
+
+    async def _pull_one(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+        began = time.monotonic()
+        try:
+            answer = await self.transport.pull(member, round, row, deadline)
+        except Exception as error:  # whatever a member makes of its answer, it must not end this peer
+            log.exception("round %d: asking %s failed", round, self._names(member)[member])
+            answer = Answer("malformed", reason=repr(error))
+        self.metrics.pulled(time.monotonic() - began, answer.received)
+        if answer.result != "ok":
+            log.debug("round %d: %s is %s: %s", round, self._names(member)[member], answer.result, answer.reason)
+        return answer
+
+    def _names(self, most: int) -> tuple[str, ...]:
+        """Ids by number, up to ``most``: a draw from before a change of membership may hold numbers beyond it."""
+        names = self.standing.names
+        return names + tuple(f"former-{number}" for number in range(len(names), most + 1))
+
+    async def _publish(self, round: int, served: bool) -> None:
+        if served:
+            self.desk.publish(round)
+        else:
+            self.desk.skip(round)
+        self.transport.announce()
+
+    async def _rotate(self) -> None:
+        self.transport.rotate(self.standing.membership, self.standing.certificate, self.standing.key)
+
+    def open_body(self, round: int) -> Body | None:
+        """The half-step of a published round; round 0: the common initial model."""
+        return self._store.open_body(round) if round else initial_body(self.config, self.signature)
+
+    def position(self) -> float:
+        """This peer's round clock."""
+        return self.clock.position()
+
+    def status(self) -> dict[str, object]:
+        """What `rpel watch` shows of this peer."""
+        return self.summary() | {"position": self.position(), "ready": not self._unready}
+
+    def served(self, member: int, code: int, sent: int) -> None:
+        """A member's request was answered."""
+        self.metrics.served(self.standing.names[member], code, sent)
+
+
+def _ticks() -> float:
+    """Seconds since this machine booted, also while it was suspended; nobody can set them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

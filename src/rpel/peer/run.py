@@ -1,0 +1,59 @@
+"""`rpel peer run`: a built-in task or the user's ``module:task``, from start to the last round."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rpel.peer import config
+from rpel.peer.node import Node, Progress
+from rpel.peer.work import TaskLearner, task_learner
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: somebody asked this peer to leave."""
+
+
+def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk."""
+    node = Node(config.load(path), progress=progress)
+    learner = learner_of(node)
+    with _terminable(), node:
+        for _ in node.live(learner):
+            pass
+        return node.summary()
+
+
+def learner_of(node: Node) -> TaskLearner:
+    """The learner of the task that the node's peer.toml names."""
+    m = node.standing.membership
+    return task_learner(
+        node.config.task,
+        index=node.standing.me,
+        nodes=m.nodes,
+        run=m.run,
+        hyperparameters=m.hyperparameters,
+        local_steps=m.local_steps,
+        signature=node.signature,
+        data=node.config.data,
+    )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises Terminated; outside the main thread signals are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated("terminated")
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

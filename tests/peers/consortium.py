@@ -1,0 +1,173 @@
+"""Whole peers on loopback: each a Node in a thread of its own, over real TLS, with files as operators have them."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rpel.peer import config, identity, membership, wire
+from rpel.peer.config import Config
+from rpel.peer.membership import Member, Membership
+from rpel.peer.node import Node, Round
+from rpel.peer.work import Blob, Learner
+from rpel.types import Models
+
+D = 6
+SIGNATURE = wire.Signature(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
+
+
+class Bowl:
+    """f_i(x) = ‖x − target_i‖² / 2 in float64, one gradient step of length 1/2, and a count of steps as local state."""
+
+    def __init__(self, number: int) -> None:
+        self.target = np.arange(D) + 0.1 * number
+        self.steps = 0
+        self.x: Models = np.zeros(D)
+        self.restored = 0
+
+    def prepare(self, x: Models, scratch: Models) -> None:
+        pass
+
+    def load(self, round: int, x: Models, fresh: bool) -> None:
+        self.x = x.copy()
+
+    def half(self, out: Models, scratch: Models) -> None:
+        scratch.fill(np.nan)
+        out[:] = self.x - 0.5 * (self.x - self.target)
+        self.steps += 1
+
+    def state(self) -> Blob:
+        return str(self.steps).encode()
+
+    def restore(self, blob: Blob) -> None:
+        self.steps = self.restored = int(bytes(blob))
+
+    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
+        return 1.0 if last else None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [found.getsockname()[1] for found in sockets]
+
+
+def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:
+    """init.safetensors; returns its hash."""
+    (folder / membership.INIT_FILE).write_bytes(signature.header + bytes(wire.raw(signature, x)))
+    return wire.digest(signature, x)
+
+
+@dataclass
+class Consortium:
+    """The files of n peers: members.toml and init.safetensors in ``folder``, the rest in a folder for each peer."""
+
+    folder: Path
+    configs: list[Config]
+    membership: Membership
+
+    def move_epoch(self, seconds: float) -> None:
+        """Round 1 begins so many seconds from now."""
+        self.membership = replace(self.membership, epoch=time.time() + seconds)
+        membership.save(self.membership, self.folder / "members.toml")
+
+
+def found(
+    folder: Path,
+    n: int = 4,
+    *,
+    rounds: int = 6,
+    period: float = 0.5,
+    soon: float = 1.0,
+    byzantine: int = 0,
+    signature: wire.Signature = SIGNATURE,
+    initial: Models | None = None,
+    task: str = "mnist-sample",
+    **terms: Any,
+) -> Consortium:
+    """Keys, certificates, peer.toml files and a members.toml whose round 1 begins ``soon`` seconds from now."""
+    x = np.zeros(signature.d, signature.dtype) if initial is None else initial
+    draft = membership.found(
+        run="consortium",
+        nodes=n,
+        byzantine=byzantine,
+        rounds=rounds,
+        epoch=time.time() + soon,
+        period=period,
+        deadline=0.8 * period,
+        model_header_sha256=signature.sha256,
+        init_sha256=write_init(folder, signature, x),
+        **terms,
+    )
+    configs, members = [], []
+    for i, port in enumerate(free_ports(n)):
+        home = folder / f"peer-{i}"
+        secret, pem = identity.create(f"peer-{i}")
+        identity.write_key(home / "peer.key", secret)
+        (home / "peer.crt").write_text(pem)
+        text = f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = "rounds.jsonl"\n'
+        (home / "peer.toml").write_text(text + f'metrics_listen = "127.0.0.1:0"\ntask = "{task}"\n')
+        configs.append(config.load(home / "peer.toml"))
+        members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
+    whole = replace(draft, members=tuple(members))
+    membership.save(whole, folder / "members.toml")
+    return Consortium(folder, configs, whole)
+
+
+@dataclass
+class Running:
+    """One peer in its thread: the rounds it yielded, its learner, and what it ended with."""
+
+    node: Node
+    learner: Learner
+    rounds: list[Round] = field(default_factory=list)
+    error: BaseException | None = None
+    entered: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, visit: Callable[["Running", Round], bool] | None = None) -> "Running":
+        """Live until the end, or until ``visit(self, round)`` says True: then the loop is left at that round."""
+        self.thread = threading.Thread(target=self._live, args=(visit,), daemon=True)
+        self.thread.start()
+        return self
+
+    def _live(self, visit: Callable[["Running", Round], bool] | None) -> None:
+        try:
+            with self.node:
+                self.entered.set()
+                for round in self.node.live(self.learner):
+                    self.rounds.append(round)
+                    if visit is not None and visit(self, round):
+                        break
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.entered.set()
+
+    def join(self) -> "Running":
+        """Wait for the end; what went wrong in the thread is raised here."""
+        self.thread.join(timeout=120)
+        assert not self.thread.is_alive(), "the peer does not end"
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+@contextmanager
+def ended(peers: list[Running]) -> Iterator[list[Running]]:
+    """Peers that are stopped at the end, whatever happens."""
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            if peer.thread.is_alive():
+                peer.entered.wait(60)
+                peer.node.stop()
+        for peer in peers:
+            peer.thread.join(60)

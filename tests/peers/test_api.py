@@ -1,0 +1,265 @@
+"""rpel.Peer in the user's own loop, the examples built on it, and `rpel peer run` as operators start and stop it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from consortium import Consortium, found
+from torch import nn
+
+import rpel
+from conftest import ROOT
+from rpel.aggregation import rule
+from rpel.models import flatten, model
+from rpel.optim import LocalMomentum
+from rpel.peer import membership
+from rpel.peer.ready import make_ready
+from rpel.peer.store import Store
+from rpel.peer.wire import Signature
+
+PERIOD = 2.0
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Linear(2, 1)
+
+
+SIGNATURE = Signature.of(a_model().named_parameters())
+
+
+def a_network(folder: Path, n: int = 4, **terms: Any) -> Consortium:
+    terms = {"rounds": 3, "period": PERIOD, "soon": 2.0} | terms
+    return found(folder, n, signature=SIGNATURE, initial=flatten(a_model()).numpy(), **terms)
+
+
+def path(consortium: Consortium, number: int) -> Path:
+    return consortium.folder / f"peer-{number}" / "peer.toml"
+
+
+def train_step(network: nn.Module, optimizer: torch.optim.Optimizer, slope: float) -> None:
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    optimizer.zero_grad()
+    (network(x) - slope).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """What a process does once: kernels, and what torch imports with the first step of an optimiser."""
+    make_ready(rule("nnm+trimmed_mean", f=1), 3, 3, np.float32)
+    network = a_model()
+    train_step(network, LocalMomentum(network.parameters(), lr=0.1), slope=1.0)
+
+
+def together(n: int, work: Callable[[int], Any]) -> list[Any]:
+    """work(i) for each peer, in threads; what one raises is raised here."""
+    results: list[Any] = [None] * n
+
+    def one(i: int) -> None:
+        try:
+            results[i] = work(i)
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(tmp_path: Path) -> None:
+    consortium = a_network(tmp_path, byzantine=1)
+
+    def work(i: int) -> tuple[list[Any], np.ndarray, dict[str, Any]]:
+        network = nn.Linear(2, 1)  # what it begins with does not matter: the network's first model is loaded
+        optimizer = LocalMomentum(network.parameters(), lr=0.1)
+        rounds = []
+        with rpel.Peer(path(consortium, i)) as peer:
+            for round in peer.rounds(network, state={"optimizer": optimizer}):
+                rounds.append(round)
+                train_step(network, optimizer, slope=1.0 + i)
+            return rounds, flatten(network).numpy(), peer.summary()
+
+    results = together(4, work)
+    for rounds, x, summary in results:
+        assert [round.number for round in rounds] == [1, 2, 3]
+        assert [round.outcome for round in rounds] == [None, "aggregated", "aggregated"]
+        assert (rounds[1].asked, rounds[1].received, rounds[1].trim) == (3, 3, 1)
+        np.testing.assert_allclose(x, results[0][1], rtol=1e-6)
+        assert summary["outcomes"]["aggregated"] == 3
+    assert not np.allclose(results[0][1], flatten(a_model()).numpy())
+
+
+def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> None:
+    consortium = a_network(tmp_path, 2)
+    network = a_model()
+    with rpel.Peer(path(consortium, 0)) as peer:
+        for round in peer.rounds(network):
+            assert round.number == 1
+            break
+    with Store(consortium.configs[0].state_dir, SIGNATURE) as store:
+        assert store.memory().last_round == 0
+
+
+def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
+    consortium = a_network(tmp_path, 2, rounds=2)
+    consortium.membership = replace(consortium.membership, pull=1, b_hat=0)
+    membership.save(consortium.membership, tmp_path / "members.toml")
+
+    def work(i: int) -> list[int]:
+        network, numbers = a_model(), []
+        with rpel.Peer(path(consortium, i)) as peer:
+            for round in peer.rounds(network):
+                numbers.append(round.number)
+                break
+            numbers.extend(round.number for round in peer.rounds(network))
+        return numbers
+
+    for numbers in together(2, work):
+        assert numbers[0] == 1
+        assert numbers[-1] == 2
+
+
+def test_a_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
+    consortium = a_network(tmp_path, 2)
+    with rpel.Peer(path(consortium, 0)) as peer, pytest.raises(ValueError, match="'weight' of shape"):
+        peer.rounds(nn.Linear(3, 1))
+
+
+# --- the examples ----------------------------------------------------------------------------------------------------
+
+
+def example(name: str) -> ModuleType:
+    """A file of examples/ as a module."""
+    spec = spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peer_pytorch = example("peer_pytorch")
+
+    module = peer_pytorch.make_model()
+    consortium = found(
+        tmp_path,
+        3,
+        rounds=3,
+        period=PERIOD,
+        soon=2.0,
+        signature=Signature.of(module.named_parameters()),
+        initial=flatten(module).numpy(),
+    )
+    accuracies = together(3, lambda i: peer_pytorch.train(path(consortium, i)))
+    assert min(accuracies) > 0.15  # better than chance after three steps
+    assert capsys.readouterr().out.count("round 3: loss") == 3
+
+
+def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) -> None:
+    """Driven by its hooks in the order in which transformers documents and calls them."""
+    peer_callback = example("peer_callback")
+
+    consortium = a_network(tmp_path, byzantine=1)
+
+    def work(i: int) -> tuple[int, np.ndarray]:
+        network = a_model()
+        optimizer = LocalMomentum(network.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        control, steps = SimpleNamespace(should_training_stop=False), 0
+        given = {"model": network, "optimizer": optimizer, "lr_scheduler": schedule}
+        with rpel.Peer(path(consortium, i)) as peer:
+            callback = peer_callback.StepIsRound(peer)
+            callback.on_train_begin(None, None, control, **given)
+            while not control.should_training_stop:
+                assert callback.round.number == steps + 1
+                train_step(network, optimizer, slope=1.0 + i)
+                schedule.step()
+                steps += 1
+                callback.on_step_end(None, None, control, **given)
+        return steps, flatten(network).numpy()
+
+    results = together(4, work)
+    assert [steps for steps, _ in results] == [3] * 4
+    for _, x in results:
+        np.testing.assert_allclose(x, results[0][1], rtol=1e-6)
+
+
+# --- rpel peer run ---------------------------------------------------------------------------------------------------
+
+
+def started(consortium: Consortium, number: int, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(path(consortium, number)), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def a_sample(folder: Path, rounds: int, soon: float) -> Consortium:
+    """Three peers that learn the MNIST sample with a linear model."""
+    module = model("linear")
+    return found(
+        folder,
+        3,
+        rounds=rounds,
+        period=PERIOD,
+        soon=soon,
+        signature=Signature.of(module.named_parameters()),
+        initial=flatten(module).numpy(),
+        hyperparameters={"model": "linear", "lr": 0.05, "eval_every": 1},
+    )
+
+
+def test_peers_as_processes_run_to_the_last_round_and_tell_how_it_went(tmp_path: Path) -> None:
+    consortium = a_sample(tmp_path, rounds=3, soon=20.0)
+    processes = [started(consortium, i, *(["--json"] if i else [])) for i in range(3)]
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert ends[0][0].startswith("peer-0: last round 3 of 3; rounds here: ")
+    for out, err in ends[1:]:
+        summary = json.loads(out)
+        assert (summary["round"], summary["rounds"]) == (3, 3)
+        assert 0 <= summary["accuracy"] <= 1
+        assert "round 3: " in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    consortium = a_sample(tmp_path, rounds=1000, soon=1.0)
+    process = started(consortium, 0)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("round ")  # a round has ended
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "everything is on disk" in err
+    assert "Traceback" not in err
+    with Store(consortium.configs[0].state_dir, Signature.of(model("linear").named_parameters())) as store:
+        assert store.memory().checkpoint is not None
+
+
+def test_a_peer_without_its_file_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(tmp_path / "peer.toml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"rpel: there is no file {tmp_path / 'peer.toml'}\n"

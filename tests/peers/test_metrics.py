@@ -1,0 +1,159 @@
+"""What an operator sees: the names dashboards rely on, health pages that tell the truth, lines without weights."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rpel.peer.metrics import Metrics, Pages, RoundLog, line
+from rpel.peer.protocol import Report
+
+NAMES = ("ada", "bob", "cyd")
+
+
+def a_report(round: int = 3, **changes: object) -> Report:
+    fields: dict[str, object] = {
+        "round": round,
+        "outcome": "aggregated",
+        "asked": 2,
+        "received": 1,
+        "trim": 1,
+        "results": {1: "ok", 2: "late"},
+        "degraded": 0,
+        "frozen": False,
+        "saved": True,
+        "seconds": 0.2,
+        "offset": 0.01,
+    }
+    return Report(**fields | changes)  # type: ignore[arg-type]
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_every_metric_has_the_name_that_dashboards_rely_on() -> None:
+    metrics = Metrics()
+    metrics.identity("abc", 2e9)
+    metrics.ended(a_report(), NAMES)
+    metrics.pulled(0.1, 400)
+    metrics.served("bob", 200, 400)
+    metrics.saved()
+    assert value(metrics, "rpel_round") == 3
+    assert value(metrics, "rpel_rounds_total", outcome="aggregated") == 1
+    assert value(metrics, "rpel_rounds_total", outcome="local_only") == 0
+    assert value(metrics, "rpel_round_duration_seconds_sum") == pytest.approx(0.2)
+    assert value(metrics, "rpel_pull_total", peer="bob", result="ok") == 1
+    assert value(metrics, "rpel_pull_total", peer="cyd", result="late") == 1
+    assert value(metrics, "rpel_pull_duration_seconds_count") == 1
+    assert value(metrics, "rpel_received_models") == 1
+    assert value(metrics, "rpel_trim_count") == 1
+    assert value(metrics, "rpel_serve_total", peer="bob", code="200") == 1
+    assert value(metrics, "rpel_bytes_total", direction="sent") == 400
+    assert value(metrics, "rpel_bytes_total", direction="received") == 400
+    assert value(metrics, "rpel_clock_offset_seconds") == pytest.approx(0.01)
+    assert value(metrics, "rpel_cert_expiry_timestamp_seconds") == 2e9
+    assert b'rpel_build_info{membership="abc",version="' in metrics.text()
+
+
+def test_the_age_of_the_checkpoint_grows_until_the_next_is_saved() -> None:
+    now = [100.0]
+    metrics = Metrics(clock=lambda: now[0])
+    assert b"rpel_checkpoint_age_seconds NaN" in metrics.text()
+    metrics.saved()
+    now[0] = 107.0
+    assert value(metrics, "rpel_checkpoint_age_seconds") == 7
+    metrics.saved()
+    assert value(metrics, "rpel_checkpoint_age_seconds") == 0
+
+
+def test_two_peers_in_one_process_do_not_mix_their_numbers() -> None:
+    one, other = Metrics(), Metrics()
+    one.ended(a_report(), NAMES)
+    assert value(other, "rpel_rounds_total", outcome="aggregated") == 0
+
+
+def test_the_summary_counts_outcomes_and_pulls_since_the_start() -> None:
+    metrics = Metrics()
+    assert metrics.summary()["round"] == 0
+    metrics.ended(a_report(3), NAMES)
+    metrics.ended(a_report(4, outcome="local_only", results={0: "late", 1: "refused"}, degraded=1, frozen=True), NAMES)
+    metrics.accuracy = 0.5
+    assert metrics.summary() == {
+        "round": 4,
+        "outcomes": {"aggregated": 1, "local_only": 1, "caught_up": 0},
+        "pulls": {"ok": 1, "late": 2, "refused": 1, "malformed": 0, "unreachable": 0},
+        "degraded": 1,
+        "frozen": True,
+        "accuracy": 0.5,
+    }
+
+
+def test_a_line_holds_what_is_promised_and_nothing_else(tmp_path: Path) -> None:
+    log = RoundLog(tmp_path / "rounds.jsonl")
+    log.write(line(a_report(3), NAMES, "d1", now=1.5))
+    log.write(line(a_report(4), NAMES, "d2", now=2.5))
+    first, second = (json.loads(text) for text in (tmp_path / "rounds.jsonl").read_text().splitlines())
+    assert list(first) == [
+        "time", "round", "outcome", "asked", "received", "trim", "results", "digest", "seconds", "frozen",
+    ]  # fmt: skip
+    assert first["results"] == {"bob": "ok", "cyd": "late"}
+    assert (first["time"], second["round"]) == ("1970-01-01T00:00:01.500+00:00", 4)
+
+
+def test_lines_go_to_stdout_when_the_log_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    RoundLog("-").write("{}")
+    assert capsys.readouterr().out == "{}\n"
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_harms_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RoundLog(tmp_path / "missing" / "rounds.jsonl")
+    with caplog.at_level(logging.WARNING, "rpel"):
+        log.write("{}")
+        log.write("{}")
+    assert len(caplog.records) == 1
+    assert "rounds go on without it" in caplog.text
+
+
+async def _get(address: tuple[str, int], path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address[0]}:{address[1]}{path}") as reply:
+        return reply.status, await reply.text()
+
+
+def test_ready_is_false_until_it_is_true_and_says_why() -> None:
+    why = ["starting"]
+
+    async def visit() -> list[tuple[int, str]]:
+        pages = Pages(Metrics(), lambda: why[0])
+        await pages.start("127.0.0.1", 0)
+        try:
+            before = [await _get(pages.address, path) for path in ("/healthz", "/readyz")]
+            why[0] = ""
+            return [*before, await _get(pages.address, "/readyz"), await _get(pages.address, "/metrics")]
+        finally:
+            await pages.stop()
+
+    health, before, after, metrics = asyncio.run(visit())
+    assert health == (200, "ok\n")
+    assert before == (503, "starting\n")
+    assert after == (200, "ready\n")
+    assert metrics[0] == 200
+    assert "rpel_round " in metrics[1]
+
+
+def test_an_address_in_use_is_named() -> None:
+    async def collide() -> None:
+        first, second = (Pages(Metrics(), lambda: "") for _ in range(2))
+        await first.start("127.0.0.1", 0)
+        try:
+            await second.start(*first.address)
+        finally:
+            await first.stop()
+
+    with pytest.raises(OSError, match=r"metrics_listen 127\.0\.0\.1:\d+ cannot be used"):
+        asyncio.run(collide())

@@ -1,0 +1,300 @@
+"""The step between two exchanges: Algorithm 1's for tasks, the user's own in a loop, both continued after a restart."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rpel.learning import local_step
+from rpel.models import flatten, model
+from rpel.optim import LocalMomentum
+from rpel.peer.loop import TorchLearner
+from rpel.peer.wire import Signature
+from rpel.peer.work import Hyperparameters, TaskLearner, built_in, seed_of, task_learner
+from rpel.types import Cohort, Models
+
+SAMPLE = Hyperparameters(model="linear", batch_size=5, eval_every=2, eval_size=100)
+
+
+def a_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def train(network: nn.Module, optimiser: torch.optim.Optimizer, seed: int) -> None:
+    inputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))
+    optimiser.zero_grad()
+    network(inputs).square().mean().backward()
+    optimiser.step()
+
+
+def run_loop(
+    learner: TorchLearner, network: nn.Module, optimiser: torch.optim.Optimizer, x: Models, seed: int
+) -> Models:
+    out = np.empty_like(x)
+    learner.load(seed, x, fresh=False)
+    train(network, optimiser, seed)
+    learner.half(out, np.empty_like(out))
+    return out
+
+
+# --- the user's loop -------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_restored_from_its_state_continues_bit_by_bit() -> None:
+    network = a_network()
+    signature = Signature.of(network.named_parameters())
+    optimiser = LocalMomentum(network.parameters(), lr=0.1)
+    learner = TorchLearner(network, {"optimizer": optimiser}, signature)
+    x = run_loop(learner, network, optimiser, flatten(network).numpy(), seed=1)
+    kept = bytes(learner.state())
+    expected = run_loop(learner, network, optimiser, x, seed=2)
+
+    again = a_network()
+    optimiser = LocalMomentum(again.parameters(), lr=0.1)
+    learner = TorchLearner(again, {"optimizer": optimiser}, signature)
+    learner.restore(kept)
+    assert np.array_equal(run_loop(learner, again, optimiser, x, seed=2), expected)
+    assert torch.equal(again[1].running_mean, network[1].running_mean)  # type: ignore[index]
+
+
+def test_schedules_and_other_optimisers_are_saved_too() -> None:
+    def parts(network: nn.Module) -> dict[str, Any]:
+        optimiser = torch.optim.AdamW(network.parameters(), lr=0.1)
+        slower = partial(lambda step, over: 1 / (1 + step / over), over=4)  # as in transformers' schedules
+        return {"optimizer": optimiser, "schedule": torch.optim.lr_scheduler.LambdaLR(optimiser, slower)}
+
+    network, again = a_network(), a_network()
+    signature = Signature.of(network.named_parameters())
+    state, other = parts(network), parts(again)
+    train(network, state["optimizer"], 1)
+    state["schedule"].step()
+    TorchLearner(again, other, signature).restore(TorchLearner(network, state, signature).state())
+    assert other["schedule"].get_last_lr() == state["schedule"].get_last_lr() == [pytest.approx(0.08)]
+    moments = [values["exp_avg"] for values in other["optimizer"].state.values()]
+    assert len(moments) == 6
+    assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, state["optimizer"].state.values(), strict=True))
+
+
+def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
+    network = a_network()
+    optimiser = LocalMomentum(network.parameters(), lr=0.1)
+    learner = TorchLearner(network, {"optimizer": optimiser}, Signature.of(network.named_parameters()))
+    train(network, optimiser, 1)
+    assert optimiser.state
+    learner.load(2, flatten(network).numpy(), fresh=True)
+    assert not optimiser.state
+    assert optimiser.param_groups[0]["lr"] == 0.1
+
+
+def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
+    network = a_network()
+    optimiser = LocalMomentum(network.parameters(), lr=0.1)
+    learner = TorchLearner(network, {}, Signature.of(network.named_parameters()))
+    row = flatten(network).numpy()
+    learner.load(1, row, fresh=False)
+    train(network, optimiser, 1)
+    learner.half(row, np.empty_like(row))
+    assert np.array_equal(row, flatten(network).numpy())
+
+
+def test_a_model_that_is_not_the_networks_is_refused_by_name() -> None:
+    network = a_network()
+    shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
+    with pytest.raises(ValueError, match=r"'0.weight' of shape \(4, 2\), but here it is of shape \(4, 3\)"):
+        TorchLearner(network, {}, Signature.of(shapes | {"0.weight": np.zeros((4, 2), np.float32)}))
+    with pytest.raises(ValueError, match=r"'extra'.*missing"):
+        TorchLearner(network, {}, Signature.of(shapes | {"extra": np.zeros(1, np.float32)}))
+    shapes.pop("2.bias")
+    with pytest.raises(ValueError, match=r"'2.bias' is trained here"):
+        TorchLearner(network, {}, Signature.of(shapes))
+
+
+def test_frozen_parameters_need_not_travel() -> None:
+    network = a_network()
+    network[0].requires_grad_(False)  # type: ignore[index]
+    learner = TorchLearner(network, {}, Signature.of((n, p) for n, p in network.named_parameters() if p.requires_grad))
+    out = np.zeros(4 + 4 + 4 + 1, np.float32)
+    learner.half(out, np.empty_like(out))
+    assert np.array_equal(out, flatten(network).numpy()[16:])
+
+
+def test_state_that_cannot_be_saved_is_refused() -> None:
+    network = a_network()
+    with pytest.raises(ValueError, match=r"state\['epoch'\] is a int"):
+        TorchLearner(network, {"epoch": 3}, Signature.of(network.named_parameters()))
+
+
+def test_the_state_of_other_objects_is_not_taken_over() -> None:
+    network = a_network()
+    signature = Signature.of(network.named_parameters())
+    kept = bytes(TorchLearner(network, {}, signature).state())
+    with pytest.raises(ValueError, match="give the same names"):
+        TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, signature).restore(kept)
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_learner_takes_the_steps_of_algorithm_1() -> None:
+    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
+    learner = TaskLearner(task, 1, SAMPLE, local_steps=2)
+    x = task.initial()
+    half = np.empty_like(x)
+    c = Cohort(np.array([1]), x[None].copy(), np.zeros((1, task.d), np.float32), task.local_state(1))
+    for t in (1, 2):
+        learner.load(t, x, fresh=False)
+        learner.half(half, np.empty_like(half))
+        for k in range(2):
+            c = local_step(c, t, k, task, beta=0.9, lr=lambda _: 0.5, decay=1e-4)
+        assert np.array_equal(half, c.x[0])
+        x = half.copy()
+
+
+def test_a_restored_task_continues_bit_by_bit_even_in_place() -> None:
+    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
+    learner = TaskLearner(task, 2, SAMPLE)
+    row = task.initial()
+    learner.load(1, row, fresh=False)
+    learner.half(row, np.empty_like(row))
+    kept, x = bytes(learner.state()), row.copy()
+    learner.load(2, row, fresh=False)
+    learner.half(row, np.empty_like(row))
+
+    again = TaskLearner(task, 2, SAMPLE)
+    again.restore(kept)
+    again.load(2, x, fresh=False)
+    out = np.empty_like(x)
+    again.half(out, np.empty_like(out))
+    assert np.array_equal(out, row)
+
+
+def test_fresh_zeroes_a_tasks_momentum() -> None:
+    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
+    used, new = TaskLearner(task, 0, SAMPLE), TaskLearner(task, 0, SAMPLE)
+    x, first, second = task.initial(), np.empty(task.d, np.float32), np.empty(task.d, np.float32)
+    used.load(1, x, fresh=False)
+    used.half(first, np.empty_like(first))
+    used.load(2, x, fresh=True)
+    used.half(first, np.empty_like(first))
+    new.load(2, x, fresh=False)
+    new.half(second, np.empty_like(second))
+    assert np.array_equal(first, second)
+
+
+def test_state_of_another_size_is_refused() -> None:
+    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
+    with pytest.raises(ValueError, match="another task"):
+        TaskLearner(task, 0, SAMPLE).restore(b"short")
+
+
+def test_accuracy_is_measured_every_few_rounds_and_on_everything_at_the_end() -> None:
+    signature = Signature.of(model("linear").named_parameters())
+    table = {"model": "linear", "batch_size": 5, "eval_every": 2, "eval_size": 100}
+    learner = task_learner(
+        "mnist-sample", index=0, nodes=3, run="r", hyperparameters=table, local_steps=1, signature=signature
+    )
+    x = built_in("mnist-sample", SAMPLE, nodes=3, run="r").initial()
+    assert learner.accuracy(x, 1, last=False) is None
+    few, all_ = learner.accuracy(x, 2, last=False), learner.accuracy(x, 3, last=True)
+    assert few is not None
+    assert all_ is not None
+    assert few * 100 == pytest.approx(round(few * 100))
+    assert all_ * 1000 == pytest.approx(round(all_ * 1000))
+
+
+def test_all_members_agree_on_the_partition_and_share_nothing() -> None:
+    parts = built_in("mnist-sample", SAMPLE, nodes=12, run="r").examples.held
+    again = built_in("mnist-sample", SAMPLE, nodes=12, run="r").examples.held
+    assert all(np.array_equal(parts[i], again[i]) for i in range(12))
+    assert len(np.unique(np.concatenate(list(parts.values())))) == sum(map(len, parts.values())) == 5000
+    assert seed_of("r") != seed_of("s")
+
+
+def test_an_unknown_task_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no task 'mnist_sample': the nearest is 'mnist-sample'"):
+        built_in("mnist_sample", SAMPLE, nodes=3, run="r")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"lr": 0}, "lr 0.0 is not valid"),
+        ({"lr": [[10, -1.0]]}, "lr"),
+        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"partition": "writer"}, "partition 'writer'"),
+        ({"batch_size": "many"}, "batch_size 'many'"),
+        ({"eval_every": 0}, "eval_every 0"),
+    ],
+)
+def test_a_wrong_hyper_parameter_is_one_sentence(table: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Hyperparameters.of(table)
+
+
+OWN = """
+import numpy as np
+
+class Bowl:
+    d = 3
+    def __init__(self, index, hyperparameters):
+        self.index, self.pull = index, hyperparameters["pull"]
+    def local_state(self, h):
+        return np.zeros((h, 0), np.float32)
+    def gradient(self, x, local, ids, t, k, out=None):
+        return x - self.index * self.pull, local
+    def evaluate(self, x, local, subset=None):
+        return np.full(len(x), 0.25), np.zeros(len(x))
+
+def make(index, hyperparameters):
+    return Bowl(index, hyperparameters)
+
+ready = Bowl(2, {"pull": 10.0})
+number = 3
+"""
+
+
+@pytest.mark.parametrize("attribute", ["Bowl", "make", "ready"])
+def test_a_users_task_is_an_object_a_class_or_a_function(
+    attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bowls.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "bowls", raising=False)
+    signature = Signature(("w",), ((3,),), np.dtype("float64"))
+    table = {"lr": 0.5, "momentum": 0.0, "weight_decay": 0, "pull": 10.0}
+    learner = task_learner(
+        f"bowls:{attribute}", index=2, nodes=4, run="r", hyperparameters=table, local_steps=1, signature=signature
+    )
+    out = np.empty(3)
+    learner.load(1, np.zeros(3), fresh=False)
+    learner.half(out, np.empty_like(out))
+    assert out.tolist() == [10.0, 10.0, 10.0]
+    assert learner.accuracy(out, 1, last=True) == 0.25
+
+
+def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bowls.py").write_text(OWN + "\ndef empty():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "bowls", raising=False)
+    signature = Signature(("w",), ((3,),), np.dtype("float64"))
+    for name, words in {"bowls:nothing": "cannot be loaded", "bowls:empty": "is a int without d"}.items():
+        with pytest.raises(ValueError, match=words):
+            task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, signature=signature)
+    with pytest.raises(ValueError, match="has 3 parameters, but this network's models have 4"):
+        task_learner(
+            "bowls:ready",
+            index=0,
+            nodes=4,
+            run="r",
+            hyperparameters={},
+            local_steps=1,
+            signature=Signature(("w",), ((4,),), np.dtype("float64")),
+        )

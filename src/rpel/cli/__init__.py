@@ -10,12 +10,17 @@ from typing import Annotated, Any
 import typer
 
 import rpel
+from rpel.cli import network, peer
+from rpel.cli.check import check
+from rpel.cli.demo import demo
 from rpel.cli.graph import graph
 from rpel.cli.plan import plan
+from rpel.cli.redteam import red_team
 from rpel.cli.report import report
 from rpel.cli.reproduce import reproduce
 from rpel.cli.run import resume, run, show
 from rpel.cli.sweep import sweep
+from rpel.cli.watch import watch
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -27,8 +32,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, run, resume, show, graph, sweep, reproduce, report):
+for command in (plan, run, resume, show, graph, sweep, reproduce, report, red_team, watch):
     app.command()(command)
+network.app.command()(check)
+network.app.command()(demo)
+for group in (network, peer):
+    app.add_typer(group.app)
 
 
 def _version(wanted: bool) -> None:

@@ -64,6 +64,7 @@ def _summary(found: "Collection", groups: "list[Setting]", written: list[Path]) 
     settings = [
         {
             "label": group.label,
+            "stamp": group.stamp or None,
             "dataset": group.spec.dataset,
             "nodes": group.spec.nodes,
             "byzantine": group.spec.byzantine,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rpel.cli.run import _display
+from rpel.cli.run import TensorBoard, display
 
 if TYPE_CHECKING:
     from rpel.experiments.reproduce import Work
@@ -32,6 +32,7 @@ def reproduce(
     threads: Annotated[int | None, typer.Option(help="Threads (unset: as many as cores).", min=1)] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the panels and leave.")] = False,
     extra: Annotated[bool, typer.Option("--extra", help="With --list: those beyond the paper.")] = False,
+    tensorboard: TensorBoard = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a long run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
@@ -44,18 +45,19 @@ def reproduce(
     if listed:
         _print_list(extra, as_json)
         return
-    with _display() as display:
+    with display() as shown:
         from rpel.experiments import reproduce as making
 
         folder = out or Path("reproduced") / scale
         work = making.prepare(
-            names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, download=display.download
+            names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, tensorboard=tensorboard,
+            download=shown.download,
         )  # fmt: skip
-        needed = _estimated(work, display)
-        if not _agreed(sum(needed.values()), yes, display):
+        needed = _estimated(work, shown)
+        if not _agreed(sum(needed.values()), yes, shown):
             raise typer.Exit(0)
         try:
-            made = making.make(work, needed, progress=_bar(display), say=display.say)
+            made = making.make(work, needed, progress=_bar(shown), say=shown.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
     _print(made, work, as_json)

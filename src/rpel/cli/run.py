@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from rpel.experiments.result import Result
 
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
 
 
-def run(source: str, force: bool, as_json: bool, **given: Any) -> None:
+def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
     Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k. A file holds the fields below (see
@@ -30,15 +31,16 @@ def run(source: str, force: bool, as_json: bool, **given: Any) -> None:
     Example: rpel run quickstart --attack foe --byzantine 3
     """
     spec = specs.load(source).but(**{key: value for key, value in given.items() if value is not None})
-    with _display() as display:
+    with display() as shown:
         from rpel.experiments import run as runs
 
-        result = runs.run(spec, progress=display.tick, download=display.download, force=force)
+        result = runs.run(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     _print(result, as_json)
 
 
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint, as if it had not stopped.
@@ -46,10 +48,10 @@ def resume(
     Example: rpel resume runs/quickstart-0123456789ab
     """
     specs.load_folder(path)
-    with _display() as display:
+    with display() as shown:
         from rpel.experiments import run as runs
 
-        result = runs.resume(path, progress=display.tick, download=display.download)
+        result = runs.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
     _print(result, as_json)
 
 
@@ -86,6 +88,7 @@ def _options() -> Iterator[inspect.Parameter]:
     yield _parameter(
         "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
     )
+    yield _parameter("tensorboard", TensorBoard, False)
     yield _parameter("as_json", Json, False)
 
 
@@ -120,18 +123,18 @@ class _Handler(logging.Handler):
 
 
 @contextmanager
-def _display() -> Iterator[terminal.RunDisplay]:
+def display() -> Iterator[terminal.RunDisplay]:
     """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
     log = logging.getLogger("rpel")
-    with terminal.RunDisplay(Console(stderr=True, highlight=False, soft_wrap=True)) as display:
-        handler = _Handler(display)
+    with terminal.RunDisplay(Console(stderr=True, highlight=False, soft_wrap=True)) as shown:
+        handler = _Handler(shown)
         before = log.level
         log.setLevel(logging.INFO)
         log.addHandler(handler)
         try:
-            yield display
+            yield shown
         except KeyboardInterrupt as error:  # typer would swallow the message
-            display.say(f"rpel: {error or 'interrupted'}")
+            shown.say(f"rpel: {error or 'interrupted'}")
             raise typer.Exit(130) from None
         finally:
             log.removeHandler(handler)

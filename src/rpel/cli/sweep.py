@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from rpel.cli.reproduce import duration
+from rpel.cli.run import TensorBoard
 from rpel.experiments.grid import read
 from rpel.experiments.sweep import State, Sweep
 
@@ -22,6 +23,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores]", min=1)] = None,
+    tensorboard: TensorBoard = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
@@ -31,7 +33,7 @@ def sweep(
 
     Example: rpel sweep attacks.toml --jobs 2
     """
-    work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs)
+    work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs, tensorboard)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with Display(console) as display:

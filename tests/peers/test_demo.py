@@ -1,0 +1,148 @@
+"""A demonstration is real from the command line to its last process, and leaves nothing running."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel import cli
+from rpel.network import demo
+from rpel.network.demo import Scene, Setting
+from rpel.network.processes import Children, Failed
+
+KEYS = [
+    "peers",
+    "byzantine",
+    "rounds",
+    "pull",
+    "b_hat",
+    "attack",
+    "accuracy_mean",
+    "accuracy_worst",
+    "accuracy_mean_averaging",
+    "accuracy_worst_averaging",
+    "outcomes",
+    "seconds",
+]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rpel", "network", "demo", *arguments]
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of processes that were started for this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = entry.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if str(folder) in text and entry.parent.name != str(os.getpid()):
+            found.append(text)
+    return found
+
+
+@pytest.mark.slow
+def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = subprocess.run(
+        command("--peers", "5", "--byzantine", "1", "--rounds", "4", "--out", str(out), "--json"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert list(found) == KEYS
+    assert (found["peers"], found["byzantine"], found["rounds"], found["attack"]) == (5, 1, 4, "alie")
+    assert (found["pull"], found["b_hat"]) == (4, 1)
+    for end in ("", "_averaging"):
+        assert 0 <= found[f"accuracy_worst{end}"] <= found[f"accuracy_mean{end}"] <= 1
+    assert set(found["outcomes"]) == {"aggregated", "local_only", "caught_up"}
+    assert 0 < sum(found["outcomes"].values()) <= 4 * 4
+    assert "only 1 honest ones may be late" in done.stderr
+    for rule in ("robust", "averaging"):
+        keys = [(out / rule / f"peer-{number}" / "peer.key").read_bytes() for number in range(1, 6)]
+        assert len(set(keys)) == 5
+        deeds = (out / rule / "peer-5" / "stdout").read_text().splitlines()
+        assert {json.loads(deed)["attack"] for deed in deeds} == {"alie"}
+    assert left_running(out) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_all_processes_and_leaves_130(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "demo"
+    running = subprocess.Popen(
+        command("--peers", "4", "--byzantine", "0", "--rounds", "4", "--out", str(out)),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "processes are started" in line:
+                break
+        until = time.monotonic() + 60
+        while len([text for text in left_running(out) if "peer\0run" in text]) < 4:
+            assert time.monotonic() < until, "the peers do not start"
+        running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert "all peers have been ended" in said
+    assert "Traceback" not in said
+    assert left_running(out) == []
+
+
+def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    with Children() as children:
+        children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
+        children.all[0].process.wait(60)
+        with pytest.raises(Failed, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
+            children.check()
+
+
+def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Path) -> None:
+    shown: list[Scene] = []
+    said: list[str] = []
+    with pytest.raises(Failed, match=r"4 peers were not up within 1 s"):
+        demo._network(
+            Setting(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, lead=0.3, show=shown.append, say=said.append
+        )
+    assert [sentence.partition(":")[0] for sentence in said] == ["not all peers were up in time"] * 2
+    assert shown == []
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--peers", "5", "--byzantine", "3"], "byzantine"),
+        (["--attack", "alei"], "the nearest is 'alie'"),
+        (["--period", "soon"], "period 'soon' is not valid"),
+        (["--no-shows", "9"], "no_shows 9 does not fit 12 peers"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_starts(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["network", "demo", *arguments])
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["network", "demo", "--out", str(tmp_path)])
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,0 +1,238 @@
+"""The hostile member does what it is told: each attack and misbehaviour reaches its victims, and they go on."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found
+from loopback import Shop, model
+
+from rpel import attack, cli, rule
+from rpel.peer.node import Node
+from rpel.peer.ready import make_ready
+from rpel.peer.transport import HttpsTransport
+from rpel.redteam import MISBEHAVIOURS, Deed, RedTeam
+from rpel.redteam.deliveries import drill, parse_parameters
+from rpel.types import Models
+
+HONEST = 4
+MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
+
+
+class Drill:
+    """Four honest members that have published round 1, which lasts ten minutes, and a hostile fifth."""
+
+    def __init__(self, net: Consortium, transports: list[HttpsTransport], shops: list[Shop]) -> None:
+        self.net, self.transports, self.shops = net, transports, shops
+
+    async def pull(self, victim: int, round: int = 1, within: float = 60.0) -> tuple[str, Models]:
+        row = np.zeros(SIGNATURE.d, SIGNATURE.dtype)
+        answer = await self.transports[victim].pull(HONEST, round, row, asyncio.get_running_loop().time() + within)
+        return answer.result, row
+
+    async def pulls(self, within: float = 60.0) -> tuple[set[str], Models]:
+        """What all victims get in round 1; connections stand already, so that no answer is not "unreachable"."""
+        assert {(await self.pull(victim, round=0))[0] for victim in range(HONEST)} == {"ok"}
+        answers = await asyncio.gather(*(self.pull(victim, within=within) for victim in range(HONEST)))
+        return {result for result, _ in answers}, np.stack([row for _, row in answers])
+
+
+@asynccontextmanager
+async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[Drill]:
+    net = found(folder, HONEST + 1, rounds=2, period=600.0, soon=0.0, byzantine=1)
+    shops = [Shop(SIGNATURE) for _ in range(HONEST)]
+    transports = []
+    for own, shop, x in zip(net.configs, shops, MODELS, strict=False):
+        shop.ahead = time.time() - net.membership.epoch - asyncio.get_running_loop().time()
+        shop.put(1, x)
+        transports.append(
+            HttpsTransport(net.membership, own.certificate, own.key, own.listen, SIGNATURE, shop, clock_timeout=60.0)
+        )
+        await transports[-1].start()
+    red = asyncio.create_task(RedTeam(net.configs[HONEST], name, parameters).run())
+    try:
+        yield Drill(net, transports, shops)
+    finally:
+        red.cancel()
+        await asyncio.gather(red, return_exceptions=True)
+        await asyncio.sleep(0.05)  # connections of a flood that nobody has accepted yet
+        for transport in transports:
+            await transport.stop()
+        for shop in shops:
+            shop.close()
+        await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
+
+
+@pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest"])
+def test_each_victim_gets_the_forgery_that_the_library_makes_for_it(tmp_path: Path, name: str) -> None:
+    async def scenario() -> tuple[set[str], Models, Any]:
+        async with drilled(tmp_path, name) as drill:
+            results, rows = await drill.pulls()
+            return results, rows, drill.net.membership
+
+    results, rows, m = asyncio.run(scenario())
+    assert results == {"ok"}
+    for victim, row in enumerate(rows):
+        others = np.delete(MODELS, victim, axis=0)
+        twin = attack(name).forge(others, MODELS[victim], byzantine=1, rule=rule(m.rule, f=m.b_hat))
+        np.testing.assert_allclose(row, twin, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["old_round", "wrong_size", "garbage"])
+def test_what_is_no_model_of_the_round_arrives_as_malformed(tmp_path: Path, name: str) -> None:
+    async def scenario() -> set[str]:
+        async with drilled(tmp_path, name) as drill:
+            return (await drill.pulls())[0]
+
+    assert asyncio.run(scenario()) == {"malformed"}
+
+
+@pytest.mark.parametrize("extra", [-1, -(10**6), 1, 10**12])
+def test_any_wrong_size_arrives_as_malformed(tmp_path: Path, extra: int) -> None:
+    async def scenario() -> set[str]:
+        async with drilled(tmp_path, "wrong_size", extra=extra) as drill:
+            return (await drill.pulls())[0]
+
+    assert asyncio.run(scenario()) == {"malformed"}
+
+
+@pytest.mark.parametrize("name", ["silence", "slow"])
+def test_who_is_silent_or_slow_is_late_at_any_deadline(tmp_path: Path, name: str) -> None:
+    async def scenario() -> set[str]:
+        async with drilled(tmp_path, name) as drill:
+            return (await drill.pulls(within=1.0))[0]
+
+    assert asyncio.run(scenario()) == {"late"}
+
+
+def test_slow_sends_a_right_model_if_there_is_time(tmp_path: Path) -> None:
+    async def scenario() -> tuple[set[str], Models]:
+        async with drilled(tmp_path, "slow", rate=1e6) as drill:
+            return await drill.pulls()
+
+    results, rows = asyncio.run(scenario())
+    assert results == {"ok"}
+    np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
+
+
+def test_nan_arrives_as_a_whole_model(tmp_path: Path) -> None:
+    async def scenario() -> tuple[set[str], Models]:
+        async with drilled(tmp_path, "nan") as drill:
+            return await drill.pulls()
+
+    results, rows = asyncio.run(scenario())
+    assert results == {"ok"}
+    assert np.isnan(rows).all()
+
+
+def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with drilled(tmp_path, "flood", rate=1000) as drill:
+            results, rows = await drill.pulls()
+            assert results == {"ok"}
+            np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
+            async with asyncio.timeout(60):
+                while not all(shop.codes()[429] for shop in drill.shops):
+                    await asyncio.sleep(0)
+            row = np.zeros(SIGNATURE.d)
+            answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
+            assert answer.result == "ok"
+            bodies = [
+                sum(member == HONEST and code == 200 for member, code, _ in shop.answered) for shop in drill.shops
+            ]
+            assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
+
+    asyncio.run(scenario())
+
+
+def test_every_misbehaviour_is_drilled_here() -> None:
+    assert set(MISBEHAVIOURS) == {"silence", "slow", "old_round", "wrong_size", "nan", "garbage", "flood"}
+
+
+# --- against whole peers ---------------------------------------------------------------------------------------------
+
+
+class Drilling:
+    """A red-team member in a thread of its own."""
+
+    def __init__(self, net: Consortium, number: int, name: str, ally: int) -> None:
+        self.deeds: list[Deed] = []
+        member = RedTeam(net.configs[number], name, {}, [f"peer-{ally}"], self.deeds.append)
+        self.thread = threading.Thread(target=lambda: asyncio.run(member.run()), daemon=True)
+        self.thread.start()
+
+
+def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> None:
+    honest, rounds = 5, 2
+    make_ready(rule("nnm+trimmed_mean", f=2), 6, SIGNATURE.d, SIGNATURE.dtype)  # compiled before the clock runs
+    net = found(tmp_path, honest + 2, rounds=rounds, period=4.0, soon=4.0, byzantine=2)
+    drills = [Drilling(net, 5, "alie", ally=6), Drilling(net, 6, "garbage", ally=5)]
+    peers = [Running(Node(net.configs[i]), Bowl(i)).start() for i in range(honest)]
+    with ended(peers):
+        for peer in peers:
+            peer.join()
+    for drilling in drills:
+        drilling.thread.join(60)
+    lines = [json.loads(text) for i in range(honest) for text in _log(net, i)]
+    assert {line["outcome"] for line in lines if line["received"] >= 4} == {"aggregated"}
+    asked = [line["results"] for line in lines]
+    assert "ok" in {results.get("peer-5") for results in asked}
+    assert {results["peer-6"] for results in asked if "peer-6" in results} <= {"malformed", "late", "unreachable"}
+    for drilling in drills:
+        assert {victim for deed in drilling.deeds for victim in deed.answered} <= {f"peer-{i}" for i in range(honest)}
+        assert all(set(deed.pulled) <= {f"peer-{i}" for i in range(honest)} for deed in drilling.deeds)
+    served = {(deed.round, victim) for deed in drills[0].deeds for victim in deed.answered}
+    got = {
+        (line["round"], f"peer-{i}")
+        for i in range(honest)
+        for line in map(json.loads, _log(net, i))
+        if line["results"].get("peer-5") == "ok"
+    }
+    assert got <= served
+
+
+def _log(net: Consortium, peer: int) -> list[str]:
+    return (net.configs[peer].state_dir.parent / "rounds.jsonl").read_text().splitlines()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = found(tmp_path, 4)
+    path = net.configs[3].state_dir.parent / "peer.toml"
+    path.write_text(path.read_text().replace("peer-3", "stranger"))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["red-team", "--config", str(path), "--attack", "alie"])
+    assert "'stranger' is not a member" in capsys.readouterr().err
+
+
+def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
+    net = found(tmp_path, 4)
+    net.configs[3].certificate.write_text(net.configs[2].certificate.read_text())
+    with pytest.raises(ValueError, match="names the fingerprint"):
+        RedTeam(net.configs[3], "alie")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("alei", [], "the nearest is 'alie'"),
+        ("label_flip", [], "flipped labels"),
+        ("alie", ["y=1"], "alie knows no parameter 'y': it takes z"),
+        ("slow", ["speed=1"], "slow knows no parameter 'speed': it takes rate"),
+        ("flood", ["rate=1e9"], "from 1 to 1000"),
+        ("slow", ["rate=fast"], "rate 'fast' is not valid"),
+        ("alie", ["z"], "write key=value"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(name: str, given: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        drill(name, parse_parameters(given))

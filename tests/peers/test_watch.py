@@ -1,0 +1,129 @@
+"""Watching shows what members say, whatever they say, and leaves when told to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consortium import Bowl, Running, ended, found
+
+from rpel import cli
+from rpel.cli import tables
+from rpel.network import watch
+from rpel.network.watch import Seen, seen
+from rpel.peer.client import Answer
+from rpel.peer.node import Node
+from rpel.terminal import stdout
+
+HONEST = {
+    "id": "a",
+    "round": 3,
+    "outcomes": {"aggregated": 2, "local_only": 1, "caught_up": 0},
+    "pulls": {"ok": 10, "late": 1, "refused": 2, "malformed": 3, "unreachable": 4},
+    "degraded": 1,
+    "frozen": False,
+    "accuracy": 0.75,
+}
+
+
+def test_an_honest_answer_is_shown_as_it_is() -> None:
+    one = seen("a", HONEST, rounds=9)
+    assert one == Seen("a", "training", 3, 0.75, HONEST["pulls"], degraded=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ({"round": 0}, "starting"),
+        ({"round": 9}, "finished"),
+        ({"round": 3, "frozen": True}, "frozen"),
+        ({}, "starting"),
+        (Answer("unreachable", reason="[red]no[/]"), "unreachable"),
+        (Answer("refused", membership="0" * 64), "other membership"),
+    ],
+)
+def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
+    assert seen("a", said, rounds=9).state == state
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"round": -1},
+        {"round": 10**30},
+        {"round": True},
+        {"round": 1.5},
+        {"round": "\x1b[2J"},
+        {"accuracy": 2.0},
+        {"accuracy": float("nan")},
+        {"accuracy": float("inf")},
+        {"accuracy": 10**400},
+        {"accuracy": "high"},
+        {"accuracy": True},
+        {"outcomes": []},
+        {"outcomes": {"local_only": "many"}},
+        {"pulls": {"ok": [1]}},
+        {"pulls": "x" * 60_000},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(said: Any) -> None:
+    assert seen("a", HONEST | said, rounds=9) == Seen("a", "malformed")
+
+
+def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [seen("a", HONEST, 9), seen("b", Answer("late"), 9), seen("c", HONEST, 9)]
+    stdout().print(tables.members_now("network demo", rows, hostile={"c"}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["a", "3", "0.7500", "10", "1", "2", "7", "1", "training"]
+    assert lines[3].split() == ["b", "late"]
+    assert lines[4].split() == ["c", "hostile"]
+
+
+def test_a_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = found(tmp_path, 4, period=600.0, soon=600.0)
+    peers = [Running(Node(net.configs[i]), Bowl(i)).start() for i in range(3)]
+    with ended(peers):
+        for peer in peers:
+            assert peer.entered.wait(60)
+        path = net.configs[3].state_dir.parent / "peer.toml"
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["watch", "--config", str(path), "--once", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["run"] == "consortium"
+    assert [(one["id"], one["state"]) for one in told["members"]] == [
+        ("peer-0", "starting"),
+        ("peer-1", "starting"),
+        ("peer-2", "starting"),
+        ("peer-3", "unreachable"),
+    ]
+
+
+def test_ctrl_c_leaves_with_130_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = 0
+
+    async def interrupted(ask: Any, within: float = 3.0) -> list[Seen]:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise KeyboardInterrupt
+        return [seen("peer-0", HONEST, 9)]
+
+    net = found(tmp_path, 4)
+    monkeypatch.setattr(watch, "look", interrupted)
+    path = net.configs[0].state_dir.parent / "peer.toml"
+    with pytest.raises(SystemExit, match="130"):
+        cli.main(["watch", "--config", str(path), "--every", "0.1"])
+    out, err = capsys.readouterr()
+    assert out.count("peer-0") == 2
+    assert "Traceback" not in err
+
+
+def test_a_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = found(tmp_path, 4)
+    path = net.configs[3].state_dir.parent / "peer.toml"
+    path.write_text(path.read_text().replace("peer-3", "stranger"))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["watch", "--config", str(path), "--once"])
+    assert "'stranger' is not a member" in capsys.readouterr().err

@@ -5,10 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 from conftest import ROOT
+from rpel.cli import app
+from rpel.experiments.figures import chosen
+from rpel.experiments.grid import read
+from rpel.experiments.spec import load
 
 README = (ROOT / "README.md").read_text()
 CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)
@@ -19,6 +25,44 @@ def test_the_command_line_example_prints_what_the_readme_shows(arguments: str, e
     found = subprocess.run([sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True)
     assert found.returncode == 0
     assert found.stdout.strip() == expected.strip()
+
+
+def commands() -> list[str]:
+    """The rpel commands in shell blocks of the README and the pages beside it, one by one."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = [block for page in pages for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith("rpel ")]
+
+
+def expanded(word: str) -> list[str]:
+    """A word with braces as a shell reads it.
+
+    >>> expanded("s{3,4}-b{0,1}")
+    ['s3-b0', 's3-b1', 's4-b0', 's4-b1']
+    """
+    found = re.search(r"\{([^{}]*)\}", word)
+    if found is None:
+        return [word]
+    heads = [word[: found.start()] + choice for choice in found[1].split(",")]
+    return [head + tail for head in heads for tail in expanded(word[found.end() :])]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
+    """Its options exist, its values are of the right kind, and the panels, presets and files it names are there."""
+    _, name, *arguments = shlex.split(line, comments=True)
+    arguments = [word for argument in arguments for word in expanded(argument.replace("…", "x"))]
+    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    if hasattr(command, "commands"):  # rpel network new …
+        command, name, arguments = command.commands[arguments[0]], f"{name} {arguments[0]}", arguments[1:]
+    given = command.make_context(name, arguments, resilient_parsing=False).params
+    if name == "reproduce":
+        chosen(given["names"] or [])
+    if name == "run":
+        load(given["source"])
+    if name == "sweep":
+        assert all(cell.spec for cell in read(ROOT / given["file"]))
 
 
 def test_the_python_example_gives_what_the_readme_shows() -> None:

@@ -1,6 +1,5 @@
 """Asking the members of a network with one's own key, without taking part: what watching and checking share."""
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -25,9 +24,7 @@ class Asking:
 
     async def close(self) -> None:
         """Close all connections."""
-        self.client.close()
-        for _ in range(5):  # aborted connections say goodbye in the loop's next turns
-            await asyncio.sleep(0)
+        await self.client.close()
 
 
 def asking(config: Config) -> Asking:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ from rpel.types import Models
 _CONNECT = 5.0
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
+_GOODBYE = 5  # turns of the loop in which aborted connections close their sockets: each layer takes one
 _NOT_YET = {425: "late", 409: "refused", 429: "refused"}  # worth asking again before the deadline
+
+
+Judge = Callable[[Head, float], Sink]
+"""(head of a reply, this peer's position when the request was sent) → where its body goes; raises if nowhere."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,18 @@ class Client:
 
     def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
         """From now on this membership and certificate count."""
-        self.close()
+        self._drop_idle()
         self._membership, self._certificate, self._key = membership, certificate, key
         self._me = membership.by_fingerprint(check_certificate(certificate.read_text("utf-8")).fingerprint)
         self._contexts, self.differing = {}, {}
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections that wait for their next request."""
+        self._drop_idle()
+        for _ in range(_GOODBYE):
+            await asyncio.sleep(0)
+
+    def _drop_idle(self) -> None:
         for waiting in self._idle.values():
             for _, connection in waiting:
                 connection.abort()
@@ -76,12 +86,12 @@ class Client:
         path = f"{MODEL}{round}" if round else INIT
         offsets: list[float] = []
 
-        def judge(head: Head) -> Sink:
+        def judge(head: Head, sent: float) -> Sink:
             if head.status != 200:
                 raise Refused(head)
             reception = Reception(self._signature, row, round)
             reception.head(head.status, head.headers)
-            offsets.extend(_finite(head.headers.get("rpel-position", ""), self._position()))
+            offsets[:] = _offset(head.headers, sent, self._position())
             return reception
 
         answer = await self._ask(member, path, judge, deadline)
@@ -109,7 +119,7 @@ class Client:
     async def _text(self, member: int, path: str, deadline: float) -> dict[str, Any] | Answer:
         kept: list[Text] = []
 
-        def judge(head: Head) -> Sink:
+        def judge(head: Head, sent: float) -> Sink:
             if head.status != 200:
                 raise Refused(head)
             kept[:] = [Text(head)]
@@ -123,7 +133,7 @@ class Client:
         except Malformed as error:
             return Answer("malformed", reason=str(error))
 
-    async def _ask(self, member: int, path: str, judge: Callable[[Head], Sink], deadline: float) -> Answer:
+    async def _ask(self, member: int, path: str, judge: Judge, deadline: float) -> Answer:
         """Ask again and again, ever more slowly, while there is hope before the deadline."""
         pause, longest = _PAUSES
         last = Answer("unreachable", reason="no connection before the deadline")
@@ -154,13 +164,13 @@ class Client:
             pass
         return last
 
-    async def _once(self, member: int, connection: Connection, path: str, judge: Callable[[Head], Sink]) -> None:
-        membership = self._membership
+    async def _once(self, member: int, connection: Connection, path: str, judge: Judge) -> None:
+        membership, sent = self._membership, self._position()
         where = membership.members[member].url.removeprefix("https://")
         request = f"GET {path} HTTP/1.1\r\nHost: {where}\r\nRPEL-Membership: {membership.hash}\r\n\r\n"
         lasting = True
         try:
-            lasting = (await connection.get(request.encode(), judge)).lasting
+            lasting = (await connection.get(request.encode(), lambda head: judge(head, sent))).lasting
         finally:
             if lasting and connection.usable and membership is self._membership:
                 until = asyncio.get_running_loop().time() + _KEPT
@@ -202,6 +212,23 @@ def _refusal(head: Head) -> Answer:
     result = _NOT_YET.get(status) or ("refused" if 400 <= status < 500 else "malformed")
     other = head.headers.get("rpel-membership", "")
     return Answer(result, reason=f"status {status}", membership=other if re.fullmatch("[0-9a-f]{64}", other) else "")
+
+
+def _offset(headers: Mapping[str, str], sent: float, now: float) -> list[float]:
+    """How far ahead a member's clock must be at least; request sent and reply come at these own positions.
+
+    The member read its clock after the request had waited there, and before the reply came: what the way to it and
+    back can explain is no difference. Otherwise all members would follow each other's delays, back and ever further.
+
+    >>> _offset({"rpel-position": "10.2"}, sent=10.0, now=10.5)
+    [0.0]
+    >>> _offset({"rpel-position": "11.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
+    [0.5]
+    >>> _offset({"rpel-position": "10.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
+    [-0.25]
+    """
+    waited = max([0.0, *_finite(headers.get("rpel-waited", ""), 0.0)])
+    return [max(late, min(0.0, late + now - sent - waited)) for late in _finite(headers.get("rpel-position"), now)]
 
 
 def _finite(position: object, own: float) -> list[float]:

@@ -85,14 +85,18 @@ def load(path: str | Path) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a peer.toml that :func:`load` reads back; paths are written relative to it, defaults are left out."""
+    """Write a peer.toml that :func:`load` reads back; paths near it are relative to it, so that all can move."""
     folder = path.resolve().parent
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     if config.next_members == next_members(config.members):
         del values["next_members"]
-    text = {key: os.path.relpath(v, folder) if isinstance(v, Path) else v for key, v in values.items() if v is not None}
+    text = {key: _written(v, folder) if isinstance(v, Path) else v for key, v in values.items() if v is not None}
     with atomic(path) as file:
         file.write(tomli_w.dumps(text).encode())
+
+
+def _written(path: Path, folder: Path) -> str:
+    return os.path.relpath(path, folder) if path.is_relative_to(folder.parent) else str(path)
 
 
 def check_task(task: str) -> str:

@@ -61,7 +61,8 @@ class Server:
         self._greeting: dict[Ticket, asyncio.Task[None]] = {}
         self._lines: dict[str, list[Line]] = {}  # by pin, oldest first
         self._news = asyncio.Event()
-        self._accepting: list[asyncio.Task[None]] = []
+        self._listening: list[socket.socket] = []
+        self._unclaimed: set[socket.socket] = set()  # accepted, and no handshake has begun
         self.addresses: list[tuple[str, int]] = []
 
     @property
@@ -77,11 +78,16 @@ class Server:
             listening = socket.create_server(address[:2], family=family, backlog=256)
             listening.setblocking(False)
             self.addresses.append(listening.getsockname()[:2])
-            self._accepting.append(asyncio.create_task(self._accept(listening)))
+            self._listening.append(listening)
+            self._listen(listening)
 
     async def stop(self) -> None:
         """Stop listening and close all connections."""
-        tasks = [*self._accepting, *self._greeting.values()]
+        for listening in self._listening:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        self._listening = []
+        tasks = list(self._greeting.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,27 +110,43 @@ class Server:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    async def _accept(self, listening: socket.socket) -> None:
+    def _listen(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """One connection: refused at once, or greeted. Accepted here and not in a task, which could lose it."""
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(listening)
-                except OSError as error:  # too many open files, or a connection that was gone before it was accepted
-                    _log.debug("could not accept a connection: %s", error)
-                    await asyncio.sleep(0.05)
-                    continue
-                ticket = self._gate.arrive(address[0], loop.time())
-                if ticket is None:
-                    accepted.close()
-                else:
-                    self._greeting[ticket] = asyncio.create_task(self._greet(accepted, ticket))
+        try:
+            accepted, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # gone before it was accepted
+            return
+        except OSError as error:  # too many open files: later there may be fewer
+            _log.debug("could not accept a connection: %s", error)
+            loop.remove_reader(listening)
+            loop.call_later(0.05, self._listen, listening)
+            return
+        accepted.setblocking(False)
+        ticket = self._gate.arrive(address[0], loop.time())
+        if ticket is None:
+            accepted.close()
+            return
+        self._unclaimed.add(accepted)
+        self._greeting[ticket] = loop.create_task(self._greet(accepted, ticket))
+        self._greeting[ticket].add_done_callback(lambda _: self._left_standing(accepted))
+
+    def _left_standing(self, accepted: socket.socket) -> None:
+        """A greeting that ended, perhaps before it began, without a handshake."""
+        if accepted in self._unclaimed:
+            self._unclaimed.discard(accepted)
+            accepted.close()
 
     async def _greet(self, accepted: socket.socket, ticket: Ticket) -> None:
         """Its turn, then the handshake; what fails here was no member, or not a patient one."""
         line = Line(self._http, self.limits.idle, self._welcome, lambda gone: self._left(gone, ticket))
         try:
-            await self._turn(accepted, ticket)
+            await self._turn(ticket)
+            self._unclaimed.discard(accepted)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: line,
                 accepted,
@@ -140,12 +162,8 @@ class Server:
             if not line.pin:
                 self._gate.leave(ticket)
 
-    async def _turn(self, accepted: socket.socket, ticket: Ticket) -> None:
-        try:
-            await asyncio.sleep(ticket.wait)
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
+    async def _turn(self, ticket: Ticket) -> None:
+        await asyncio.sleep(ticket.wait)
         gives_way = self._gate.begin(ticket)
         if gives_way in self._greeting:
             self._greeting[gives_way].cancel()
@@ -211,7 +229,8 @@ class Server:
 
     async def _model(self, request: web.BaseRequest, line: Line, member: int, round: int) -> web.StreamResponse:
         """One body, if the desk gives it: now, or when its round is published."""
-        desk = self._service.desk
+        desk, loop = self._service.desk, asyncio.get_running_loop()
+        came = loop.time()
         decision = desk.request(member, round)
         if decision.kind == "refuse":
             return _empty(decision.code)
@@ -224,7 +243,7 @@ class Server:
             if body is None:
                 return _empty(GONE)
             try:
-                return await self._send(request, line, round, body)
+                return await self._send(request, line, round, body, loop.time() - came)
             finally:
                 body.close()
         finally:
@@ -240,8 +259,15 @@ class Server:
             decision = desk.look(round)
         return decision
 
-    async def _send(self, request: web.BaseRequest, line: Line, round: int, body: Body) -> web.StreamResponse:
-        headers = {"RPEL-Round": str(round), "RPEL-Position": f"{self._service.position():.6f}", "Server": "rpel"}
+    async def _send(
+        self, request: web.BaseRequest, line: Line, round: int, body: Body, waited: float
+    ) -> web.StreamResponse:
+        headers = {
+            "RPEL-Round": str(round),
+            "RPEL-Position": f"{self._service.position():.6f}",
+            "RPEL-Waited": f"{waited:.6f}",
+            "Server": "rpel",
+        }
         response = web.StreamResponse(headers=headers)
         response.content_type = "application/octet-stream"
         response.content_length = body.size

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
+_CHECKS = 20
+"""Initial models a member may have before the first round, and again in each: `rpel network check` measures with it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Desk:
     def _pass(self, round: int) -> None:
         self.passed = max(self.passed, round)
         held = self.passed - 2 * self.slots  # older counts decide nothing any more
-        self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
+        self._given = Counter({key: count for key, count in self._given.items() if key[1] > max(0, held)})
 
     def look(self, round: int) -> Decision:
         """Could this round be sent now? Round 0 is the common initial model, which everybody has."""
@@ -67,7 +69,8 @@ class Desk:
 
     def request(self, member: int, round: int) -> Decision:
         """A member asks for a round."""
-        if self._open[member] >= self.in_flight or self._given[member, round] >= self.bodies:
+        most = self.bodies if round else _CHECKS
+        if self._open[member] >= self.in_flight or self._given[member, round] >= most:
             return Decision("refuse", TOO_MANY)
         decision = self.look(round)
         if decision.kind != "refuse":
@@ -78,5 +81,5 @@ class Desk:
     def done(self, member: int, round: int, full: bool) -> None:
         """A request has ended; ``full``: a whole body left."""
         self._open[member] -= 1
-        if not full:
+        if not full and self._given[member, round]:  # else it was forgotten meanwhile
             self._given[member, round] -= 1

@@ -66,8 +66,8 @@ class HttpsTransport:
 
     async def stop(self) -> None:
         """Close everything."""
-        self.client.close()
         await self.server.stop()
+        await self.client.close()
 
     async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
         return await self.client.pull(member, round, row, deadline)

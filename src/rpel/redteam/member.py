@@ -105,9 +105,7 @@ class RedTeam:
             await self._until(self._clock.start(m.rounds + 1))
         finally:
             await door.stop()
-            self._client.close()
-            for _ in range(5):  # aborted connections say goodbye in the loop's next turns
-                await asyncio.sleep(0)
+            await self._client.close()
 
     def _warm_up(self) -> None:
         """Compile what the attack needs, before it counts."""

@@ -17,11 +17,12 @@ from rpel.experiments import reproduce
 from rpel.experiments.extras import EXTRAS
 from rpel.experiments.figures import COLUMNS, PANELS, chosen, find
 from rpel.experiments.folder import RunFolder
-from rpel.experiments.panels import fraction_rows, read_rows
+from rpel.experiments.panels import fraction_rows, read_rows, save
 from rpel.experiments.running import Tick
-from rpel.experiments.scales import ScaleName, shortened, sized
+from rpel.experiments.scales import ScaleName, shortened, sized, stamp
 from rpel.experiments.settle import settle, spec_hash
 from rpel.experiments.spec import load
+from test_data import femnist, leaf_file
 
 
 def listed() -> list[str]:
@@ -112,8 +113,18 @@ def test_short_keeps_the_plan() -> None:
     assert [len(runs) for runs in left.runs] == [1, 1, 1]
     assert left.runs[0][0].rounds == 100
     assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
+    assert left.runs[0][0].name == "short-cifar10-n20-b3-s6-rpel-sf"
     with pytest.raises(ValueError, match="part 2 is not valid"):
         sized(find("cifar10-left"), "short", part=2)
+
+
+def test_a_run_that_is_not_at_full_size_says_so_in_its_name() -> None:
+    """Reports stamp by it, wherever the run folder went."""
+    scales: tuple[ScaleName, ...] = ("smoke", "short", "full")
+    expected = {"smoke": "SMOKE", "short": "SHORT", "full": ""}
+    for panel in (*PANELS, *EXTRAS):
+        for scale in scales:
+            assert {stamp(run.name) for runs in sized(panel, scale).runs for run in runs} <= {expected[scale]}
 
 
 def test_figures_have_their_places() -> None:
@@ -196,6 +207,14 @@ def test_csv_holds_the_runs_numbers(made: tuple[Path, list[dict[str, Any]]]) -> 
     assert all(row["accuracy_lowest"] == row["accuracy_worst"] for row in rows if row["round"] == 10)
 
 
+def test_short_figures_are_stamped_too(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    rows = read_rows(made[0] / "alie-mean-s3-b1.csv")
+    save(find("alie-mean-s3-b1"), rows, "SHORT: 60 of 200 rounds, 1 of 2 seeds", tmp_path / "short")
+    save(find("alie-mean-s3-b1"), rows, "200 rounds, 2 seeds", tmp_path / "full")
+    assert "<!-- SHORT -->" in (tmp_path / "short.svg").read_text("utf-8")
+    assert "<!-- S" not in (tmp_path / "full.svg").read_text("utf-8").replace("<!-- SF", "")
+
+
 def test_a_second_call_repeats_nothing(
     made: tuple[Path, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +228,31 @@ def test_a_second_call_repeats_nothing(
     assert (out / "alie-mean-s3-b1.csv").read_bytes() == csv
     assert (out / "alie-mean-s3-b1.svg").read_bytes() == picture
     assert len(json.loads((out / "index.json").read_text("utf-8"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("yes", "typed", "begins"),
+    [(False, True, True), (False, False, False), (True, None, True)],
+    ids=["agreed", "declined", "--yes"],
+)
+def test_a_person_is_asked_before_a_long_run_unless_yes_was_given(
+    yes: bool, typed: bool | None, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    asked: list[str] = []
+
+    def confirm(question: str, **_: Any) -> bool:
+        asked.append(question)
+        assert typed is not None
+        return typed
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr(reproduce, "seconds_needed", lambda work: dict.fromkeys(work.open, 1000.0))
+    ran("femnist-b0-local1", "--out", str(tmp_path), "--threads", "1", *["--yes"] * yes, capsys=capsys)
+    assert len(asked) == (not yes)
+    assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 
 
 def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,6 +309,18 @@ def test_an_interrupted_reproduction_keeps_what_it_had(tmp_path: Path) -> None:
     work = reproduce.prepare(names[:1], "smoke", tmp_path)
     assert not work.open
     assert reproduce.make(work)[0]["name"] == names[0]
+
+
+def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
+    """The paper's network, nodes and batches, for a round; real FEMNIST would come in the same files."""
+    writers = {f"w{k}": [*range(62), *range(62)] for k in range(25)}
+    folder = femnist(tmp_path, leaf_file(writers, pixel=1), leaf_file({"t": [0, 61]}))
+    work = reproduce.prepare(["femnist-b0-local1"], "short", tmp_path / "out", part=0.002, data_dir=str(folder))
+    (entry,) = reproduce.make(work)
+    assert entry["note"] == "SHORT: 1 of 500 rounds, 1 of 2 seeds"
+    (row,) = read_rows(tmp_path / "out" / "femnist-b0-local1.csv")
+    assert row["run"].startswith("short-femnist-n30-b0-s6-rpel-none-")
+    assert row["bytes"] == 30 * 6 * 4 * 2_368_318
 
 
 def test_what_cannot_be_made_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

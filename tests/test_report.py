@@ -11,9 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -23,6 +25,7 @@ from rpel.experiments.settle import spec_hash
 from rpel.experiments.spec import Spec, load, load_folder, to_toml
 from rpel.report import collect, page, panels, settings
 from rpel.report.command import command
+from rpel.report.drawing import values
 from rpel.report.figures import save
 from rpel.report.runs import Run
 
@@ -53,6 +56,11 @@ def _row(t: int, evaluated: bool, seed: int, worst: float) -> dict[str, Any]:
     shown = values if evaluated else dict.fromkeys(values)
     rest = {"consensus": 0.5 / t, "messages": 40, "bytes": 4000, "byzantine_max": 1, "seconds": 0.5}
     return {"round": t, **shown, **rest}
+
+
+def put_nodes(path: Path, accuracy: list[list[float]]) -> None:
+    """nodes.npz of a run evaluated in rounds 2 and 4: a row a round, a column a node."""
+    RunFolder(path).write_arrays("nodes.npz", {"round": np.array([2, 4]), "accuracy": np.array(accuracy)})
 
 
 def change(path: Path, name: str, **values: Any) -> None:
@@ -114,6 +122,26 @@ def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_a_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path) -> None:
+    for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1.0, 10.0), (1, 3)):
+        put(tmp_path, attack=attack, alpha=alpha, local_steps=steps)
+    put(tmp_path, byzantine=3, alpha=0.5)
+    first, *_, tenth, last = drawn = panels(settings(collect([tmp_path]).runs))
+    assert [len(panel.settings) for panel in drawn] == [3] * 6 + [1]
+    assert first.title == "mnist-sample: n = 10, b = 2, s = 4, local_steps 1, alpha 0.5"
+    assert first.slug == "mnist-sample-n10-b2-s4-local_steps1-alpha0.5"
+    assert [setting.label for setting in first.settings] == [f"rpel · median · {a}" for a in ("alie", "foe", "sf")]
+    assert tenth.title.endswith("local_steps 3, alpha 10.0"), "in the order of the values"
+    assert last.slug == "mnist-sample-n10-b3-s4"
+    assert len({panel.slug for panel in drawn}) == 7
+
+
+def test_many_values_of_one_field_stay_together(tmp_path: Path) -> None:
+    for tenths in range(1, 11):
+        put(tmp_path, alpha=tenths / 10)
+    assert [len(panel.settings) for panel in panels(settings(collect([tmp_path]).runs))] == [10]
+
+
 def test_a_chosen_b_hat_tells_settings_apart(tmp_path: Path) -> None:
     put(tmp_path, b_hat=1)
     put(tmp_path, b_hat=2)
@@ -136,6 +164,73 @@ def test_numbers_that_overflowed_are_said_to_have(tmp_path: Path) -> None:
         text = (path / "metrics.jsonl").read_text()
         (path / "metrics.jsonl").write_text(re.sub(r'"loss": [\d.]+', f'"loss": {sys.float_info.max!r}', text))
     assert "overflowed" in page(collect([tmp_path]))
+
+
+def test_the_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
+    path = put(tmp_path)  # its worst: .1 and .2
+    put_nodes(path, [[0.1, 0.35], [0.6, 0.2]])
+    (setting,) = settings(collect([tmp_path]).runs)
+    assert setting.curve("accuracy_lowest")[0].tolist() == [0.35, 0.2]
+    assert setting.curve("accuracy_worst")[0].tolist() == pytest.approx([0.1, 0.2]), "tables keep the worst of a round"
+    (panel,) = panels([setting])
+    assert values(panel, "accuracy")[0]["columns"][1][0] == [0.35, 0.2]
+    assert "dashed: the node that ends lowest</p>" in page(collect([tmp_path]))
+    rpel_report(str(tmp_path), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
+    lines = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    assert [line["accuracy_lowest"] for line in lines] == ["", "0.35", "", "0.2"]
+
+
+@pytest.mark.parametrize("damage", ["none", "short", "nan", "text"])
+def test_without_its_nodes_a_run_shows_the_worst_of_each_round_and_says_so(tmp_path: Path, damage: str) -> None:
+    path = put(tmp_path)
+    if damage == "text":
+        (path / "nodes.npz").write_text("no archive")
+    elif damage != "none":
+        put_nodes(path, [[0.1, 0.2]] if damage == "short" else [[0.1, float("nan")], [0.2, 0.3]])
+    (setting,) = settings(collect([tmp_path]).runs)
+    assert setting.curve("accuracy_lowest").tolist() == setting.curve("accuracy_worst").tolist()
+    assert "ends lowest (1 run without nodes.npz: the worst of each round)" in page(collect([tmp_path]))
+
+
+# --- runs that are not at full size ----------------------------------------------------------------------------------
+
+
+def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-alie")
+    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-foe", attack="foe")
+    figures = tmp_path / "figures"
+    rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(figures), "--json")
+    assert [one["stamp"] for one in json.loads(capsys.readouterr().out)["settings"]] == ["SMOKE", "SMOKE"]
+    text = (tmp_path / "page.html").read_text()
+    assert "<title>SMOKE: rpel report</title>" in text
+    assert "All settings here only show that everything works" in text
+    assert text.count('<text class="stamp large"') == 3, "on each chart"
+    assert ' <span class="badge">SMOKE</span></h3>' in text
+    assert text.count('data-key="SMOKE · rpel · median · alie"') == 2, "in both tables"
+    for path in figures.glob("*.svg"):
+        assert "SMOKE" in path.read_text()
+
+
+def test_a_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
+    put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2)
+    put(tmp_path, name="mnist-n10-b2-s4-rpel-alie")
+    (panel,) = panels(settings(collect([tmp_path]).runs))
+    assert panel.stamp == "partly SHORT"
+    assert sorted((setting.stamp, setting.label) for setting in panel.settings) == [
+        ("", "rpel · median · alie · rounds 4"), ("SHORT", "SHORT · rpel · median · alie · rounds 2"),
+    ]  # fmt: skip
+    text = page(collect([tmp_path]))
+    assert "1 of 2 settings here have fewer rounds" in text
+    assert '<text class="stamp small"' in text
+
+
+def test_at_full_size_nothing_is_stamped(runs: Path) -> None:
+    text = page(collect([runs]))
+    assert "<title>rpel report</title>" in text
+    assert '<text class="stamp' not in text
+    assert '<p class="stamped"' not in text
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -245,6 +340,7 @@ def test_the_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> 
         assert len(mine) == len(rows) == 4
         for line, row in zip(mine, rows, strict=True):
             assert {key: float(line[key]) if line[key] else None for key in row} == row
+            assert line["degraded"] == "", "unknown, not zero, of a run that did not write it"
             assert int(line["seed"]) == load_folder(path).seed
 
 

@@ -25,6 +25,15 @@ def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
+def stamp(axes: "Axes", words: str) -> None:
+    """Write words, if there are any, large and pale behind what is drawn."""
+    if words:
+        axes.text(
+            0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes, zorder=0,
+            fontsize=44 if len(words) < 8 else 28, rotation=25, color=COLOURS[1], alpha=0.13, weight="bold",
+        )  # fmt: skip
+
+
 def save(figure: "Figure", path: str | Path) -> None:
     """Write the figure in the format of its suffix (.svg, .png, .pdf), making the folder when it is missing.
 

@@ -137,8 +137,9 @@ class Simulation:
             alpha = consensus / before[1]
             lam = float(np.square(mean - before[0]).sum()) / before[1]
         hostile = self.network.hostile[self.honest] if self.everybody else self.network.hostile
-        short = int(degraded(inbox, self.rule).sum())
-        return RoundInfo(t, hostile, short, self.messages, consensus, alpha, lam)
+        short = degraded(inbox, self.rule)
+        short = short[self.honest] if self.everybody else short
+        return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, alpha, lam)
 
     def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""

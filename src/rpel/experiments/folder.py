@@ -1,8 +1,8 @@
 """The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can spoil it.
 
 Laws: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl, which
-grows by a line a round and is cut back to the checkpoint on resuming; certificate.json comes last, so a folder that has
-one is finished; one process at a time writes a folder.
+grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; certificate.json
+comes last, so a folder that has one is finished; one process at a time writes a folder.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.experiments import events
 from rpel.files import atomic
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -30,10 +31,11 @@ _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
 
 
 class RunFolder:
-    """One run's folder. Writing needs :meth:`locked`; reading does not."""
+    """One run's folder. Writing needs :meth:`locked`; reading does not. tensorboard: rows are copied for it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tensorboard: bool = False) -> None:
         self.path = path
+        self.tensorboard = tensorboard
 
     # --- who writes ---
 
@@ -55,6 +57,7 @@ class RunFolder:
         for path in [*self.path.glob("*"), *self.path.glob(".*.tmp"), *self.path.glob("checkpoint/*")]:
             if path.is_file():
                 path.unlink()
+        events.remove(self.path / events.FOLDER)
 
     # --- whole files ---
 
@@ -115,10 +118,21 @@ class RunFolder:
 
     @contextlib.contextmanager
     def journal(self, rows: list[Row]) -> Iterator["Journal"]:
-        """metrics.jsonl cut back to these rows and open for more."""
+        """metrics.jsonl, and the copy for TensorBoard, cut back to these rows and open for more."""
         self.write_text("metrics.jsonl", "".join(map(_line, rows)))
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            yield Journal(file)
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context((self.path / "metrics.jsonl").open("a", encoding="utf-8"))
+            copy = stack.enter_context(contextlib.closing(self._events(rows))) if self.tensorboard else None
+            yield Journal(file, copy)
+
+    def copy_events(self) -> None:
+        """Write the copy for TensorBoard, if one is wanted, of a run that is finished; two at once do no harm."""
+        if self.tensorboard:
+            events.remove(self.path / events.FOLDER)
+            self._events(self.metrics()).close()
+
+    def _events(self, rows: list[Row]) -> events.Events:
+        return events.Events(self.path / events.FOLDER, rows)
 
     # --- checkpoints ---
 
@@ -155,14 +169,16 @@ class RunFolder:
 
 
 class Journal:
-    """metrics.jsonl, open: a line a round."""
+    """metrics.jsonl, open: a line a round, and the same for TensorBoard if that is wanted."""
 
-    def __init__(self, file: io.TextIOWrapper) -> None:
-        self.file = file
+    def __init__(self, file: io.TextIOWrapper, copy: events.Events | None = None) -> None:
+        self.file, self.copy = file, copy
 
     def add(self, row: Row) -> None:
         self.file.write(_line(row))
         self.file.flush()
+        if self.copy is not None:
+            self.copy.add(row)
 
     def sync(self) -> None:
         """Make all lines durable, before a checkpoint relies on them."""

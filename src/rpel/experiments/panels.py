@@ -16,6 +16,7 @@ from rpel import planning, plots
 from rpel.experiments import figure
 from rpel.experiments.figures import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.experiments.result import Result, interval
+from rpel.experiments.scales import stamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,9 +131,7 @@ def _write(sketch: Any, stem: Path) -> None:
 
 
 def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], note: str) -> None:
-    if note.startswith("SMOKE"):
-        style: dict[str, Any] = {"fontsize": 44, "rotation": 25, "color": "#D55E00", "alpha": 0.13, "weight": "bold"}
-        axes.text(0.5, 0.5, "SMOKE", ha="center", va="center", transform=axes.transAxes, zorder=0, **style)
+    plots.stamp(axes, stamp(note))
     kinds: dict[str, Callable[[Axes, Panel, Sequence[Row]], None]] = {
         "accuracy": partial(_draw_runs, against="round"),
         "bytes": partial(_draw_runs, against="bytes"),

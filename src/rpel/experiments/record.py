@@ -18,7 +18,7 @@ from rpel.types import RoundInfo
 
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "seconds",
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
 
@@ -72,7 +72,7 @@ class Record:
         """Continue from a :meth:`state` and the rows up to it."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
-        self.rows = list(rows)
+        self.rows = [{**dict.fromkeys(COLUMNS), **row} for row in rows]  # an older version may have had fewer columns
         self.eval_rounds = [int(t) for t in state["record.round"]]
         self.accuracies = list(state["record.accuracy"])
 
@@ -80,7 +80,7 @@ class Record:
 def _row(info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {"round": info.round, "consensus": _plain(info.consensus), "messages": info.messages, "bytes": sent}
-    row |= {"byzantine_max": int(info.hostile.max(initial=0)), "seconds": round(seconds, 6)}
+    row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded, "seconds": round(seconds, 6)}
     if shown is not None:
         # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
         values = [shown.mean, shown.worst, shown.median, float(shown.loss.mean()), shown.grad_norm]

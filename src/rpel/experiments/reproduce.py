@@ -16,6 +16,7 @@ from typing import Any
 
 from rpel.experiments import estimate, panels
 from rpel.experiments.environment import versions
+from rpel.experiments.events import check
 from rpel.experiments.figures import PANELS, Panel, chosen
 from rpel.experiments.folder import RunFolder
 from rpel.experiments.hearing import Ear
@@ -62,6 +63,7 @@ class Work:
     specs: dict[Path, Spec]
     missing: dict[str, str]
     shelf: "Shelf"
+    tensorboard: bool = False
     of_another_version: list[str] = field(default_factory=list)
 
     @property
@@ -101,9 +103,12 @@ def prepare(
     part: float | None = None,
     data_dir: str | None = None,
     threads: int | None = None,
+    tensorboard: bool = False,
     download: Download | None = None,
 ) -> Work:
     """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made."""
+    if tensorboard:
+        check()
     size, wanted = checked(scale), chosen(names)
     if not wanted:
         raise ValueError("name a panel, or all: rpel reproduce --list shows the names")
@@ -122,7 +127,7 @@ def prepare(
         specs |= mine
     if not pieces:
         raise ValueError(next(iter(missing.values())))
-    return Work(Path(out), size, tuple(pieces), specs, missing, shelf)
+    return Work(Path(out), size, tuple(pieces), specs, missing, shelf, tensorboard)
 
 
 def _piece(asked: Sized, shelf: Shelf) -> tuple[Piece, dict[Path, Spec]]:
@@ -198,14 +203,16 @@ class Clock:
 
 
 def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say: Told) -> Result:
-    proof = RunFolder(path).certificate()
+    folder = RunFolder(path, work.tensorboard)
+    proof = folder.certificate()
     if proof is not None:
         if proof["versions"].get("code") != versions()["code"]:
             work.of_another_version.append(path.name)
+        folder.copy_events()
         return Result.load(path, reused=True)
     begun = time.perf_counter()
     with Ear() as ear:
-        result = run(work.specs[path], progress=progress)
+        result = run(work.specs[path], progress=progress, tensorboard=work.tensorboard)
         if ear.heard():
             raise KeyboardInterrupt
     left = clock.done(path, time.perf_counter() - begun)
@@ -264,4 +271,5 @@ def _write_together(work: Work, number: str) -> None:
     notes = {old["name"]: old["note"] for old in _index(work.out) if old["scale"] == work.scale}
     there = {panel.name: panels.read_rows(work.out / f"{panel.name}.csv") for panel in together if panel.name in notes}
     if len(together) > 1 and there:
-        panels.save_together(together, there, notes[next(iter(there))], work.out / number)
+        note = "; ".join(dict.fromkeys(notes[name] for name in there))
+        panels.save_together(together, there, note, work.out / number)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 _OVER_SEEDS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
-_OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max")
+_OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max", "degraded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,10 +191,12 @@ def _together(tables: Sequence[Table]) -> Table:
     rows = []
     for alike in zip(*(table.rows() for table in tables), strict=True):
         row: dict[str, Any] = {}
-        for key, value in alike[0].items():
-            row[key] = None if value is None else float(np.mean([other[key] for other in alike]))
+        for key in alike[0]:
+            values = [other.get(key) for other in alike]  # a run of another version may lack a column
+            known = [] if None in values else [float(value) for value in values]
+            row[key] = float(np.mean(known)) if known else None
             if key in ("accuracy_mean", "accuracy_worst"):
-                low, high = (None, None) if value is None else interval([other[key] for other in alike])[1:]
+                low, high = interval(known)[1:] if known else (None, None)
                 row |= {f"{key}_low": low, f"{key}_high": high}
         rows.append(row | {"round": alike[0]["round"]})
     return Table(rows)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from rpel.experiments.environment import pinned, versions
+from rpel.experiments.events import check
 from rpel.experiments.folder import RunFolder
 from rpel.experiments.material import Download, Loss, Material, Own, gather
 from rpel.experiments.result import Result, Results
@@ -38,6 +39,7 @@ def simulate(
     out: str | Path | None = "runs",
     progress: Progress | None = None,
     force: bool = False,
+    tensorboard: bool = False,
     **fields: Any,
 ) -> Result:
     """Run Algorithm 1 among simulated nodes and return what it shows.
@@ -45,7 +47,8 @@ def simulate(
     model: a name, the paper's notation, or any torch.nn.Module, whose values are the common initial model. train, test:
     torch data sets or pairs of arrays (examples, labels). loss(output, target): cross-entropy if left out. fields:
     those of :class:`rpel.experiments.spec.Spec`; what is left out has the quickstart's value, pull and b_hat are
-    planned. out=None keeps nothing on disk. With ``seeds`` the result is a :class:`Results`.
+    planned. out=None keeps nothing on disk. With ``seeds`` the result is a :class:`Results`. tensorboard: the
+    metrics also go to the run folder's ``tensorboard``, as rounds pass.
 
     >>> result = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100, out=None)
     >>> len(result.history), result.certificate["held"], result.models.shape
@@ -56,7 +59,9 @@ def simulate(
         fields["model"] = model
     if out is not None:
         fields["out"] = str(out)
-    return run(Spec(**fields), own, keep=out is not None, progress=progress, force=force)
+    if tensorboard and out is None:
+        raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
+    return run(Spec(**fields), own, keep=out is not None, progress=progress, force=force, tensorboard=tensorboard)
 
 
 def run(
@@ -67,8 +72,11 @@ def run(
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
+    tensorboard: bool = False,
 ) -> Result:
     """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``."""
+    if tensorboard:
+        check()  # before data are loaded
     own = own or Own()
     spec = own.named(spec)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
@@ -79,7 +87,7 @@ def run(
         folder = None
         if keep:
             name = f"{spec.name}-{spec_hash(settled.spec, material.dataset.checksums, material.digests)}"
-            folder = RunFolder(Path(spec.out) / name)
+            folder = RunFolder(Path(spec.out) / name, tensorboard)
         result, stop = _run_one(settled, material, folder, progress, force)
         runs.append(result)
         if stop and seed != seeds[-1]:
@@ -96,12 +104,15 @@ def resume(
     *,
     progress: Progress | None = None,
     download: Download | None = None,
+    tensorboard: bool = False,
 ) -> Result:
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
     A run with a model, data or loss of the user's own needs them again.
     """
-    folder = RunFolder(Path(path))
+    if tensorboard:
+        check()
+    folder = RunFolder(Path(path), tensorboard)
     spec = load_folder(folder.path)
     stored = _stored(folder)
     if stored is not None:
@@ -150,4 +161,5 @@ def _stored(folder: RunFolder) -> Result | None:
             "it was made by another code version (rpel %s, code %s; this is rpel %s, code %s): --force repeats it",
             theirs.get("rpel"), theirs.get("code"), ours["rpel"], ours["code"],
         )  # fmt: skip
+    folder.copy_events()
     return Result.load(folder.path, reused=True)

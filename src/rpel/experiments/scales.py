@@ -2,9 +2,11 @@
 
 Laws: full is the paper's sizes and seeds, unchanged; short keeps data, network and plan and shortens the schedule;
 smoke keeps who talks to whom and replaces what is learned, so it shows that everything works and nothing else. What was
-changed is said on the figure.
+changed is said on the figure, and the name of a run that is not at full size begins with its scale: wherever it goes,
+nobody takes it for the paper's.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -48,6 +50,16 @@ def checked(scale: str) -> ScaleName:
     raise ValueError(f"scale {scale!r} is unknown: the nearest is {nearest(scale, names)!r} (of {', '.join(names)})")
 
 
+def stamp(text: str) -> str:
+    """What the name of a run, or the note of a figure, says about its size: SMOKE, SHORT, or nothing.
+
+    >>> stamp("smoke-n30-b6-s15-rpel-alie"), stamp("short-mnist-n30-b6-s15-rpel-alie"), stamp("mnist-30")
+    ('SMOKE', 'SHORT', '')
+    """
+    first = re.split("[^A-Z]", text.upper())[0]
+    return first if first in ("SMOKE", "SHORT") else ""
+
+
 def sized(panel: Panel, scale: ScaleName, part: float | None = None, **where: Any) -> Sized:
     """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads, device.
 
@@ -66,7 +78,9 @@ def _resized(spec: Spec, scale: ScaleName, part: float | None) -> Spec:
     if scale == "smoke":
         rate = spec.rate(1)
         return spec.but(**_SMOKE, lr=rate, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None)
-    return shortened(spec, part or _SHORTER[spec.dataset]) if scale == "short" else spec
+    if scale == "short":
+        return shortened(spec, part or _SHORTER[spec.dataset]).but(name=f"short-{spec.name}")
+    return spec
 
 
 def shortened(spec: Spec, part: float) -> Spec:

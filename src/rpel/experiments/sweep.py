@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpel.experiments.events import check
+from rpel.experiments.folder import RunFolder
 from rpel.experiments.grid import Cell
 from rpel.experiments.spec import to_toml
 from rpel.files import atomic
@@ -67,8 +69,10 @@ Watch = Callable[["Sweep"], None]
 class Sweep:
     """All cells, those on their way in processes; ``watch`` is told whenever something may have changed."""
 
-    def __init__(self, found: list[Cell], out: str | Path, jobs: int | None = None) -> None:
-        self.out = Path(out)
+    def __init__(self, found: list[Cell], out: str | Path, jobs: int | None = None, tensorboard: bool = False) -> None:
+        if tensorboard:
+            check()
+        self.out, self.tensorboard = Path(out), tensorboard
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs = max(1, min(jobs or cores, len(found)))
         self.threads = max(1, cores // self.jobs)
@@ -109,6 +113,8 @@ class Sweep:
             result = json.loads(stored.read_text("utf-8")) if stored.is_file() else None
             if result is not None and Path(result["path"]).is_dir():
                 state.result, state.status, state.reused = result, "done", True
+                for run in result.get("runs", [result]):
+                    RunFolder(Path(run["path"]), self.tensorboard).copy_events()
 
     def _fill(self, waiting: Iterator[int]) -> bool:
         """Start cells while there is room; True if one was started."""
@@ -128,7 +134,7 @@ class Sweep:
         spec = cell.spec.but(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
-        command = [sys.executable, "-m", "rpel", "run", str(file), "--json"]
+        command = [sys.executable, "-m", "rpel", "run", str(file), "--json", *["--tensorboard"] * self.tensorboard]
         environment = {**os.environ, "OMP_NUM_THREADS": str(spec.threads)}
         with self._file(cell, "out").open("wb") as out, self._file(cell, "log").open("wb") as log:
             # a session of its own: Ctrl-C reaches the sweep, which passes it on once

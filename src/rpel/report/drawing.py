@@ -83,13 +83,22 @@ def chart(panel: Panel, metric: str) -> str:
     """One metric of a panel as an SVG element."""
     across, up = axes(panel, metric)
     curves = "".join(_curve(k, setting, metric, across, up) for k, setting in enumerate(panel.settings))
-    title = escape(f"{panel.title}: {metric} against rounds")
+    title = escape(f"{panel.stamp} {panel.title}: {metric} against rounds".lstrip())
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
         f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
-        f"{_grid(across, up)}{curves}"
+        f"{_grid(across, up)}{_stamp(panel.stamp)}{curves}"
         f'<line class="cursor" y1="{TOP}" y2="{BOTTOM}" hidden=""/></svg>'
     )
+
+
+def _stamp(words: str) -> str:
+    """The words that say that a panel is not at full size, large and pale across it."""
+    if not words:
+        return ""
+    x, y, size = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, "large" if len(words) < 8 else "small"
+    place = f'x="{x:g}" y="{y:g}" transform="rotate(-22 {x:g} {y:g})" text-anchor="middle"'
+    return f'<text class="stamp {size}" {place} dominant-baseline="middle">{escape(words)}</text>'
 
 
 def _grid(across: Axis, up: Axis) -> str:

@@ -31,12 +31,13 @@ def save(panels: list[Panel], folder: Path) -> list[Path]:
 def draw(panel: Panel, metric: str) -> "Figure":
     """One metric of a panel: the same curves, bands, colours and marks as on the page."""
     sketch, place = plots.canvas()
+    plots.stamp(place, panel.stamp)
     for k, setting in enumerate(panel.settings):
         _curve(place, k, setting, metric)
     across, up = axes(panel, metric)
     if up.log:
         place.set_yscale("log")
-    label = "test accuracy (mean; dashed: worst node)" if metric == "accuracy" else metric
+    label = "test accuracy (mean; dashed: the node that ends lowest)" if metric == "accuracy" else metric
     place.set(xlabel="round", ylabel=label, title=panel.title, xlim=(0, across.high * 1.02))
     place.set_ylim(up.low, up.high * (1 if up.log else 1.02))
     place.locator_params(axis="x", integer=True)

@@ -35,7 +35,9 @@ def page(found: Collection) -> str:
         style=_colours() + _file("style.css"),
         script=script,
         data=_embedded({"charts": [{metric: drawing.values(panel, metric) for metric in METRICS} for panel in drawn]}),
+        title=_title(groups),
         summary=escape(_summary(found, groups)),
+        stamps=_stamps(groups),
         facts=_facts(found, groups),
         trouble=_trouble(found),
         panels="".join(_panel(k, panel) for k, panel in enumerate(drawn)),
@@ -108,6 +110,28 @@ def _summary(found: Collection, groups: Sequence[Setting]) -> str:
     return "; ".join(parts) + "."
 
 
+_MEANS = {
+    "SMOKE": "only show that everything works: a small network, a sample of MNIST, a few rounds, one seed",
+    "SHORT": "have fewer rounds than the paper's, and one seed",
+}
+
+
+def _title(groups: Sequence[Setting]) -> str:
+    stamps = sorted({group.stamp for group in groups} - {""}, reverse=True)
+    return f"{' and '.join(stamps)}: rpel report" if stamps else "rpel report"
+
+
+def _stamps(groups: Sequence[Setting]) -> str:
+    """A sentence for each scale that is not the paper's."""
+    parts = []
+    for word, meaning in _MEANS.items():
+        count = sum(group.stamp == word for group in groups)
+        who = "All settings here" if count == len(groups) else f"{count} of {len(groups)} settings here"
+        if count:
+            parts.append(f'<p class="stamped"><b class="badge">{word}</b> {who} {meaning}.</p>')
+    return "".join(parts)
+
+
 def _facts(found: Collection, groups: Sequence[Setting]) -> str:
     """Versions and the command that makes the page again, as definition-list rows."""
     versions: dict[str, set[str]] = {}
@@ -155,10 +179,13 @@ def _panel(at: int, panel: Panel) -> str:
     accuracy, *others = (_figure(panel, metric) for metric in METRICS)
     seeds = max(len(setting.runs) for setting in panel.settings)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
+    unknown = sum(not run.followed for setting in panel.settings for run in setting.runs)
+    lost = f" ({_count(unknown, 'run')} without nodes.npz: the worst of each round)" if unknown else ""
+    badge = f' <span class="badge">{escape(panel.stamp)}</span>' if panel.stamp else ""
     return (
-        f'<article class="panel" data-panel="{at}"><h3>{escape(panel.title)}</h3>'
+        f'<article class="panel" data-panel="{at}"><h3>{escape(panel.title)}{badge}</h3>'
         f'<p class="common">{escape(panel.common)}</p>{accuracy}'
-        f'<p class="caption">solid: mean of the honest nodes; dashed: worst node{band}</p>'
+        f'<p class="caption">solid: mean of the honest nodes; dashed: the node that ends lowest{lost}{band}</p>'
         f'<ul class="legend" aria-label="curves">{legend}</ul>'
         f'<details class="more"><summary>loss and consensus</summary>{"".join(others)}</details></article>'
     )

@@ -15,7 +15,7 @@ from rpel.experiments.spec import Spec, load_folder
 
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "seconds",
 )  # fmt: skip
 _EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss")
 _EACH_ROUND = ("round", "consensus", "messages", "bytes", "byzantine_max", "seconds")
@@ -54,7 +54,8 @@ class Proof:
 class Run:
     """A finished run: its rows (all rounds), those evaluated, and its proof; ``place`` is its path on a page.
 
-    quartiles: of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
+    rows       those of metrics.jsonl with accuracy_lowest, the accuracy of the node that ends lowest (None: not known)
+    quartiles  of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
     """
 
     place: str
@@ -71,6 +72,16 @@ class Run:
     def evaluated(self) -> list[Row]:
         return [row for row in self.rows if row["accuracy_mean"] is not None]
 
+    @property
+    def followed(self) -> bool:
+        """Whether the node that ends lowest is known in every round evaluated."""
+        return bool(self.quartiles)
+
+    def series(self, column: str) -> list[float]:
+        """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
+        column = "accuracy_worst" if column == "accuracy_lowest" and not self.followed else column
+        return [row[column] for row in self.evaluated]
+
     def final(self, column: str) -> float:
         return float(self.rows[-1][column])
 
@@ -80,8 +91,9 @@ class Run:
 
     @property
     def numbers(self) -> list[Row]:
-        """The rows without their times: equal for equal runs."""
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in self.rows]
+        """The rows without times and what older runs lack: equal for equal runs."""
+        left_out = ("seconds", "degraded", "accuracy_lowest")
+        return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -180,7 +192,10 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
             return Unfinished(path, place, spec, len(rows))
         proof = _proof(found)
         spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
-        return Run(place, spec, tuple(_rows(rows, spec.rounds)), proof, _quartiles(folder))
+        checked = tuple(_rows(rows, spec.rounds))
+        lowest, quartiles = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
+        known = tuple({**row, "accuracy_lowest": lowest.get(row["round"])} for row in checked)
+        return Run(place, spec, known, proof, quartiles)
     except _DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 
@@ -216,12 +231,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _quartiles(folder: RunFolder) -> tuple[float, ...]:
+def _nodes(folder: RunFolder, rounds: list[int]) -> tuple[dict[int, float], tuple[float, ...]]:
+    """From nodes.npz: by round the accuracy of the node that ends lowest, and the quartiles of all nodes at the end."""
     try:
-        last = folder.read_arrays("nodes.npz")["accuracy"][-1]
-        return tuple(float(value) for value in np.quantile(last, (0, 0.25, 0.5, 0.75, 1)))
+        accuracy = np.asarray(folder.read_arrays("nodes.npz")["accuracy"], np.float64)
+        if accuracy.shape != (len(rounds), accuracy.shape[1]) or not np.isfinite(accuracy).all():
+            raise ValueError("nodes.npz does not belong to metrics.jsonl")
+        lowest = accuracy[:, int(np.argmin(accuracy[-1]))]
+        ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1))
+        return dict(zip(rounds, lowest.tolist(), strict=True)), tuple(ends.tolist())
     except (*_DAMAGE, zipfile.BadZipFile, EOFError):
-        return ()  # a page can do without
+        return {}, ()  # a page can do without
 
 
 def _proof(found: Mapping[str, Any]) -> Proof:

@@ -36,8 +36,8 @@
     name.textContent = button.textContent;
     row.insertCell().append(button.querySelector(".swatch").cloneNode(true), name);
     curve.columns.forEach(([mean, low, high], c) => {
-      const word = curve.columns.length > 1 ? ["mean", "worst"][c] : "";
-      if (word && section.classList.contains(`hide-${word}`)) return;
+      const [kind, word] = curve.columns.length > 1 ? [["mean", "mean"], ["worst", "lowest"]][c] : ["", ""];
+      if (kind && section.classList.contains(`hide-${kind}`)) return;
       const td = row.insertCell();
       td.textContent = `${word} `.trimStart() + text(mean[i], metric) + (curve.rounds[i] === round ? "" : ` in round ${curve.rounds[i]}`);
       if (curve.seeds < 2) return;

@@ -1,8 +1,9 @@
 """Runs brought together: the seeds of one setting into one curve, the curves of one kind of network into one panel."""
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.experiments.result import interval
+from rpel.experiments.scales import stamp
 from rpel.experiments.spec import Spec
 from rpel.report.runs import Run
 
-METRICS = {"accuracy": ("accuracy_mean", "accuracy_worst"), "loss": ("loss",), "consensus": ("consensus",)}
-"""What is drawn, and the columns it is drawn from: the first solid, the second dashed."""
+METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
+"""What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
 
 _NOT_MEANING = ("name", "data_dir", "device", "threads", "out", "checkpoint_every", "seeds", "seed")
 _PANEL = ("dataset", "nodes", "byzantine", "pull")
 _CURVE = ("method", "rule", "attack")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
 _TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
+_CROWD = 8  # curves that can be told apart
+_MOST_PARTS = 4
 HUGE = 1e300  # numbers that overflowed are kept as the largest float
 
 
@@ -43,7 +47,7 @@ class Setting:
 
     def curve(self, column: str) -> NDArray[np.float64]:
         """(3, e): mean, lowest and highest over the seeds in the rounds evaluated."""
-        values = np.array([[row[column] for row in run.evaluated] for run in self.runs], dtype=np.float64)
+        values = np.array([run.series(column) for run in self.runs], dtype=np.float64)
         values = np.clip(values, -HUGE, HUGE)  # so that sums do not overflow
         return np.stack([values.mean(0), values.min(0), values.max(0)])
 
@@ -52,6 +56,11 @@ class Setting:
         values = [run.final(column) for run in self.runs]
         worst = max(values, key=abs)
         return interval(values) if abs(worst) < HUGE else (worst, worst, worst)
+
+    @property
+    def stamp(self) -> str:
+        """SMOKE or SHORT when a run is not at full size."""
+        return max(stamp(run.spec.name) for run in self.runs)
 
     @property
     def held(self) -> bool:
@@ -73,6 +82,13 @@ class Panel:
     title: str
     slug: str
     settings: tuple[Setting, ...]
+
+    @property
+    def stamp(self) -> str:
+        """What must be written over its curves, if they are not all at full size."""
+        found = sorted({setting.stamp for setting in self.settings} - {""}, reverse=True)
+        partly = "" if all(setting.stamp for setting in self.settings) else "partly "
+        return partly + " and ".join(found) if found else ""
 
     @property
     def common(self) -> str:
@@ -108,7 +124,7 @@ def settings(runs: Sequence[Run]) -> list[Setting]:
 
 
 def panels(found: Sequence[Setting]) -> list[Panel]:
-    """The settings by data set, nodes, attackers and pull; methods that ask everybody join every pull.
+    """The settings by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
 
     >>> panels(settings([]))
     []
@@ -122,15 +138,34 @@ def panels(found: Sequence[Setting]) -> list[Panel]:
             key = _panel(setting.spec)
             for panel in [k for k in own if k[:3] == key[:3]] or [key]:
                 own.setdefault(panel, []).append(setting)
-    return [_titled(key, group) for key, group in sorted(own.items())]
+    return [_titled(key, said, part) for key, group in sorted(own.items()) for said, part in _parts(group)]
 
 
-def _titled(key: tuple[Any, ...], group: list[Setting]) -> Panel:
+def _parts(group: list[Setting], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Setting]]]:
+    """A panel with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
+    few: list[tuple[int, str]] = []
+    for key in _others() if len(group) > _CROWD else []:
+        count = len({repr(getattr(setting.spec, key)) for setting in group})
+        few += [(count, key)] if 2 <= count <= _MOST_PARTS and key != "b_hat" else []
+    if not few:
+        yield said, group
+        return
+    key = min(few)[1]
+    parts: dict[tuple[float, str], list[Setting]] = defaultdict(list)
+    for setting in group:
+        value = getattr(setting.spec, key)
+        parts[value if isinstance(value, int | float) else 0, value_text(value)].append(setting)
+    for (_, text), part in sorted(parts.items(), key=lambda item: item[0]):
+        yield from _parts(part, (*said, f"{key} {text}"))
+
+
+def _titled(key: tuple[Any, ...], said: tuple[str, ...], group: list[Setting]) -> Panel:
     dataset, nodes, byzantine, pull = key
-    title = f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}"
+    title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
     labels = _labels([setting.spec for setting in group])
     named = tuple(Setting(setting.runs, label) for setting, label in zip(group, labels, strict=True))
-    return Panel(title, f"{dataset}-n{nodes}-b{byzantine}-s{pull}", named)
+    slug = "-".join([f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)])
+    return Panel(title, slug, named)
 
 
 def _panel(spec: Spec) -> tuple[Any, ...]:
@@ -170,7 +205,10 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
 
 def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
-    return " · ".join([spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra])
+    size = [word for word in [stamp(spec.name)] if word]
+    return " · ".join(
+        [*size, spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra]
+    )
 
 
 def value_text(value: Any) -> str:

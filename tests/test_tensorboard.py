@@ -1,0 +1,142 @@
+"""--tensorboard: the metrics as event files, every round once, however often a run was stopped; never in the hash."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel.cli import main
+from rpel.experiments import events
+from rpel.experiments.folder import RunFolder
+from rpel.experiments.grid import read
+from rpel.experiments.run import Tick, resume, simulate
+from rpel.experiments.sweep import Sweep
+from test_run import TINY, CrashError, crash_after, same_bytes, tiny
+
+Scalars = dict[str, list[tuple[int, Any]]]
+
+
+def accumulator(path: Path) -> Any:
+    """TensorBoard's own reader of a run folder."""
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped, unused-ignore]
+
+    return event_accumulator.EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0})
+
+
+def scalars(reader: Any) -> Scalars:
+    reader.Reload()
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def expected(path: Path) -> Scalars:
+    """What metrics.jsonl says, as event files hold it."""
+    rows = RunFolder(path).metrics()
+    return {
+        tag: [(row["round"], pytest.approx(row[key])) for row in rows if row[key] is not None]
+        for key, tag in events.TAGS.items()
+    }
+
+
+def crashed(out: Path, **more: Any) -> Path:
+    """A run that died in round 5 and was saved in round 4."""
+    with pytest.raises(CrashError):
+        tiny(out, progress=crash_after(5), **more)
+    (path,) = out.iterdir()
+    return path
+
+
+def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
+    with_events, without = tiny(tmp_path / "a", tensorboard=True).path, tiny(tmp_path / "b").path
+    assert with_events is not None
+    assert without is not None
+    assert with_events.name == without.name, "it is not part of the run's meaning"
+    same_bytes(with_events, without)
+    assert not (without / "tensorboard").exists()
+    found = scalars(accumulator(with_events))
+    assert found == expected(with_events)
+    assert [step for step, _ in found["consensus"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in found["accuracy/worst"]] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("began", [True, False], ids=["began with", "began without"])
+def test_a_resumed_run_has_each_round_once(tmp_path: Path, began: bool) -> None:
+    path = crashed(tmp_path, tensorboard=began)  # and at once again: names of event files have whole seconds
+    looking_on = accumulator(path)
+    if began:
+        assert [step for step, _ in scalars(looking_on)["consensus"]] == [1, 2, 3, 4, 5]
+    resume(path, tensorboard=True)
+    assert scalars(accumulator(path)) == expected(path)
+    if began:
+        assert scalars(looking_on) == expected(path), "who looks on is told to forget what is run again"
+
+
+def test_rounds_can_be_watched_as_they_pass(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def look(tick: Tick) -> None:
+        if tick.round == 4:
+            (path,) = tmp_path.iterdir()
+            seen.append(len(scalars(accumulator(path))["consensus"]))
+
+    tiny(tmp_path, tensorboard=True, progress=look)
+    assert seen == [4]
+
+
+def test_a_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> None:
+    path = tiny(tmp_path).path
+    assert path is not None
+    assert tiny(tmp_path, tensorboard=True).reused
+    assert resume(path, tensorboard=True).reused
+    assert scalars(accumulator(path)) == expected(path)
+    assert len(list((path / "tensorboard").iterdir())) == 1
+    tiny(tmp_path, force=True)
+    assert list((path / "tensorboard").iterdir()) == []
+
+
+def test_what_overflowed_is_infinite(tmp_path: Path) -> None:
+    row = {"round": 1, "loss": sys.float_info.max, "consensus": 1.0, "seconds": 0.1}
+    events.Events(tmp_path / "tensorboard", [row]).close()
+    assert scalars(accumulator(tmp_path)) == {"loss": [(1, math.inf)], "consensus": [(1, 1.0)]}
+
+
+def test_reproduce_and_sweep_write_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "femnist-b0-local1", "--out", str(tmp_path / "made"), "--tensorboard"]
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0, capsys.readouterr().err
+    (path,) = (tmp_path / "made" / "runs").iterdir()
+    first = expected(path)
+    assert scalars(accumulator(path)) == first
+    file = tmp_path / "grid.toml"
+    fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items() if key != "byzantine")
+    file.write_text(fields + "[grid]\nbyzantine = [1]\n", "utf-8")
+    (state,) = Sweep(read(file), tmp_path / "sweep").run()
+    assert state.result is not None, state.error
+    path = Path(state.result["path"])
+    assert not (path / "tensorboard").exists()
+    (state,) = Sweep(read(file), tmp_path / "sweep", tensorboard=True).run()
+    assert state.reused
+    assert scalars(accumulator(path)) == expected(path)
+    (state,) = Sweep(read(file), tmp_path / "other", tensorboard=True).run()
+    assert state.result is not None, state.error
+    assert scalars(accumulator(Path(state.result["path"]))) == expected(path)
+
+
+def test_without_the_package_it_is_one_sentence_and_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = crashed(tmp_path / "runs")
+    monkeypatch.setattr(events, "find_spec", lambda name: None)
+    (tmp_path / "grid.toml").write_text("[grid]\nnodes = [8]\n", "utf-8")
+    for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as left:
+            main([*words, "--tensorboard"])
+        assert left.value.code == 2
+        assert capsys.readouterr().err == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"
+    assert {p.name for p in tmp_path.iterdir()} == {"runs", "grid.toml"}
+    with pytest.raises(ValueError, match="needs a run folder"):
+        simulate(out=None, tensorboard=True)

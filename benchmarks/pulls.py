@@ -89,7 +89,7 @@ async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) ->
                 assert got == sig.size
             theirs.append(loop.time() - begin)
             await asyncio.sleep(0.03)  # below the rate at which a member is held up
-    client.close()
+    await client.close()
     return median(mine[1:]), median(theirs[1:])
 
 

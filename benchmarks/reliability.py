@@ -1,0 +1,322 @@
+"""What faults cost a network of real processes, measured: n = 12, b = 2, s = 8, b_hat = 2, real TLS on this machine.
+
+Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange]` (all of them if none is named). It
+prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep their time is asserted under
+the virtual clock, in tests/peers; here are the figures of one machine on one day, which is described at the top.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
+import segments
+from fleet import PORT, Fleet, Plan, half_step, loopback
+from loopback import papers
+from proxy import Wire, Wires
+
+import flood as flooding
+import machine
+import plain_exchange
+
+Row = tuple[object, ...]
+
+
+def table(title: str, heads: Row, rows: list[Row]) -> None:
+    print(f"\n### {title}\n")
+    for row in (heads, tuple("---" for _ in heads), *rows):
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    sys.stdout.flush()
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Faulted:
+    """One fault: what does it to the fleet, for how many rounds, and whose rounds it may rightly cost."""
+
+    name: str
+    begin: Callable[[], AbstractContextManager[None]]
+    rounds: int
+    victims: tuple[int, ...] = ()
+
+
+class Course:
+    """The course of faults over one fleet; honest members are 0 … 9, the last two may turn hostile."""
+
+    def __init__(self, fleet: Fleet, network: segments.Segments | None) -> None:
+        self.fleet, self.network = fleet, network
+        self.honest = fleet.members[:10]
+
+    def faults(self) -> Iterator[Faulted]:
+        yield Faulted("none", nullcontext, 10)
+        yield Faulted("kill -9 and restart of one", self._killed, 3, victims=(0,))
+        yield Faulted("SIGSTOP of one for 3 rounds", lambda: self.fleet.stopped(self.fleet.members[1]), 3, victims=(1,))
+        if self.network is not None:
+            split, alone, one_way = self.network.split, self.network.isolated, self.network.one_way
+            yield Faulted("cut in halves for 10 rounds", split, 10, victims=tuple(range(12)))
+            yield Faulted("one cut off for 10 rounds", lambda: alone(2), 10, victims=(2,))
+            deaf = [6, 7, 8, 9, 10, 11]
+            yield Faulted("one-way links to 6 for 10 rounds", lambda: one_way(3, deaf), 10, victims=(3,))
+        for attack in ("silence", "slow", "alie"):
+            yield Faulted(f"2 hostile: {attack}", lambda attack=attack: self._hostile(attack), 10)  # type: ignore[misc]
+
+    @contextmanager
+    def _killed(self) -> Iterator[None]:
+        victim = self.fleet.members[0]
+        self.fleet.kill(victim)
+        self.fleet.start(victim)
+        yield
+
+    @contextmanager
+    def _hostile(self, attack: str) -> Iterator[None]:
+        hostile = self.fleet.members[10:]
+        self.fleet.kill(*hostile)
+        for member in hostile:
+            self.fleet.start(member, arguments=["red-team", "--config", str(member.config), "--attack", attack])
+        try:
+            yield
+        finally:
+            self.fleet.kill(*hostile)
+            self.fleet.start(*hostile)
+
+    def measure(self, fault: Faulted, after: int) -> Row:
+        """Spread before, then the fault, then ``after`` rounds; the figures are those of all honest rounds since."""
+        before = self._spread(10)
+        begin = self.now() + 1
+        with fault.begin():
+            self.fleet.wait(lambda: min(self._others(fault)) >= begin + fault.rounds, fault.name)
+        healed = self.now()
+        self.fleet.wait(lambda: min(self._others(fault)) >= healed + after - 5, "healing")
+        later = self._spread(10)
+        return (fault.name, *self._figures(fault, begin, healed + after), f"{later / before:.2f}")
+
+    def now(self) -> int:
+        return max(member.last for member in self.honest)
+
+    def _others(self, fault: Faulted) -> list[int]:
+        """The last rounds of those who are not themselves broken; of all if all are."""
+        rest = [member for member in self.honest if member.number not in fault.victims] or self.honest
+        return [member.last for member in rest]
+
+    def _figures(self, fault: Faulted, begin: int, end: int) -> Row:
+        terms = self.fleet.membership
+        lines = [
+            line
+            for member in self.honest
+            if member.number not in fault.victims or len(fault.victims) == 12
+            for line in member.lines
+            if begin <= line["round"] <= end
+        ]
+        took = [ended_at(line["time"]) - terms.epoch - (line["round"] - 1) * terms.period for line in lines]
+        over = [max(0.0, seconds - terms.deadline) for seconds in took]
+        aggregated = [line["outcome"] == "aggregated" for line in lines]
+        return (
+            len(lines),
+            f"{np.mean(aggregated):.1%}",
+            f"{np.mean([seconds <= terms.period for seconds in took]):.1%}",
+            f"{np.percentile(over, 99):.2f} s",
+            f"{max(over):.2f} s",
+        )
+
+    def _spread(self, rounds: int) -> float:
+        """Mean squared distance of honest half-steps to their mean, over the next few rounds."""
+        found = []
+        for t in range(self.now() + 1, self.now() + 1 + rounds):
+            self.fleet.wait(lambda t=t: min(member.last for member in self.honest) >= t, f"round {t}")  # type: ignore[misc]
+            rows = [half_step(self.fleet, member, t) for member in self.honest]
+            models = np.array([row for row in rows if row is not None])
+            found.append(float(np.square(models - models.mean(axis=0)).mean()))
+        return float(np.mean(found))
+
+
+def ended_at(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def faults(quick: bool) -> None:
+    period, deadline, after = (1.5, 0.9, 6) if quick else (2.0, 1.2, 20)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        network = None
+        plan = Plan(period=period, deadline=deadline, hyperparameters={"lr": 0.1, "momentum": 0.5, "d": 1024})
+        if why := segments.possible():
+            print(f"no partitions: {why}", file=sys.stderr)
+        else:
+            network = segments.Segments(12)
+            opened.callback(network.remove)
+            network.make()
+            plan = replace(plan, urls=segments.url, namespace=network.namespace)
+        fleet = opened.enter_context(Fleet(folder, plan))
+        fleet.start()
+        fleet.wait_aggregated(times=5)
+        course = Course(fleet, network)
+        rows = [course.measure(fault, after) for fault in course.faults()]
+    heads = ("fault", "honest rounds", "aggregated", "within the period", "p99 past the deadline", "worst", "spread")
+    title = f"Faults: rounds of {period:g} s, pulls end after {deadline:g} s; spread {after} rounds later / before"
+    table(title, heads, rows)
+
+
+# --- a flood ---------------------------------------------------------------------------------------------------------
+
+
+def flood(quick: bool) -> None:
+    """What benchmarks/flood.py measures, as a row."""
+    stretches, each = (1, 60) if quick else (4, 150)
+    with tempfile.TemporaryDirectory() as place:
+        for name in flooding.NAMES:
+            papers(Path(place), name)
+        with flooding.running("serve", place) as (_, port):
+            quiet, flooded, sent = asyncio.run(flooding.measure(Path(place), int(port), stretches, each))
+    rows: list[Row] = []
+    for q in (50, 99):
+        before, after = (1e3 * float(np.percentile(seconds, q)) for seconds in (quiet, flooded))
+        rise = f"{after - before:+.1f} ms", f"{after / before:.2f}"
+        rows.append((f"p{q}", f"{before:.1f} ms", f"{after:.1f} ms", *rise))
+    title = f"1,000 pulls a second and 300 stalled handshakes ({sent:,} requests sent); promised +20 % or +50 ms"
+    table(title, ("pulls of the others", "quiet", "flooded", "rise", "ratio"), rows)
+
+
+# --- large models ----------------------------------------------------------------------------------------------------
+
+
+def wire(quick: bool) -> None:
+    """Bytes that really travelled, counted between the peers, TLS and all requests included."""
+    d, rounds, net = (50_000, 3, loopback()) if quick else (500_000, 5, loopback())
+    plan = Plan(
+        period=6.0,
+        deadline=5.0,
+        hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d},
+        urls=lambda i: f"https://{net}.{i + 101}:{PORT}",
+        listen=lambda i: f"{net}.{i + 1}:{PORT}",
+    )
+    wires = Wires([Wire((f"{net}.{i + 101}", PORT), (f"{net}.{i + 1}", PORT)) for i in range(12)])
+    with tempfile.TemporaryDirectory() as place, Fleet(Path(place), plan) as fleet, wires:
+        fleet.start()
+        fleet.wait_aggregated(times=1)
+        first, before = settled(fleet, wires)
+        fleet.wait_round(first + rounds)
+        last, after = settled(fleet, wires)
+        pulled = sum(line["received"] for m in fleet.members for line in m.lines if first < line["round"] <= last)
+    ratio = (after - before) / (pulled * 4 * d)
+    heads = ("parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
+    table("Bytes on the wire", heads, [(f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01")])
+
+
+def settled(fleet: Fleet, wires: Wires) -> tuple[int, int]:
+    """A round that all have ended while the next has not begun, and the bytes carried until then."""
+    while True:
+        t = max(member.last for member in fleet.members) + 1
+        fleet.wait_round(t)
+        carried = sum(wire.carried for wire in wires.wires)
+        position = datetime.now().timestamp() - fleet.membership.epoch
+        if position < t * fleet.membership.period:
+            return t, carried
+
+
+def exchange(quick: bool) -> None:
+    """A round's exchange of 12 processes against plain aiohttp moving the same bytes, and the memory of one of them."""
+    d, period, rounds = (1_000_000, 12.0, 2) if quick else (10_000_000, 75.0, 3)
+    net = loopback()
+    plan = Plan(
+        period=period,
+        deadline=0.9 * period,
+        start=20.0,
+        hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
+        urls=lambda i: f"https://{net}.{i + 1}:{PORT}",
+    )
+    imported = after_import()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, Fleet(Path(place), plan) as fleet:
+        alone = fleet.members[0]  # a process of its own making, whose memory is its own
+        command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(alone.config)]
+        path = str(Path(__file__).parents[1] / "tests" / "peers")
+        cold = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            fleet.start(*fleet.members[1:], environment={"RPEL_TEST_TIMES": "1"})
+            fleet.wait(lambda: all(m.last >= rounds for m in fleet.members[1:]), "large rounds", 600 + rounds * period)
+            peak = status(cold.pid, "VmHWM")
+            ours = min(spans(fleet))
+            size, membership = fleet.signature.size, fleet.membership
+            draws = [drawn(i, membership.nodes, membership.pull) for i in range(membership.nodes)]
+        finally:
+            cold.kill()
+            cold.wait()
+            fleet.kill(*fleet.members)
+        theirs = min(plain_exchange.measure(Path(place), net, size, draws) for _ in range(rounds))
+    used, one = peak - imported, 4 * d
+    rows: list[Row] = [
+        ("a round's exchange", f"{ours:.2f} s", f"plain aiohttp {theirs:.2f} s", f"{ours / theirs:.2f}", "≤ 2"),
+        ("memory above the import", f"{used / 1e6:.0f} MB", f"a model {one / 1e6:.0f} MB", f"{used / one:.1f}", "≤ 14"),
+    ]
+    table(f"Models of {d:,} parameters", ("measured", "rpel", "beside", "ratio", "promised"), rows)
+
+
+def spans(fleet: Fleet) -> list[float]:
+    """Seconds of each round from its first publication until the last pull has ended, where all pulls came."""
+    found = []
+    for t in {line["round"] for line in fleet.members[1].lines}:
+        times = [deed for m in fleet.members[1:] for deed in m.process.deeds if deed["round"] == t]
+        whole = all(line["received"] == 8 for m in fleet.members[1:] for line in m.lines if line["round"] == t)
+        if whole and len(times) == len(fleet.members) - 1:
+            found.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
+    return found
+
+
+def drawn(me: int, nodes: int, s: int) -> list[int]:
+    """s others, at random."""
+    return sorted(int(i) for i in np.random.default_rng(me).permutation([i for i in range(nodes) if i != me])[:s])
+
+
+def status(pid: int | str, entry: str) -> int:
+    """An entry of a process's status, in bytes."""
+    found = re.search(rf"{entry}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def after_import() -> int:
+    """Resident bytes of a process that has imported what `rpel peer run` imports, and done nothing."""
+    script = "import rpel.cli, rpel.peer.run; print(open('/proc/self/status').read())"
+    text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+MEASUREMENTS: dict[str, Callable[[bool], None]] = {"faults": faults, "flood": flood, "wire": wire, "exchange": exchange}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], help="what to measure; all if none is named")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    power = machine.measure()
+    load = os.getloadavg()[0]
+    print(
+        f"{os.cpu_count()} cores, {power.bandwidth / 1e9:.1f} GB/s, {power.flops32 / 1e9:.0f} GFlop/s float32, "
+        f"load {load:.1f} before the start, {datetime.now():%Y-%m-%d}"
+    )
+    for name in given.names or MEASUREMENTS:
+        MEASUREMENTS[name](given.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""A network of real peers in a folder: founded, started as processes, watched by their logs, broken, and ended.
+
+Each peer is a process forked by ``nursery.py`` that runs ``rpel peer run``, with its own
+folder, key, address and state. Waiting means waiting for a log line, never for a time: what is
+asserted must hold however slow the machine is.
+"""
+
+import atexit
+import functools
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rpel.network.join import join
+from rpel.network.new import new
+from rpel.peer import membership, wire
+from rpel.types import Models
+
+HERE = Path(__file__).parent
+PORT, METRICS = 7443, 9464
+PATIENCE = 120.0  # seconds for what needs two; only a machine that stands still lets them pass
+
+
+@dataclass
+class Process:
+    """One life of a peer, from its birth to its end."""
+
+    pid: int
+    ended: dict[int, int]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    deeds: list[dict[str, Any]] = field(default_factory=list)  # of a red team
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int | None:
+        """How it ended, minus the signal's number if it was killed; None: it runs."""
+        return self.ended.get(self.pid)
+
+
+@dataclass(eq=False)
+class Member:
+    """A member, where its files lie, and the processes it has had."""
+
+    number: int
+    id: str
+    folder: Path
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "peer.toml"
+
+    @property
+    def process(self) -> Process:
+        return self.processes[-1]
+
+    @property
+    def running(self) -> bool:
+        return bool(self.processes) and self.process.status is None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log over all lives."""
+        return [line for process in self.processes for line in process.lines]
+
+    @property
+    def rounds(self) -> list[int]:
+        return [line["round"] for line in self.lines]
+
+    @property
+    def last(self) -> int:
+        return max(self.rounds, default=0)
+
+    @property
+    def errors(self) -> str:
+        return "".join(line for process in self.processes for line in process.errors)
+
+    def outcome(self, round: int) -> str:
+        """How a round ended; "" if it has not, or was not played."""
+        return next((str(line["outcome"]) for line in self.lines if line["round"] == round), "")
+
+
+class Nursery:
+    """Forks peers and says when they end; see ``nursery.py``. One can serve many fleets."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link = ours
+        self.ended: dict[int, int] = {}
+        self.listeners: list[Callable[[], None]] = []
+        self._born: list[int] = []
+        self._news = threading.Condition()
+        with theirs:
+            path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+            single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "nursery.py"), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | single | {"PYTHONPATH": path},
+            )
+        if not self._link.recv(1 << 16):
+            raise RuntimeError("the nursery did not start")
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while message := self._link.recv(1 << 16):
+            found = json.loads(message)
+            if "born" in found:
+                with self._news:
+                    self.ended.pop(found["born"], None)  # numbers are used again
+                    self._born.append(found["born"])
+                    self._news.notify_all()
+            else:
+                self.ended[found["ended"]] = found["status"]
+                for listener in list(self.listeners):
+                    listener()
+
+    def fork(self, arguments: Sequence[str], environment: dict[str, str], namespace: str, given: list[int]) -> int:
+        """The process number of a new peer that writes to the two descriptors given."""
+        request = {"arguments": list(arguments), "environment": environment, "namespace": namespace}
+        with self._news:
+            socket.send_fds(self._link, [json.dumps(request).encode()], given)
+            if not self._news.wait_for(lambda: self._born, PATIENCE):
+                raise RuntimeError("the nursery does not answer")
+            return self._born.pop()
+
+    def close(self) -> None:
+        """End it and whatever it still has."""
+        self._link.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+        self._thread.join()
+        self._link.close()
+
+
+def loopback() -> str:
+    """Three numbers of loopback addresses where nobody else is, so that ports need not be looked for."""
+    return f"127.{secrets.randbelow(190) + 64}.{secrets.randbelow(256)}"
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one that all tests of this process share: it takes seconds to begin."""
+    shared = Nursery()
+    atexit.register(shared.close)
+    return shared
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What network to found. ``urls``: where members say they are; ``listen``: where they are, if that is elsewhere."""
+
+    peers: int = 12
+    byzantine: int = 2
+    rounds: int = 100_000
+    period: float = 1.5
+    deadline: float = 1.0
+    start: float = 4.0
+    hyperparameters: dict[str, Any] = field(default_factory=lambda: {"lr": 0.1, "momentum": 0.5})
+    urls: Callable[[int], str] | None = None
+    listen: Callable[[int], str] | None = None
+    namespace: Callable[[int], str] = lambda number: ""
+    dtype: str = "float32"
+
+
+class Fleet:
+    """The peers of one network, to begin soon; a context manager that kills every process that is left."""
+
+    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
+        self.folder, self.plan, self._nursery = folder, plan or Plan(), nursery()
+        self.news = threading.Condition()
+        self._net = loopback()
+        self.membership, self.members = self._found()
+        self.signature = wire.Signature.read(folder / membership.INIT_FILE)
+
+    def url(self, number: int) -> str:
+        return self.plan.urls(number) if self.plan.urls else f"https://{self._net}.{number + 1}:{PORT}"
+
+    def listen(self, number: int) -> str:
+        """Where a member listens."""
+        return self.plan.listen(number) if self.plan.listen else self.url(number).removeprefix("https://")
+
+    def metrics(self, number: int) -> str:
+        """Where a member's metrics are."""
+        return f"{self.listen(number).rpartition(':')[0]}:{METRICS}"
+
+    def _found(self) -> tuple[membership.Membership, list[Member]]:
+        d = int(self.plan.hyperparameters.get("d", 64))
+        initial = np.zeros(d, self.plan.dtype)
+        wire.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
+        founded = new(
+            peers=self.plan.peers,
+            byzantine=self.plan.byzantine,
+            rounds=self.plan.rounds,
+            epoch=time.time() + self.plan.start,
+            period=self.plan.period,
+            deadline=self.plan.deadline,
+            task="quadratic:task",
+            model=self.folder / "model.safetensors",
+            hyperparameters=self.plan.hyperparameters,
+            out=self.folder,
+        )
+        members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]
+        entries = [self._join(member) for member in members]
+        found = replace(founded.membership, members=tuple(entries))
+        membership.save(found, self.folder / "members.toml")
+        for member in members:
+            for name in ("members.toml", membership.INIT_FILE):
+                os.link(self.folder / name, member.folder / name)
+        return found, members
+
+    def _join(self, member: Member) -> membership.Member:
+        member.folder.mkdir()
+        joined = join(
+            id=member.id,
+            url=self.url(member.number),
+            members=member.folder / "members.toml",
+            task="quadratic:task",
+            listen=self.listen(member.number),
+            metrics_listen=self.metrics(member.number),
+            folder=member.folder,
+        )
+        return joined.member
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._nursery.listeners.append(self._notify)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGCONT, *self.members)
+        self.kill(*self.members)
+        self._nursery.listeners.remove(self._notify)
+
+    def start(self, *members: Member, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
+        """Start processes for these members; for all of them if none is named."""
+        for member in members or self.members:
+            command = arguments or ("peer", "run", "--config", str(member.config))
+            self._start(member, command, environment or {})
+
+    def _start(self, member: Member, command: Sequence[str], environment: dict[str, str]) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        pid = self._nursery.fork(command, environment, self.plan.namespace(member.number), [w for _, w in pipes])
+        process = Process(pid, self._nursery.ended)
+        member.processes.append(process)
+        for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):
+            os.close(write)
+            threading.Thread(target=self._read, args=(read, process, heard), daemon=True).start()
+
+    def _read(self, descriptor: int, process: Process, heard: Callable[[Process, str], None]) -> None:
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with self.news:
+                    heard(process, line)
+                    self.news.notify_all()
+
+    def _line(self, process: Process, line: str) -> None:
+        if line.startswith('{"time"'):
+            process.lines.append(json.loads(line))
+        elif line.startswith('{"round"'):
+            process.deeds.append(json.loads(line))
+
+    def _error(self, process: Process, line: str) -> None:
+        process.errors.append(line)
+
+    def _notify(self) -> None:
+        with self.news:
+            self.news.notify_all()
+
+    def signal(self, number: int, *members: Member) -> None:
+        """Send a signal to members' processes."""
+        for member in members:
+            if member.running:
+                os.kill(member.process.pid, number)
+
+    def kill(self, *members: Member) -> None:
+        """kill -9, and wait for their end."""
+        self.signal(signal.SIGKILL, *members)
+        self.wait(lambda: not any(member.running for member in members), "killed processes to end")
+
+    @contextmanager
+    def stopped(self, *members: Member) -> Iterator[None]:
+        """SIGSTOP while inside, SIGCONT after."""
+        self.signal(signal.SIGSTOP, *members)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT, *members)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        """Wait until the logs make the condition true."""
+        with self.news:
+            if not self.news.wait_for(condition, patience):
+                raise AssertionError(f"waited {patience:g} s for {what}:\n{self.picture()}")
+
+    def wait_round(self, round: int, *members: Member) -> None:
+        """Wait until these members (or all that run) have ended this round or a later one."""
+        some = members or tuple(member for member in self.members if member.running)
+        self.wait(lambda: all(member.last >= round for member in some), f"round {round}")
+
+    def wait_aggregated(self, *members: Member, times: int = 1) -> None:
+        """Wait until each of these members (or all that run) has aggregated so many times from now on."""
+        some = members or tuple(member for member in self.members if member.running)
+        seen = [(member, len(member.lines)) for member in some]
+
+        def enough(member: Member, already: int) -> bool:
+            return [line["outcome"] for line in member.lines[already:]].count("aggregated") >= times
+
+        self.wait(lambda: all(enough(*one) for one in seen), f"{times} aggregated rounds")
+
+    def picture(self) -> str:
+        """The last of every log, for whoever reads a failure."""
+        rows = []
+        for member in self.members:
+            status = [process.status for process in member.processes]
+            ends = " ".join(f"{line['round']}:{line['outcome']}:{line['received']}" for line in member.lines[-6:])
+            rows.append(f"{member.id} {status} {ends} {member.errors[-600:]}")
+        return "\n".join(rows)
+
+
+def check_laws(fleet: Fleet, *members: Member) -> None:
+    """What the logs of all honest members must show, whatever happened and however long it took."""
+    for member in members or fleet.members:
+        for process in member.processes:
+            rounds = [line["round"] for line in process.lines]
+            assert rounds == sorted(set(rounds)), f"{member.id} played a round twice: {rounds}"
+        assert member.rounds == sorted(member.rounds), f"{member.id} went back: {member.rounds}"
+        for line in member.lines:
+            assert (line["asked"], line["trim"]) in ((8, 2), (0, 2)), line
+            assert line["received"] == list(line["results"].values()).count("ok") <= line["asked"], line
+            assert line["outcome"] == "local_only" or line["received"] >= 4, line
+        assert "Traceback" not in member.errors, member.errors
+
+
+def heard(lines: list[dict[str, Any]], *others: Member) -> set[str]:
+    """What came of asking the others, in these log lines."""
+    names = {other.id for other in others}
+    return {result for line in lines for name, result in line["results"].items() if name in names}
+
+
+def half_step(fleet: Fleet, member: Member, round: int | None = None) -> Models | None:
+    """A member's half-step of a round as it is on its disk, the newest if none is named; None if there is none."""
+    state = member.folder / "state"
+    if round is None:
+        round = max(int(path.stem.partition("-")[2]) for path in state.glob("half-*.rec"))
+    try:
+        line, _, rest = (state / f"half-{round}.rec").read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    body = json.loads(line)["body"]
+    return np.frombuffer(rest[len(fleet.signature.header) : body], fleet.signature.dtype) if body else None

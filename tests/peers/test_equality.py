@@ -1,0 +1,174 @@
+"""Fault-free real peers and the simulator are the same algorithm: same coins, same models, to 1e-6.
+
+Twelve peers over real TLS on loopback. Only their clock is the test's: a round begins when all have ended the one
+before it, so that nothing depends on how fast the machine is. Coins are handed in, which only a program can do.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from consortium import Consortium, found
+
+from rpel.engine import Setting, Simulation
+from rpel.kernels.threads import set_threads, threads
+from rpel.peer.clock import RoundClock
+from rpel.peer.config import Config
+from rpel.peer.node import Node
+from rpel.peer.store import Store
+from rpel.peer.wire import Signature
+from rpel.peer.work import Hyperparameters, TaskLearner, built_in
+from rpel.randomness import stream
+from rpel.tasks import Task
+from rpel.topology import Pull
+from rpel.types import Integers, Models
+
+NODES, BYZANTINE, PULL, B_HAT, PERIOD = 12, 2, 8, 2, 1000.0
+HYPER: Mapping[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "eval_every": 1000}
+
+
+@dataclass
+class Together:
+    """A clock that all peers share: when all of them sleep, it is the time they sleep until."""
+
+    now: float = -1.0
+    until: float = 0.0
+    everybody: threading.Barrier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.everybody = threading.Barrier(NODES, action=self._arrive)
+
+    def _arrive(self) -> None:
+        self.now = self.until
+
+    def sleep(self, until: float) -> None:
+        self.until = until
+        self.everybody.wait(timeout=300)
+
+
+class Paced(Node):
+    """A peer whose time is the shared clock's."""
+
+    def __init__(self, config: Config, together: Together) -> None:
+        def coins(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
+            return tuple(int(other) for other in Pull(nodes, s, seed=0).sample(round, np.array([me]))[0])
+
+        super().__init__(config, coins=coins)
+        self._together = together
+        self.clock = RoundClock(0.0, PERIOD, wall=lambda: 0.0, ticks=lambda: together.now)
+
+    def _sleep(self, until: float) -> None:
+        self._together.sleep(until)
+
+
+class LeastSquares:
+    """Linear regression in float64, five examples a step, each member with targets of its own."""
+
+    d = 20
+
+    def __init__(self, examples: int = 40) -> None:
+        self._x = stream(0, "inputs").standard_normal((NODES, examples, self.d))
+        truth = 1 + 0.3 * stream(0, "truth").standard_normal((NODES, self.d))
+        self._y = np.einsum("ned,nd->ne", self._x, truth)
+
+    def initial(self) -> Any:
+        return stream(0, "initial").standard_normal(self.d)
+
+    def local_state(self, h: int) -> Any:
+        return np.zeros((h, 0))
+
+    def gradient(
+        self, x: Models, local: Models, ids: Integers, t: int, k: int, out: Models | None = None
+    ) -> tuple[Models, Models]:
+        out = np.empty_like(x) if out is None else out
+        for row, node in enumerate(ids):
+            batch = stream(0, ("batch", k), t, int(node)).integers(0, self._x.shape[1], 5)
+            inputs = self._x[node, batch]
+            out[row] = inputs.T @ (inputs @ x[row] - self._y[node, batch]) / 5
+        return out, local
+
+    def evaluate(self, x: Models, local: Models, subset: Integers | None = None) -> tuple[Models, Models]:
+        return np.zeros(len(x)), np.square(x - 1).mean(axis=1)
+
+    def full_gradient(self, x: Models, local: Models, size: int | None = None) -> Models:
+        raise NotImplementedError
+
+
+def by_peers(consortium: Consortium, task: Task, dtype: Any) -> Models:
+    """The models (n, d) after the last round of real peers."""
+    together, hyper = Together(), Hyperparameters.of(HYPER)
+    nodes = [Paced(config, together) for config in consortium.configs]
+
+    def live(place: int) -> None:
+        try:
+            for _ in nodes[place].live(TaskLearner(task, place, hyper, dtype=dtype)):
+                pass
+        except BaseException:
+            together.everybody.abort()
+            raise
+
+    with ExitStack() as open_nodes, ThreadPoolExecutor(NODES) as pool:
+        for node in nodes:  # all listen before the first asks for a clock
+            open_nodes.enter_context(node)
+        list(pool.map(live, range(NODES)))
+    rounds = consortium.membership.rounds
+    for node in nodes:
+        assert node.summary()["outcomes"] == {"aggregated": rounds, "local_only": 0, "caught_up": 0}
+        assert node.summary()["pulls"]["ok"] == PULL * rounds
+    return np.array([_last(node) for node in nodes])
+
+
+def _last(node: Node) -> Models:
+    with Store(node.config.state_dir, node.signature) as store:
+        kept = store.memory().checkpoint
+    assert kept is not None
+    return kept.x
+
+
+def by_simulator(task: Task, rounds: int) -> Models:
+    """The models (n, d) after the last round of the simulator."""
+    hyper = Hyperparameters.of(HYPER)
+    setting = Setting(
+        NODES, 0, PULL, B_HAT, rounds, lr=hyper.rate, momentum=hyper.momentum, weight_decay=hyper.weight_decay, seed=0
+    )
+    run = Simulation(setting, task)
+    for _ in range(rounds):
+        run.step()
+    return run.models()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = threads()
+    set_threads(1)
+    yield
+    set_threads(before)
+
+
+def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
+    task = built_in("mnist-sample", Hyperparameters.of(HYPER), NODES, run="consortium")
+    signature = Signature.of(task.module.named_parameters())
+    consortium = found(
+        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
+    )
+    real, simulated = by_peers(consortium, task, np.float32), by_simulator(task, 5)
+    assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
+    assert np.abs(real - simulated).max() <= 1e-6
+
+
+def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
+    task = LeastSquares()
+    signature = Signature.of({"w": task.initial()})
+    consortium = found(
+        tmp_path, NODES, rounds=100, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
+    )
+    real, simulated = by_peers(consortium, task, np.float64), by_simulator(task, 100)
+    assert real.dtype == np.float64
+    assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
+    assert np.abs(real - simulated).max() <= 1e-6

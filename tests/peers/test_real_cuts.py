@@ -1,0 +1,91 @@
+"""Real processes that stop or lose each other, each in a network namespace: n = 12, b = 2, s = 8, b_hat = 2.
+
+As in test_real_processes.py nothing asserts a time. After every fault all aggregate again, by themselves.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import segments
+from fleet import Fleet, Member, Plan, check_laws, heard
+from segments import Segments
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Segments]]:
+    """Twelve running peers, each in a network namespace of its own."""
+    if why := segments.possible():
+        pytest.skip(why)
+    network = Segments(12)
+    try:
+        network.make()
+        plan = Plan(urls=segments.url, namespace=network.namespace)
+        with Fleet(tmp_path_factory.mktemp("apart"), plan) as fleet:
+            fleet.start()
+            fleet.wait_aggregated(times=2)
+            yield fleet, network
+    finally:
+        network.remove()
+
+
+def during(
+    fleet: Fleet, fault: AbstractContextManager[None], rounds: int, until: Callable[[], bool] = lambda: True
+) -> dict[Member, list[dict[str, Any]]]:
+    """The log lines of rounds that began and ended under the fault, which lasts so many rounds and ``until``."""
+    with fault:
+        begin = {member: member.last + 2 for member in fleet.members}  # these may have begun before it
+        fleet.wait(lambda: all(m.last > begin[m] + rounds for m in fleet.members) and until(), "the fault's rounds")
+        return {m: [line for line in m.lines if line["round"] > begin[m]] for m in fleet.members}
+
+
+def recovered(fleet: Fleet) -> None:
+    fleet.wait_aggregated(times=2)
+    check_laws(fleet)
+
+
+def test_a_peer_that_was_stopped_for_three_rounds_catches_up(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        peer, others = fleet.members[0], fleet.members[1:]
+        fleet.start()
+        fleet.wait_aggregated(times=2)
+        before = len(peer.lines)
+        with fleet.stopped(peer):
+            fleet.wait_round(peer.last + 5, *others)
+        recovered(fleet)
+        assert "caught_up" in {line["outcome"] for line in peer.lines[before:]}
+
+
+def test_a_network_cut_in_halves_goes_on_in_each_and_joins_again(apart: tuple[Fleet, Segments]) -> None:
+    fleet, network = apart
+    left, right = fleet.members[:6], fleet.members[6:]
+    for member, lines in during(fleet, network.split(), rounds=10).items():
+        far = right if member in left else left
+        assert "ok" not in heard(lines, *far), "the cut did not cut"
+    recovered(fleet)
+    fleet.wait_aggregated()
+    assert any("ok" in heard(member.lines[-3:], *right) for member in left)
+
+
+def test_a_peer_cut_off_freezes_and_catches_up(apart: tuple[Fleet, Segments]) -> None:
+    fleet, network = apart
+    alone, others = fleet.members[3], [*fleet.members[:3], *fleet.members[4:]]
+    seen = len(alone.lines)
+    found = during(fleet, network.isolated(3), rounds=3, until=lambda: bool(alone.lines[-1]["frozen"]))
+    assert {line["outcome"] for line in found[alone]} == {"local_only"}
+    for member in others:
+        assert "ok" not in heard(found[member], alone)
+    recovered(fleet)
+    assert "caught_up" in {line["outcome"] for line in alone.lines[seen:]}
+
+
+def test_a_link_that_carries_one_way_only_harms_nobody(apart: tuple[Fleet, Segments]) -> None:
+    fleet, network = apart
+    mute, deaf = fleet.members[0], fleet.members[6:]
+    found = during(fleet, network.one_way(0, [member.number for member in deaf]), rounds=4)
+    assert "ok" not in heard(found[mute], *deaf), "the link carries both ways"
+    for member in deaf:
+        assert "ok" not in heard(found[member], mute)
+    recovered(fleet)

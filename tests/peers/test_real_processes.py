@@ -1,0 +1,249 @@
+"""What a network of real processes survives whatever the timing: n = 12, b = 2, s = 8, b_hat = 2, real TLS on loopback.
+
+Nothing here asserts a time. How long things take is measured by benchmarks/reliability.py; that rounds keep their time
+is asserted under the virtual clock (test_protocol.py).
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from faulty import POINTS
+from fleet import HERE, Fleet, Member, Plan, check_laws
+from spy import Spy
+
+from rpel.peer import identity, membership
+
+ROOT_NEEDED = "needs root to mount a small disk"
+
+
+# --- 1: kill -9 ------------------------------------------------------------------------------------------------------
+
+
+def records(member: Member) -> dict[int, str]:
+    """The hash of each half-step on disk, by round."""
+    found = {}
+    for path in (member.folder / "state").glob("half-*.rec"):
+        line, _, rest = path.read_bytes().partition(b"\n")
+        found[int(path.stem.partition("-")[2])] = hashlib.sha256(rest[: json.loads(line)["body"]]).hexdigest()
+    return found
+
+
+def test_kill_at_any_point_of_the_round_never_makes_two_versions_of_it_and_the_peer_comes_back(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet, Spy(fleet, fleet.members[11]) as spy:
+        victims = dict(zip(fleet.members, POINTS, strict=False))
+        for place, (victim, point) in enumerate(victims.items()):
+            fleet.start(victim, environment={"RPEL_TEST_DIE": f"{point}:{3 + place}"})
+        fleet.start(*fleet.members[8:11])
+        died = {}
+        for victim in victims:
+            fleet.wait(lambda victim=victim: not victim.running, f"the death of {victim.id}")  # type: ignore[misc]
+            died[victim] = records(victim)
+            fleet.start(victim)
+        fleet.wait_aggregated(*fleet.members[:11], times=2)
+        fleet.wait(lambda: spy.looked_twice() > 20, "the spy to look twice")
+        check_laws(fleet)
+
+    for victim, on_disk in died.items():
+        assert [process.status for process in victim.processes] == [-signal.SIGKILL, -signal.SIGKILL]
+        assert "aggregated" in {line["outcome"] for line in victim.process.lines}
+        for round, digest in on_disk.items():
+            assert spy.seen[victim.number, round] <= {digest}, (victim.id, round)
+    for member in fleet.members:
+        for line in member.lines:
+            seen = spy.seen[member.number, line["round"]]
+            assert len(seen) <= 1
+            assert seen <= {line["digest"]} or not line["digest"], (member.id, line)
+
+
+def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
+    with Fleet(tmp_path, Plan(peers=4, byzantine=0)) as fleet, Spy(fleet, fleet.members[3]) as spy:
+        liar = fleet.members[0]
+        fleet.start(*fleet.members[:3])
+        while not spy.caught(liar):
+            assert liar.last < 50, "the spy is blind"
+            fleet.wait_round(liar.last + 1, liar)
+            for path in (liar.folder / "state").glob("half-*.rec"):  # what is published changes under the server
+                with path.open("r+b") as file:
+                    file.seek(path.read_bytes().index(b"\n") + 1 + fleet.signature.size - 8)
+                    file.write(os.urandom(4))
+
+
+# --- 5: papers -------------------------------------------------------------------------------------------------------
+
+
+def test_without_its_key_a_peer_refuses_to_start_in_one_sentence(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    peer = fleet.members[3]
+    (peer.folder / "peer.key").unlink()
+    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(peer.config)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(HERE)})
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("rpel: there is no key ")
+    assert ended.stderr.count("\n") == 1
+    assert not (peer.folder / "state").exists()
+
+
+# --- 7: disks and clocks ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "rpel-test", str(place)], capture_output=True)
+    if tried.returncode:
+        pytest.skip(ROOT_NEEDED)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 512):
+                pass
+        except OSError:
+            pass
+    return filler
+
+
+def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_there_is_room(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    home = tmp_path / "fleet"
+    home.mkdir()
+    with Fleet(home) as fleet, Spy(fleet, fleet.members[11]) as spy:
+        peer, others = fleet.members[0], fleet.members[1:11]
+        (peer.folder / "state").symlink_to(small_disk)
+        fleet.start(peer, *others)
+        fleet.wait_aggregated(peer, times=2)
+        filler = fill(small_disk)
+        fleet.wait(lambda: "could not write" in peer.errors, "the disk to be full")
+        kept = {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")}
+        begin = peer.last
+        fleet.wait_round(begin + 3, peer)
+        fleet.kill(peer)
+        assert {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")} == kept != {}
+        played = {line["round"] for line in peer.lines if begin < line["round"]}
+        assert {line["outcome"] for line in peer.lines if line["round"] in played} == {"local_only"}
+        fleet.start(peer)
+        fleet.wait(lambda: bool(peer.process.lines), "the first round after the restart, the disk still full")
+        filler.unlink()
+        fleet.wait_aggregated(*fleet.members[:11], times=2)
+        check_laws(fleet, *others)
+    assert not any(spy.seen[0, round] for round in played), "a half-step that is not on disk was served"
+
+
+def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        peer = fleet.members[0]
+        fleet.start()
+        fleet.wait_aggregated(times=3)
+        fleet.kill(peer)
+        rounds = sorted(int(path.stem.partition("-")[2]) for path in (peer.folder / "state").glob("*.ckpt"))
+        newest = peer.folder / "state" / f"checkpoint-{rounds[-1]}.ckpt"
+        os.truncate(newest, newest.stat().st_size // 2)
+        fleet.start(peer)
+        fleet.wait_aggregated(peer, times=2)
+        check_laws(fleet)
+    assert len(rounds) == 2
+    assert f"checkpoint-{rounds[-1]}.ckpt is damaged, the one before it is used" in peer.errors
+
+
+def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        forward, back = fleet.members[:2]
+        fleet.start()
+        fleet.wait_aggregated(times=2)
+        before = max(member.last for member in fleet.members)
+        fleet.signal(signal.SIGUSR1, forward)
+        fleet.signal(signal.SIGUSR2, back)
+        fleet.wait_aggregated(times=4)
+        check_laws(fleet)
+        now = time.time()
+        for member, hour in ((forward, 3600), (back, -3600)):
+            stamp = member.lines[-1]["time"]
+            assert abs(_seconds(stamp) - hour - now) < 600, "the clock was not set"
+            later = [round for round in member.rounds if round > before]
+            assert all(round <= max(other.last for other in fleet.members[2:]) + 2 for round in later)
+
+        fleet.kill(forward)
+        fleet.start(forward, environment={"RPEL_TEST_WALL": "3600"})
+        fleet.wait(lambda: not forward.running, "a refusal")
+        assert forward.process.status == 2
+        assert "this machine's clock is" in forward.process.errors[-1]
+        assert forward.process.lines == []
+        fleet.wait_aggregated(*fleet.members[1:])
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+# --- 10: a new membership --------------------------------------------------------------------------------------------
+
+
+def announce(fleet: Fleet, coming: membership.Membership, *members: Member) -> None:
+    """Put the coming membership where these members look for it."""
+    for member in members:
+        path = member.folder / "members.next.toml"
+        membership.save(coming, path)
+
+
+def rotated(fleet: Fleet, member: Member, from_round: int) -> membership.Membership:
+    """The membership with a new key for one member, whose files are laid beside the old ones."""
+    secret, pem = identity.create(member.id)
+    identity.write_key(member.folder / "peer.next.key", secret)
+    (member.folder / "peer.next.crt").write_text(pem)
+    entries = list(fleet.membership.members)
+    entries[member.number] = membership.Member.of(member.id, entries[member.number].url, pem)
+    return replace(fleet.membership, from_round=from_round, members=tuple(entries))
+
+
+def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> set[str]:
+    """What came of pulls between these members and the other, in rounds after those given."""
+    out = {line["results"].get(other.id, "") for m in members for line in m.lines if line["round"] > after[m.id]}
+    back = {result for line in other.lines if line["round"] > after[other.id] for result in line["results"].values()}
+    return (out | back) - {""}
+
+
+def test_a_rotated_key_takes_effect_while_training_goes_on_and_whoever_lacks_the_file_is_told_and_harms_nobody(
+    tmp_path: Path,
+) -> None:
+    with Fleet(tmp_path) as fleet:
+        turning, behind = fleet.members[0], fleet.members[5]
+        others = [member for member in fleet.members if member is not behind]
+        fleet.start()
+        fleet.wait_aggregated(times=2)
+        start = max(member.last for member in fleet.members) + 3
+        coming = rotated(fleet, turning, start)
+        announce(fleet, coming, *others)
+        fleet.wait(lambda: all("is in force" in member.errors for member in others), "the new membership")
+        fleet.wait_round(start, *others)
+        after = {member.id: member.last for member in fleet.members}
+        fleet.wait_aggregated(*others, times=3)
+        fleet.wait_round(after[behind.id] + 2, behind)
+        assert "refused" in exchanged(others, behind, after)
+        assert "ok" not in exchanged(others, behind, after)
+        assert "membership" in behind.errors.lower(), "it was not told"
+
+        announce(fleet, coming, behind)  # late is better than never
+        fleet.wait_aggregated(times=2)
+        fleet.kill(turning)
+        fleet.start(turning)
+        fleet.wait_aggregated(times=2)
+        check_laws(fleet)

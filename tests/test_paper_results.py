@@ -1,0 +1,104 @@
+"""The page that sets the paper beside what we measured: its tables are what its data say, and hide nothing."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT
+
+_spec = importlib.util.spec_from_file_location("paper_results", ROOT / "tools" / "paper_results.py")
+assert _spec is not None
+assert _spec.loader is not None
+tool: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tool)
+
+HEAD = "curve,x,seed,round,accuracy_mean,accuracy_worst,accuracy_lowest,bytes,run\n"
+
+
+def reproduced(out: Path, name: str, rows: list[str], figure: str = "Figure 4 (x)") -> None:
+    """What rpel reproduce leaves of one panel: every row's run has a certificate."""
+    runs = list(dict.fromkeys(row.rpartition(",")[2] for row in rows))
+    for k, run in enumerate(runs):
+        proof = {"plan": {"b_hat": 6}, "max_observed": 5 + k % 2, "held": True, "versions": {"code": "abc"}}
+        (out / "runs" / run).mkdir(parents=True)
+        (out / "runs" / run / "certificate.json").write_text(json.dumps(proof))
+    (out / f"{name}.csv").write_text(HEAD + "\n".join(rows) + "\n")
+    for picture in (name, "figure-4"):
+        (out / f"{picture}.svg").write_text("<svg/>")
+    entry = {"name": name, "figure": figure, "title": "t", "scale": "full", "note": "200 rounds, 2 seeds", "files": []}
+    (out / "index.json").write_text(json.dumps([entry | {"runs": [f"runs/{run}" for run in runs]}]))
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of a Markdown table without its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Any:
+    """A comparison of four methods with two seeds, a sweep, and nothing else."""
+    methods = {"RPEL": 0.98, "CS+": 0.8, "GTS": 0.96, "ClippedGossip": 0.9}
+    rows = [
+        f"{label},,{seed},{t},{accuracy - seed / 100},0.1,{accuracy / 2},10,{label}-{seed}"
+        for label, accuracy in methods.items() for seed in (0, 1) for t in (100, 200)
+    ]  # fmt: skip
+    reproduced(tmp_path / "a", "alie-mean-s3-b1", rows)
+    swept = [f"{label},{x},0,200,0.9,0.{x},0.{x},10,{label}-{x}" for label in ("ALIE", "FOE") for x in (4, 6)]
+    reproduced(tmp_path / "b", "extra-pull", swept, "Beyond the paper")
+    for name in "ab":
+        tool.take(tmp_path / name, tmp_path / "shelf")
+    return tool.Shelf(tmp_path / "shelf")
+
+
+def test_tables_hold_the_last_round_of_every_seed(shelf: Any) -> None:
+    rows = cells(tool.of_runs(shelf, ["alie-mean-s3-b1"]))
+    assert rows[0] == ["n = 30, s = 3, b = 1", "RPEL", "200", "0.980, 0.970", "0.100, 0.100", "5, 6 of 6", "0.0"]
+    assert len(rows) == 4
+    compared = cells(tool.of_methods(shelf, ["alie-mean-s3-b1"]))
+    expected = ["0.980, 0.970", "0.800, 0.790", "0.960, 0.950", "0.900, 0.890", "+0.020"]
+    assert compared == [["n = 30, s = 3, b = 1", *expected]]
+    assert cells(tool.of_sweep(shelf, ["extra-pull"]))[0] == ["4", "0.900", "0.400", "0.900", "0.400"]
+
+
+def test_what_was_not_run_is_said(shelf: Any) -> None:
+    assert "not run" in tool.of_runs(shelf, ["mnist-left"])
+    assert "not run" in tool.of_methods(shelf, ["alie-mean-s3-b0"])
+    assert "not run" in tool.of_sweep(shelf, ["extra-b-hat"])
+    assert "not run" in tool.of_fractions(shelf, ["fraction-1000"])
+    made = {row[0]: row[1:] for row in cells(tool.of_figures(shelf, []))[:-2]}
+    assert made["Figure 4"] == ["1 of 9", "200 rounds, 2 seeds"]
+    assert made["Figure 21"] == ["0 of 1", "not run"]
+    assert "Runs: 12; the plan held in 12. Code versions (runs): abc (12)." in tool.of_figures(shelf, [])
+
+
+def test_only_marked_tables_are_written(shelf: Any) -> None:
+    page = "Before.\n\n<!-- methods alie-mean-s3-b1 -->\nold\n<!-- end -->\n\nAfter.\n"
+    text = tool.written(page, shelf)
+    assert text.startswith("Before.\n\n<!-- methods alie-mean-s3-b1 -->\n| panel |")
+    assert text.endswith("|\n<!-- end -->\n\nAfter.\n")
+    assert tool.written(text, shelf) == text
+
+
+def test_pictures_come_as_the_paper_arranges_them(shelf: Any) -> None:
+    assert {path.name for path in shelf.folder.glob("*.svg")} == {"figure-4.svg", "extra-pull.svg"}
+
+
+# --- the page itself -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_its_data_say() -> None:
+    page = tool.PAGE.read_text("utf-8")
+    assert tool.MARK.search(page)
+    assert tool.written(page, tool.Shelf(tool.PAGE.with_suffix(""))) == page
+
+
+def test_every_figure_of_the_paper_has_its_verdict_and_every_link_leads_somewhere() -> None:
+    page = tool.PAGE.read_text("utf-8")
+    named = {int(first) for first in re.findall(r"^\| (\d+)(?: [^|]*)? \|", page, re.MULTILINE)}
+    assert named == set(range(1, 22))
+    for link in re.findall(r"\]\(([^)]+)\)", page):
+        assert (tool.PAGE.parent / link).exists(), link

@@ -1,0 +1,231 @@
+"""The numbers of docs/results/paper.md: python tools/paper_results.py [FOLDER…] (those that rpel reproduce wrote).
+
+Takes CSVs, pictures and what the runs' certificates say into docs/results/paper/; then writes the page's
+tables anew from there and nowhere else, so that without a FOLDER the page stays as it is. A table stands between
+<!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
+"""
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rpel.experiments.figures import PANELS, SHARES, everything, find
+from rpel.experiments.panels import read_rows
+from rpel.files import atomic
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
+MARK = re.compile(r"(<!-- (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHOWN_PULLS = (10, 20, 30, 40, 50)
+Row = dict[str, Any]
+
+
+# --- taking in -------------------------------------------------------------------------------------------------------
+
+
+def take(folder: Path, shelf: Path) -> None:
+    """Copy CSVs and pictures of a reproduction, and add its panels to the shelf's index."""
+    shelf.mkdir(parents=True, exist_ok=True)
+    index = {entry["name"]: entry for entry in entries(shelf)}
+    for entry in entries(folder):
+        shutil.copyfile(folder / f"{entry['name']}.csv", shelf / f"{entry['name']}.csv")
+        proofs = [json.loads((folder / run / "certificate.json").read_text("utf-8")) for run in entry["runs"]]
+        names = (Path(run).name for run in entry["runs"])
+        index[entry["name"]] = {key: entry[key] for key in ("name", "figure", "title", "scale", "note")} | {
+            "runs": {name: proved(proof) for name, proof in zip(names, proofs, strict=True)}
+        }
+    alone = {panel.name for panel in everything() if [p.number for p in PANELS].count(panel.number) < 2}
+    for picture in folder.glob("*.svg"):
+        if picture.stem in alone or picture.stem.startswith("figure-"):
+            shutil.copyfile(picture, shelf / picture.name)
+    order = [panel.name for panel in everything()]
+    ordered = sorted(index.values(), key=lambda entry: order.index(entry["name"]))
+    with atomic(shelf / "index.json") as file:
+        file.write((json.dumps(ordered, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def proved(proof: Row) -> Row:
+    """What a table says of a certificate."""
+    return {
+        "b_hat": proof["plan"]["b_hat"],
+        "max_observed": proof["max_observed"],
+        "held": proof["held"],
+        "code": proof["versions"]["code"],
+    }
+
+
+def entries(folder: Path) -> list[Row]:
+    path = folder / "index.json"
+    found: list[Row] = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    return found
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """The panels that are there: their entries, and the last round of every curve and seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries = {entry["name"]: entry for entry in entries(folder)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def rows(self, name: str) -> list[Row]:
+        return read_rows(self.folder / f"{name}.csv")
+
+    def last(self, name: str) -> dict[tuple[str, Any], list[Row]]:
+        """By curve and place on the axis, the last row of each seed."""
+        ends: dict[tuple[str, Any, int], Row] = {}
+        for row in self.rows(name):
+            ends[row["curve"], row["x"], row["seed"]] = row
+        found: dict[tuple[str, Any], list[Row]] = defaultdict(list)
+        for (curve, x, _), row in ends.items():
+            found[curve, x].append(row)
+        return found
+
+
+def numbers(rows: Iterable[Row], column: str) -> str:
+    """One number a seed.
+
+    >>> numbers([{"a": 0.98125}, {"a": 1.0}], "a")
+    '0.981, 1.000'
+    """
+    return ", ".join(f"{row[column]:.3f}" for row in rows)
+
+
+def table(head: list[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(table(["s", "b"], [["3", "1"]]), end="")
+    | s | b |
+    |---|---|
+    | 3 | 1 |
+    """
+    first, *others = ("| " + " | ".join(line) + " |\n" for line in [head, *rows])
+    return first + "|---" * len(head) + "|\n" + "".join(others)
+
+
+def of_runs(shelf: Shelf, names: list[str]) -> str:
+    """A row a curve: what each seed ends with, the most hostile peers a node met, and what all nodes sent."""
+    rows = []
+    for name in names:
+        title = find(name).title
+        if name not in shelf:
+            rows.append([title, "not run", "", "", "", "", ""])
+            continue
+        for (curve, _), ends in shelf.last(name).items():
+            proofs = [shelf.entries[name]["runs"][row["run"]] for row in ends]
+            met = ", ".join(str(proof["max_observed"]) for proof in proofs)
+            planned = f"{met} of {proofs[0]['b_hat']}"
+            means, worst = numbers(ends, "accuracy_mean"), numbers(ends, "accuracy_worst")
+            sent = f"{ends[0]['bytes'] / 1e9:.1f}"
+            rows.append([title, curve, str(ends[0]["round"]), means, worst, planned, sent])
+    return table(["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"], rows)
+
+
+def of_methods(shelf: Shelf, names: list[str]) -> str:
+    """A row a panel, a column a method: the panel's measure, seed by seed; and RPEL's lead over the best rival."""
+    labels = [curve.label for curve in find(names[0]).curves]
+    rows = []
+    for name in names:
+        panel = find(name)
+        if name not in shelf:
+            rows.append([panel.title, *["not run"] * len(labels), ""])
+            continue
+        column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
+        ends = {curve: seeds for (curve, _), seeds in shelf.last(name).items()}
+        average = {curve: sum(row[column] for row in seeds) / len(seeds) for curve, seeds in ends.items()}
+        lead = average.pop("RPEL") - max(average.values())
+        rows.append([panel.title, *(numbers(ends[label], column) for label in labels), f"{lead:+.3f}"])
+    return table(["panel", *labels, "RPEL's lead"], rows)
+
+
+def of_sweep(shelf: Shelf, names: list[str]) -> str:
+    """A row for each value of the axis; mean and worst of every curve, averaged over the seeds."""
+    (name,) = names
+    if name not in shelf:
+        return f"{find(name).title}: not run.\n"
+    ends = shelf.last(name)
+    curves, values = (list(dict.fromkeys(key[i] for key in ends)) for i in (0, 1))
+    head = [find(name).xlabel, *(f"{curve}, {word}" for curve in curves for word in ("mean", "worst node"))]
+    columns = ("accuracy_mean", "accuracy_worst")
+    rows = [[f"{x:g}", *(numbers(ends[curve, x], column) for curve in curves for column in columns)] for x in values]
+    return table(head, rows)
+
+
+def of_fractions(shelf: Shelf, names: list[str]) -> str:
+    """For a tenth of the nodes hostile: b̂ in each simulation, exactly, and from which s on it is a minority."""
+    rows = []
+    for name in names:
+        if name not in shelf:
+            rows.append([find(name).title, *["not run"] * (len(SHOWN_PULLS) + 1)])
+            continue
+        tenth = [row for row in shelf.rows(name) if row["byzantine"] * 100 == max(SHARES) * row["nodes"]]
+        cells = [_simulated(row) for row in tenth if row["pull"] in SHOWN_PULLS]
+        within = [row["pull"] for row in tenth if 2 * max(_counts(row)) < row["pull"] + 1]
+        rows.append([find(name).title, *cells, str(min(within, default="none"))])
+    return table(["", *(f"s = {s}" for s in SHOWN_PULLS), "minority in all 5 from s ="], rows)
+
+
+def _counts(row: Row) -> list[int]:
+    return [row[key] for key in row if key.startswith("simulation_")]
+
+
+def _simulated(row: Row) -> str:
+    low, high = min(_counts(row)), max(_counts(row))
+    seen = str(low) if low == high else f"{low}–{high}"
+    return f"{seen} ({row['b_hat_median']}, {row['b_hat_99']})"
+
+
+def of_figures(shelf: Shelf, names: list[str]) -> str:
+    """Figure by figure: how many of its panels were run, and at which size."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for panel in everything():
+        found[panel.figure.partition(" (")[0]].append(panel.name)
+    rows = []
+    for figure, inside in found.items():
+        there = [name for name in inside if name in shelf]
+        notes = dict.fromkeys(shelf.entries[name]["note"] for name in there)
+        rows.append([figure, f"{len(there)} of {len(inside)}", "; ".join(notes) or "not run"])
+    proofs = {name: proof for entry in shelf.entries.values() for name, proof in entry["runs"].items()}
+    held = sum(proof["held"] for proof in proofs.values())
+    codes = Counter(proof["code"] for proof in proofs.values()).most_common()
+    versions = ", ".join(f"{code} ({count})" for code, count in codes)
+    closing = f"Runs: {len(proofs)}; the plan held in {held}. Code versions (runs): {versions}.\n"
+    return table(["figure", "panels", "size"], rows) + "\n" + closing
+
+
+KINDS: dict[str, Callable[[Shelf, list[str]], str]] = {
+    "runs": of_runs,
+    "methods": of_methods,
+    "sweep": of_sweep,
+    "fractions": of_fractions,
+    "figures": of_figures,
+}
+
+
+def written(page: str, shelf: Shelf) -> str:
+    """The page with its tables made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return match[1] + KINDS[match[2]](shelf, match[3].split()) + match[4]
+
+    return MARK.sub(fill, page)
+
+
+def main() -> None:
+    shelf = PAGE.with_suffix("")
+    for folder in sys.argv[1:]:
+        take(Path(folder), shelf)
+    PAGE.write_text(written(PAGE.read_text("utf-8"), Shelf(shelf)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

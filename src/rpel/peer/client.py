@@ -8,6 +8,7 @@ if it is a model of this network in the round wanted, and goes straight into the
 import asyncio
 import math
 import re
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -190,21 +191,43 @@ class Client:
         if member not in self._contexts:
             self._contexts[member] = client_context(self._certificate, self._key, meant.certificate)
         host, _, port = meant.url.removeprefix("https://").rpartition(":")
-        async with asyncio.timeout(_CONNECT):
-            transport, connection = await asyncio.get_running_loop().create_connection(
-                Connection,
-                host.strip("[]"),
-                int(port),
-                ssl=self._contexts[member],
-                server_hostname="",  # no name is sent: identity is the pin
-                ssl_handshake_timeout=_CONNECT,
-                ssl_shutdown_timeout=1.0,
-                happy_eyeballs_delay=0.25,
-            )
+        connection = Connection()
+        try:
+            async with asyncio.timeout(_CONNECT):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    sock=await _reached(host.strip("[]"), int(port)),
+                    ssl=self._contexts[member],
+                    server_hostname="",  # no name is sent: identity is the pin
+                    ssl_handshake_timeout=_CONNECT,
+                    ssl_shutdown_timeout=1.0,
+                )
+        except BaseException:
+            connection.abort()  # cancelled just after the handshake, it would wait for a goodbye
+            raise
         if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
             transport.abort()
             raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
         return connection
+
+
+async def _reached(host: str, port: int) -> socket.socket:
+    """A socket connected to the first of the host's addresses that answers; whoever is cancelled leaves none open."""
+    loop = asyncio.get_running_loop()
+    failed = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        reached = socket.socket(family, kind, protocol)
+        reached.setblocking(False)
+        try:
+            await loop.sock_connect(reached, address)
+            return reached
+        except OSError as error:
+            reached.close()
+            failed = error
+        except BaseException:
+            reached.close()
+            raise
+    raise failed
 
 
 def _refusal(head: Head) -> Answer:

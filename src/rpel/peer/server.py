@@ -156,6 +156,9 @@ class Server:
             )
         except (OSError, ValueError) as error:
             _log.debug("handshake with %s failed: %s", ticket.address, error)
+        except asyncio.CancelledError:
+            line.drop()  # if it was just over; it would wait for a goodbye
+            raise
         finally:
             self._greeting.pop(ticket, None)
             self._gate.settle(ticket)

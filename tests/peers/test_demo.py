@@ -13,8 +13,8 @@ import pytest
 
 from rpel import cli
 from rpel.network import demo
+from rpel.network.children import Children, Failed
 from rpel.network.demo import Scene, Setting
-from rpel.network.processes import Children, Failed
 
 KEYS = [
     "peers",

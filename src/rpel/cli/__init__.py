@@ -21,6 +21,7 @@ from rpel.cli.reproduce import reproduce
 from rpel.cli.run import resume, run, show
 from rpel.cli.sweep import sweep
 from rpel.cli.watch import watch
+from rpel.processes import end_with_starter
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -57,6 +58,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input is one sentence on stderr and exit status 2."""
+    end_with_starter()
     try:
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:

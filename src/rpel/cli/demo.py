@@ -45,9 +45,9 @@ def demo(
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack alie
     """
+    from rpel.network.children import Failed
     from rpel.network.demo import Setting
     from rpel.network.demo import demo as run_demo
-    from rpel.network.processes import Failed
     from rpel.redteam.deliveries import parse_parameters
 
     setting = Setting(peers, byzantine, rounds, attack, parse_parameters(param or []), no_shows, _period(period), seed)

@@ -11,11 +11,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from rpel.experiments.folder import RunFolder
 from rpel.experiments.grid import Cell
 from rpel.experiments.spec import to_toml
 from rpel.files import atomic
+from rpel.processes import on_sigterm, start
 
 _NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
 _POLL = 0.05
@@ -48,19 +46,6 @@ class State:
         """What the run said last."""
         lines = self.log.read_text("utf-8", "replace").splitlines() if self.log and self.log.is_file() else []
         return lines[-1] if lines else ""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM is a Ctrl-C; outside the main thread signals are left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 Watch = Callable[["Sweep"], None]
@@ -89,7 +74,7 @@ class Sweep:
         self.recall()
         waiting = iter([i for i, state in enumerate(self.states) if state.status == "waiting"])
         try:
-            with _terminable():
+            with on_sigterm(signal.default_int_handler):
                 while self._fill(waiting) or self.processes:
                     self._collect()
                     watch(self)
@@ -134,13 +119,8 @@ class Sweep:
         spec = cell.spec.but(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
-        command = [sys.executable, "-m", "rpel", "run", str(file), "--json", *["--tensorboard"] * self.tensorboard]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(spec.threads)}
-        with self._file(cell, "out").open("wb") as out, self._file(cell, "log").open("wb") as log:
-            # a session of its own: Ctrl-C reaches the sweep, which passes it on once
-            self.processes[i] = subprocess.Popen(
-                command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-            )
+        command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard]
+        self.processes[i] = start(command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1)
         state.status, state.begun = "running", time.monotonic()
 
     def _collect(self) -> None:

@@ -8,6 +8,7 @@ peers are not up when round 1 would begin, they are started again with more time
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,16 +19,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from types import FrameType
 from typing import Any
 
 from rpel.network.asking import Asking, asking
+from rpel.network.children import Children, Failed
 from rpel.network.join import join
 from rpel.network.new import new
-from rpel.network.processes import Children, Failed, terminable
 from rpel.network.watch import Seen, look
 from rpel.peer import config, membership
 from rpel.peer.founding import stall_proof
 from rpel.planning import Plan
+from rpel.processes import on_sigterm
 from rpel.redteam.deliveries import drill
 
 ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
@@ -84,7 +87,7 @@ def demo(setting: Setting, folder: Path, show: Show, say: Say) -> dict[str, Any]
     plan = setting.plan()
     drill(setting.attack, setting.parameters)
     began = time.monotonic()
-    with terminable():
+    with on_sigterm(_as_ctrl_c):
         say("measuring how long a peer takes to start")
         lead, period = _measured(setting, folder)
         say(f"rounds of {period:.3g} s; {setting.peers} processes are started, round 1 begins in about {lead:.0f} s")
@@ -105,6 +108,10 @@ def demo(setting: Setting, folder: Path, show: Show, say: Say) -> dict[str, Any]
         "outcomes": robust.outcomes,
         "seconds": time.monotonic() - began,
     }
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)  # an event loop that is running knows how to end by this one
 
 
 # --- how long things take here ---------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
 """`rpel peer run`: a built-in task or the user's ``module:task``, from start to the last round."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,6 +7,7 @@ from typing import Any
 from rpel.peer import config
 from rpel.peer.node import Node, Progress
 from rpel.peer.work import TaskLearner, task_learner
+from rpel.processes import on_sigterm
 
 
 class Terminated(KeyboardInterrupt):
@@ -21,7 +18,7 @@ def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk."""
     node = Node(config.load(path), progress=progress)
     learner = learner_of(node)
-    with _terminable(), node:
+    with on_sigterm(_leave), node:
         for _ in node.live(learner):
             pass
         return node.summary()
@@ -42,18 +39,5 @@ def learner_of(node: Node) -> TaskLearner:
     )
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises Terminated; outside the main thread signals are left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Terminated("terminated")
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise Terminated("terminated")

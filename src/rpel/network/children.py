@@ -4,20 +4,16 @@ Laws: each is ended by its own id when the block is left, whatever happens, and 
 on one thread, because they share the cores; what one of them said before it died is told.
 """
 
-import os
-import signal
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+from rpel.processes import start
+
 _GRACE = 10.0  # seconds to end by oneself
 _LINES = 8
 
@@ -58,15 +54,7 @@ class Children:
 
     def start(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         """Run ``rpel`` with these arguments."""
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rpel", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=os.environ | _ONE_THREAD,
-                start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
-            )
+        process = start(arguments, folder / "stdout", folder / "stderr")
         self.all.append(Child(name, process, folder))
 
     def check(self) -> None:
@@ -96,20 +84,3 @@ class Children:
                     process.kill()
                     process.wait()
         self.all = []
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends this process as Ctrl-C would, so that no child outlives it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)  # an event loop that is running knows how to end by this one
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,68 @@
+"""Processes of ours that start others of ours.
+
+Law: what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to tell,
+so the started one looks.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_STARTER = "RPEL_STARTER"
+_LOOK = 0.5
+
+
+def start(arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1) -> "subprocess.Popen[bytes]":
+    """Run ``rpel`` with these arguments on so many threads; what it prints goes to the two files.
+
+    It has a session of its own: Ctrl-C in the terminal reaches the starter, which passes it on, once.
+    """
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    with stdout.open("wb") as out, stderr.open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rpel", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **limits, _STARTER: str(os.getpid())},
+            start_new_session=True,
+        )
+
+
+def end_with_starter() -> None:
+    """In a process that :func:`start` made: when its starter is gone, SIGTERM, so that it saves and ends as always."""
+    starter = os.environ.pop(_STARTER, None)
+    if starter is not None:
+        threading.Thread(target=_look, args=(int(starter),), daemon=True).start()
+
+
+def _look(starter: int) -> None:
+    while os.getppid() == starter:
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def on_sigterm(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Inside, SIGTERM calls this; outside the main thread signals are left alone.
+
+    >>> with on_sigterm(lambda number, frame: print("asked to leave")):
+    ...     signal.raise_signal(signal.SIGTERM)
+    asked to leave
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,52 @@
+"""No process outlives the one that started it."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from rpel.processes import start
+folder = Path(sys.argv[1])
+print(start(sys.argv[2:], folder / "stdout", folder / "stderr").pid, flush=True)
+time.sleep(600)
+"""
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or waiting for whoever adopted it to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_whose_starter_is_killed_saves_and_ends(tmp_path: Path, number: signal.Signals) -> None:
+    run = ["run", "quickstart", "--rounds", "1000000", "--out", str(tmp_path / "runs")]
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), *run], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        until(
+            lambda: any(path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")), "the run does not begin"
+        )
+    finally:
+        starter.send_signal(number)
+        starter.communicate()
+    until(lambda: ended(pid), "the run goes on without its starter")
+    assert list(tmp_path.glob("runs/*/checkpoint/round-*.npz"))
+    assert "saved; go on with: rpel resume" in (tmp_path / "stderr").read_text("utf-8")

@@ -303,6 +303,7 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
         (lambda: A.chain(), ["at least one"]),
         (lambda: A.cs_plus(), ["cs_plus", "b_hat"]),
         (lambda: A.cs_plus(b_hat=1)(cloud(0, 4, 3)), ["cs_plus", "weights"]),
+        (lambda: A.cs_plus(b_hat=1)(cloud(0, 4, 3)[0], weights=np.ones(4)), ["cs_plus", "(3,)"]),
         (lambda: A.cs_plus(b_hat=1)(cloud(0, 4, 3), weights=-np.ones(4)), ["cs_plus", "weights"]),
         (lambda: A.clipped_gossip_oracle()(cloud(0, 4, 3), weights=np.ones(4) / 4), ["hostile"]),
         (lambda: A.centered_clipping("middle"), ["middle"]),

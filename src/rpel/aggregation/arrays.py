@@ -93,6 +93,20 @@ def nbytes(table: Array) -> int:
     return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
 
 
+def as_table(x: Array, name: str) -> tuple[Array, Integers]:
+    """An array (…, m, d) as a table of all its rows (h·m, d) and the index (h, m) of who has which.
+
+    >>> table, index = as_table(np.zeros((2, 3, 5)), "mean")
+    >>> table.shape, index.tolist()
+    ((6, 5), [[0, 1, 2], [3, 4, 5]])
+    """
+    if x.ndim < 2:
+        raise ValueError(f"{name} needs an array (…, m, d), not one of shape {tuple(x.shape)}")
+    *batch, m, d = x.shape
+    h = int(np.prod(batch, dtype=np.int64))
+    return x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
+
+
 def check_index(name: str, table: Array, index: Array) -> Integers:
     """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
     rows = host(index)

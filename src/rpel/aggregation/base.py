@@ -25,6 +25,7 @@ from rpel.aggregation.arrays import (
     Array,
     Floats,
     Integers,
+    as_table,
     check_index,
     deliver,
     empty_like,
@@ -122,12 +123,8 @@ class Rule(ABC):
     def __call__(self, x: Array) -> Array:
         """Aggregate x (…, m, d) to (…, d)."""
         x, back = to_kernels(x, self.name)
-        if x.ndim < 2:
-            raise ValueError(f"{self.name} needs an array (…, m, d), not one of shape {tuple(x.shape)}")
-        *batch, m, d = x.shape
-        h = int(np.prod(batch, dtype=np.int64))
-        index = np.arange(h * m, dtype=np.int64).reshape(h, m)
-        return back(self._aggregate(x.reshape(h * m, d), index).reshape(*batch, d))
+        table, index = as_table(x, self.name)
+        return back(self._aggregate(table, index).reshape(*x.shape[:-2], x.shape[-1]))
 
     def aggregate(
         self,

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.arrays import Array, Floats, check_index, deliver, host, kernels_for, to_kernels
+from rpel.aggregation.arrays import Array, Floats, as_table, check_index, deliver, host, kernels_for, to_kernels
 from rpel.aggregation.base import Group, Rule
 
 TOLERANCE = 1e-12
@@ -69,12 +69,11 @@ class GraphRule(Rule):
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
         """Aggregate x (…, m, d) with weights (…, m) or (m,), self first."""
         x, back = to_kernels(x, self.name)
+        table, index = as_table(x, self.name)
         *batch, m, d = x.shape
-        h = int(np.prod(batch, dtype=np.int64))
-        index = np.arange(h * m, dtype=np.int64).reshape(h, m)
-        rows = None if weights is None else np.broadcast_to(host(weights), (*batch, m)).reshape(h, m)
-        marks = None if hostile is None else np.broadcast_to(host(hostile), (*batch, m)).reshape(h, m)
-        return back(self.aggregate(x.reshape(h * m, d), index, weights=rows, hostile=marks).reshape(*batch, d))
+        rows = None if weights is None else np.broadcast_to(host(weights), (*batch, m)).reshape(index.shape)
+        marks = None if hostile is None else np.broadcast_to(host(hostile), (*batch, m)).reshape(index.shape)
+        return back(self.aggregate(table, index, weights=rows, hostile=marks).reshape(*batch, d))
 
     def aggregate(
         self,

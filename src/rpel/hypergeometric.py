@@ -44,7 +44,11 @@ def tail(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     1.467e-06
     """
     low, p = pmf(population, marked, draws)
-    return low, np.concatenate([np.cumsum(p[::-1])[::-1][1:], [0.0]])
+    return low, _above(p)
+
+
+def _above(p: Floats) -> Floats:
+    return np.concatenate([np.cumsum(p[::-1])[::-1][1:], [0.0]])
 
 
 def log_cdf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
@@ -54,6 +58,6 @@ def log_cdf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     -0.087011
     """
     low, p = pmf(population, marked, draws)
-    _, above = tail(population, marked, draws)
+    above = _above(p)
     with np.errstate(divide="ignore"):
         return low, np.where(above < 0.5, np.log1p(-np.minimum(above, 0.5)), np.log(np.minimum(np.cumsum(p), 1.0)))

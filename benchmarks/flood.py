@@ -21,8 +21,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
 from flooding import Flood, stall
 from loopback import Papers, Shop, membership, model, papers, signature
 
+from rpel.config.membership import Member, Membership
 from rpel.peer import identity
-from rpel.peer.membership import Member, Membership
 from rpel.peer.transport import Client, HttpsTransport
 
 SIG = signature(176_050)

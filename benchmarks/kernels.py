@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import compiled as kernels
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import OPERATIONS, Operation
-from rpel.kernels.jit import compiled
-from rpel.kernels.networks import network, ranks
+from rpel.kernels.cache import compiled
 from rpel.kernels.ordering import operate
+from rpel.kernels.sorting import network, ranks
 
 Array = NDArray[Any]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:

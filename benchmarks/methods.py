@@ -2,8 +2,9 @@
 
 import machine
 from rpel.data import dirichlet, load
-from rpel.engine import METHODS, Setting, Simulation
 from rpel.models import model
+from rpel.simulation.methods import METHODS
+from rpel.simulation.simulator import Setting, Simulation
 from rpel.tasks import Classification
 
 

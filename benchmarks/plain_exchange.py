@@ -15,7 +15,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from rpel.peer import identity, membership
+from rpel.config import membership
+from rpel.peer import identity
 
 PORT = 7444
 

@@ -19,9 +19,9 @@ from aiohttp import web
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
 from loopback import Papers, Shop, membership, model, papers, signature
 
+from rpel.config.membership import Member, Membership
 from rpel.peer import identity
-from rpel.peer.membership import Member, Membership
-from rpel.peer.serving import Desk
+from rpel.peer.desk import Desk
 from rpel.peer.transport import Client, HttpsTransport
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}

@@ -14,9 +14,9 @@ import torch
 
 import machine
 from rpel.data import Dataset, balanced_subset, dirichlet, load
-from rpel.engine import Setting, Simulation
 from rpel.learning import exchange, local_step
 from rpel.models import model
+from rpel.simulation.simulator import Setting, Simulation
 from rpel.tasks import Classification
 from rpel.types import Cohort
 from rules import import_byzfl

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 import machine
 import rpel
-from rpel.aggregation.gossip import GraphRule
+from rpel.aggregation.graph import GraphRule
 from rpel.kernels import compiled, plain
-from rpel.kernels.networks import network
+from rpel.kernels.sorting import network
 
 Array = NDArray[Any]
 

@@ -10,8 +10,8 @@ import sys
 import time
 
 from rpel.data import load, virtual
-from rpel.engine import Setting, Simulation
 from rpel.models import model
+from rpel.simulation.simulator import Setting, Simulation
 from rpel.tasks import Classification
 
 

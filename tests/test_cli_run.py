@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rpel.cli import main
-from rpel.experiments.folder import RunFolder
-from rpel.experiments.run import simulate
-from rpel.experiments.spec import Spec
+from rpel.config.spec import Spec
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.run import simulate
 from test_run import same_bytes
 
 SMALL = {

@@ -87,7 +87,7 @@ def test_normalised_sample_has_about_zero_mean_and_unit_deviation() -> None:
 
 
 def test_unknown_name_is_refused_with_the_closest_one() -> None:
-    with pytest.raises(ValueError, match="'fashion_mnist'; did you mean 'fashion-mnist'"):
+    with pytest.raises(ValueError, match="'fashion_mnist'; the nearest is 'fashion-mnist'"):
         load("fashion_mnist")
 
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import theory
-from rpel.engine.local import Setting, Simulation
-from rpel.engine.network import Roster
 from rpel.kernels import steps
 from rpel.learning import exchange, mix
 from rpel.randomness import stream
+from rpel.simulation.adversary import Roster
+from rpel.simulation.simulator import Setting, Simulation
 from rpel.topology import AllToAll, Pull
 from rpel.types import Cohort, Inbox
 

@@ -13,15 +13,15 @@ import pytest
 import typer
 
 from rpel.cli.reproduce import reproduce as command
+from rpel.config.spec import load
 from rpel.experiments import reproduce
 from rpel.experiments.extras import EXTRAS
-from rpel.experiments.figures import COLUMNS, PANELS, chosen, find
-from rpel.experiments.folder import RunFolder
-from rpel.experiments.panels import fraction_rows, read_rows, save
-from rpel.experiments.running import Tick
+from rpel.experiments.panels import COLUMNS, PANELS, chosen, find
+from rpel.experiments.pictures import fraction_rows, read_rows, save
 from rpel.experiments.scales import ScaleName, shortened, sized, stamp
-from rpel.experiments.settle import settle, spec_hash
-from rpel.experiments.spec import load
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.running import Tick
+from rpel.simulation.settle import settle, spec_hash
 from test_data import femnist, leaf_file
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import rpel
 from conftest import ROOT
-from rpel.aggregation.gossip import GraphRule
+from rpel.aggregation.graph import GraphRule
 
 VECTORS = np.load(ROOT / "tests" / "golden" / "reference-vectors.npz")
 CASES: list[dict[str, Any]] = json.loads(str(VECTORS["manifest"]))

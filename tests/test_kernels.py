@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rpel.kernels import compiled, coordinates, distances, networks, plain, tensor, tiles
+from rpel.kernels import compiled, coordinates, distances, plain, tensor, tiles
+from rpel.kernels import sorting as networks
 from rpel.kernels.arguments import OPERATIONS, Operation
 
 Array = NDArray[Any]

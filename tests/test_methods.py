@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import rpel
-from rpel.aggregation.gossip import GraphRule
-from rpel.engine import METHODS, Simulation
-from rpel.engine.methods import build_network, messages
+from rpel.aggregation.graph import GraphRule
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
+from rpel.simulation.methods import METHODS, build_network, messages
+from rpel.simulation.simulator import Simulation
 from rpel.topology import FixedGraph, Push, RandomRegular
 from test_engine import BASE, Quadratic
 

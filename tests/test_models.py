@@ -62,7 +62,7 @@ def test_a_wrong_notation_is_named_with_its_token_and_position(notation: str, me
 
 
 def test_other_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="'mnits'; did you mean 'mnist'"):
+    with pytest.raises(ValueError, match="'mnits'; the nearest is 'mnist'"):
         model("mnits")
     with pytest.raises(ValueError, match=r"input shape .* not \(\)"):
         model("L(10)-S")

@@ -12,9 +12,9 @@ import typer
 
 from conftest import ROOT
 from rpel.cli import app
-from rpel.experiments.figures import chosen
+from rpel.config.spec import load
 from rpel.experiments.grid import read
-from rpel.experiments.spec import load
+from rpel.experiments.panels import chosen
 
 README = (ROOT / "README.md").read_text()
 CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)

@@ -20,14 +20,14 @@ import pytest
 import typer
 
 from rpel.cli.report import report
-from rpel.experiments.folder import RunFolder
-from rpel.experiments.settle import spec_hash
-from rpel.experiments.spec import Spec, load, load_folder, to_toml
+from rpel.config.spec import Spec, load, load_folder, to_toml
 from rpel.report import collect, page, panels, settings
+from rpel.report.collect import Run
 from rpel.report.command import command
 from rpel.report.drawing import values
 from rpel.report.figures import save
-from rpel.report.runs import Run
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.settle import spec_hash
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
 PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
@@ -459,7 +459,7 @@ def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
 
 
 def test_a_real_run_is_reported(tmp_path: Path) -> None:
-    from rpel.experiments.run import simulate
+    from rpel.simulation.run import simulate
 
     result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
     (run,) = collect([tmp_path]).runs

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import aggregation as A
-from rpel.aggregation.gossip import GraphRule
+from rpel.aggregation.graph import GraphRule
 from rules_table import CASES, GRAPH_RULES, IDS, cloud
 
 Array = NDArray[Any]

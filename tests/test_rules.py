@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import rpel
 from conftest import ROOT
 from rpel import aggregation as A
-from rpel.aggregation.gossip import GraphRule
+from rpel.aggregation.graph import GraphRule
 from rpel.kernels import compiled, plain, tensor
 from rules_table import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
 

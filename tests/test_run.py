@@ -14,15 +14,15 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from rpel.config.spec import Spec
 from rpel.data import Dataset
-from rpel.experiments import run as runs
-from rpel.experiments.digest import digest
-from rpel.experiments.folder import RunFolder
-from rpel.experiments.material import taken
-from rpel.experiments.record import COLUMNS
-from rpel.experiments.result import Result, Results
-from rpel.experiments.run import Interrupted, Own, Tick, resume, simulate
-from rpel.experiments.spec import Spec
+from rpel.simulation import run as runs
+from rpel.simulation.digest import digest
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.material import taken
+from rpel.simulation.metrics import COLUMNS
+from rpel.simulation.result import Result, Results
+from rpel.simulation.run import Interrupted, Own, Tick, resume, simulate
 
 FILES = {
     "spec.toml", "metrics.jsonl", "certificate.json", "counts.npz", "nodes.npz", "models.safetensors", "accuracy.svg",
@@ -398,7 +398,7 @@ def test_overflow_stays_plain_json(tmp_path: Path) -> None:
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:
-    from rpel.kernels.threads import threads
+    from rpel.kernels.pool import threads
 
     before = threads(), torch.get_num_threads()
     assert tiny(None, threads=1).certificate["threads"] == 1

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.experiments.settle import settle, spec_hash
-from rpel.experiments.spec import Spec, load, presets, to_toml
+from rpel.config.spec import Spec, load, presets, to_toml
+from rpel.simulation.settle import settle, spec_hash
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nods": 5}, ["'nods'", "'nodes'"]),

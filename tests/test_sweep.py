@@ -55,7 +55,7 @@ def test_a_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
         ("[grid]\nnods = [1]", "there is no field 'nods' in [grid]; the nearest is 'nodes'"),
         ("rouns = 3\n[grid]\nnodes = [8]", "there is no field 'rouns' in [base]; the nearest is 'rounds'"),
         ("[grid]\nnodes = 8", "nodes in [grid] is 8: it takes a list such as [8]"),
-        ('preset = "quickstar"\n[grid]\nnodes = [8]', "the nearest preset is 'quickstart'"),
+        ('preset = "quickstar"\n[grid]\nnodes = [8]', "the nearest is 'quickstart'"),
         ("rounds = 3", "the sweep is empty: it needs [grid] or [[cells]]"),
         ("grid = 3", "[grid] is a table of lists"),
         ("[grid", "is not TOML"),

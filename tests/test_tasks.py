@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel.data import Dataset, crop_flip, from_arrays, iid, virtual
-from rpel.kernels.threads import set_threads, threads
+from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
 from rpel.tasks import Classification, Task

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rpel.cli import main
-from rpel.experiments import events
-from rpel.experiments.folder import RunFolder
 from rpel.experiments.grid import read
-from rpel.experiments.run import Tick, resume, simulate
 from rpel.experiments.sweep import Sweep
+from rpel.simulation import events
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.run import Tick, resume, simulate
 from test_run import TINY, CrashError, crash_after, same_bytes, tiny
 
 Scalars = dict[str, list[tuple[int, Any]]]

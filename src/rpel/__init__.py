@@ -6,32 +6,32 @@ The public names below are loaded when first used, so that ``rpel plan`` answers
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rpel.version import __version__
+
 if TYPE_CHECKING:
     from rpel.aggregation import Rule, chain, rule
     from rpel.attacks import Attack, View, attack
-    from rpel.experiments.result import Result, Results
-    from rpel.experiments.run import resume, simulate
-    from rpel.experiments.spec import Spec
+    from rpel.config.spec import Spec
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
-
-__version__ = "0.1.0"
+    from rpel.simulation.result import Result, Results
+    from rpel.simulation.run import resume, simulate
 
 _HOMES = {
     "Attack": "rpel.attacks",
     "Peer": "rpel.peer.api",
     "Plan": "rpel.planning",
-    "Result": "rpel.experiments.result",
-    "Results": "rpel.experiments.result",
+    "Result": "rpel.simulation.result",
+    "Results": "rpel.simulation.result",
     "Rule": "rpel.aggregation",
-    "Spec": "rpel.experiments.spec",
+    "Spec": "rpel.config.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
     "chain": "rpel.aggregation",
     "plan": "rpel.planning",
-    "resume": "rpel.experiments.run",
+    "resume": "rpel.simulation.run",
     "rule": "rpel.aggregation",
-    "simulate": "rpel.experiments.run",
+    "simulate": "rpel.simulation.run",
 }
 
 __all__ = [

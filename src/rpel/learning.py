@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
-from rpel.aggregation.gossip import GraphRule
+from rpel.aggregation.graph import GraphRule
 from rpel.kernels.compiled import finite_rows
 from rpel.kernels.steps import momentum_step
 from rpel.types import Cohort, Exchange, Inbox, Integers, Models, Schedule, Topology

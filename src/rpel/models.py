@@ -6,7 +6,6 @@ normalisation, D dropout, L(n) linear to n values (images are flattened before t
 Law: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay with their node.
 """
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rpel.errors import nearest
 from rpel.randomness import key
 
 _TOKEN = re.compile(r"([A-Z])(?:\((\d+)\))?")
@@ -58,15 +58,14 @@ def model(
     (176050, 48670)
     >>> model("cifar")
     Traceback (most recent call last):
-    ValueError: there is no network 'cifar'; did you mean 'cifar10'?
+    ValueError: there is no network 'cifar'; the nearest is 'cifar10'
     """
     if "(" in name_or_notation:
         row = Network(name_or_notation, input_shape or ())
     elif name_or_notation in NETWORKS:
         row = NETWORKS[name_or_notation]
     else:
-        closest = (difflib.get_close_matches(name_or_notation, NETWORKS, 1, 0) or ["mnist"])[0]
-        raise ValueError(f"there is no network {name_or_notation!r}; did you mean {closest!r}?")
+        raise ValueError(f"there is no network {name_or_notation!r}; {nearest(name_or_notation, NETWORKS)}")
     named = name_or_notation in NETWORKS
     return build(
         _LAST_WIDTH.sub(f"L({classes})", row.notation) if named and classes else row.notation,

@@ -150,7 +150,7 @@ def show_theory(console: Console, red: Reduction | None, result: Convergence | N
 
 
 class Tick(Protocol):
-    """What a run tells after each round (`rpel.experiments.run.Tick`)."""
+    """What a run tells after each round (`rpel.simulation.run.Tick`)."""
 
     @property
     def name(self) -> str: ...

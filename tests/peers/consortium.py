@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rpel.peer import config, identity, membership, wire
-from rpel.peer.config import Config
-from rpel.peer.membership import Member, Membership
+from rpel import certificates
+from rpel.config import membership
+from rpel.config import peer as config
+from rpel.config.membership import Member, Membership
+from rpel.config.peer import Config
+from rpel.peer import identity, wire
+from rpel.peer.learner import Blob, Learner
 from rpel.peer.node import Node, Round
-from rpel.peer.work import Blob, Learner
 from rpel.types import Models
 
 D = 6
@@ -109,7 +112,7 @@ def found(
     configs, members = [], []
     for i, port in enumerate(free_ports(n)):
         home = folder / f"peer-{i}"
-        secret, pem = identity.create(f"peer-{i}")
+        secret, pem = certificates.create(f"peer-{i}")
         identity.write_key(home / "peer.key", secret)
         (home / "peer.crt").write_text(pem)
         text = f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = "rounds.jsonl"\n'

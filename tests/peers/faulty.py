@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rpel.peer import store
+from rpel.peer.learner import TaskLearner
 from rpel.peer.node import Node
 from rpel.peer.protocol import Publish, Pull, Save, Tell
-from rpel.peer.work import TaskLearner
 
 POINTS = (
     "before the local step",

@@ -24,9 +24,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpel.network.join import join
-from rpel.network.new import new
-from rpel.peer import membership, wire
+from rpel.config import membership
+from rpel.operations.found import new
+from rpel.operations.join import join
+from rpel.peer import wire
 from rpel.types import Models
 
 HERE = Path(__file__).parent

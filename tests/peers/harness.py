@@ -17,8 +17,8 @@ import numpy as np
 from rpel.aggregation import rule
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
+from rpel.peer.desk import SERVED, Desk
 from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want, life
-from rpel.peer.serving import SERVED, Desk
 from rpel.types import Models
 
 PERIOD, DEADLINE = 10.0, 6.0

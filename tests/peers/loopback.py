@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from rpel import certificates
+from rpel.config.membership import Member, Membership
 from rpel.peer import identity
-from rpel.peer.gate import Limits
-from rpel.peer.membership import Member, Membership
-from rpel.peer.serving import Desk
+from rpel.peer.desk import Desk
+from rpel.peer.limits import Limits
 from rpel.peer.store import Body
 from rpel.peer.transport import HttpsTransport
 from rpel.peer.wire import Signature
@@ -42,7 +43,7 @@ class Papers:
 
 
 def papers(folder: Path, name: str, days: int = 30) -> Papers:
-    secret, pem = identity.create(name, days=days)
+    secret, pem = certificates.create(name, days=days)
     found = Papers(folder / f"{name}.key", folder / f"{name}.pem", pem)
     identity.write_key(found.key, secret)
     found.certificate.write_text(pem)

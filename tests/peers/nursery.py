@@ -48,7 +48,7 @@ def _warm() -> None:
     import numpy as np
 
     import rpel.cli
-    import rpel.network.join
+    import rpel.operations.join
     import rpel.peer.run
     from rpel.peer.ready import make_ready
 

@@ -21,9 +21,9 @@ from torch import nn
 import rpel
 from conftest import ROOT
 from rpel.aggregation import rule
+from rpel.config import membership
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer import membership
 from rpel.peer.ready import make_ready
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rpel import cli
-from rpel.network import demo
-from rpel.network.children import Children, Failed
-from rpel.network.demo import Scene, Setting
+from rpel.operations import demo
+from rpel.operations.children import Children, Failed
+from rpel.operations.demo import Scene, Setting
 
 KEYS = [
     "peers",

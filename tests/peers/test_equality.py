@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from consortium import Consortium, found
 
-from rpel.engine import Setting, Simulation
-from rpel.kernels.threads import set_threads, threads
+from rpel.config.peer import Config
+from rpel.kernels.pool import set_threads, threads
 from rpel.peer.clock import RoundClock
-from rpel.peer.config import Config
+from rpel.peer.learner import Hyperparameters, TaskLearner, built_in
 from rpel.peer.node import Node
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
-from rpel.peer.work import Hyperparameters, TaskLearner, built_in
 from rpel.randomness import stream
+from rpel.simulation.simulator import Setting, Simulation
 from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models

@@ -8,7 +8,7 @@ import numpy as np
 from flooding import Flood, stall
 from loopback import SMALL, asking, loopback, model, wanted
 
-from rpel.peer.gate import Gate, Limits, Pace
+from rpel.peer.limits import Gate, Limits, Pace
 
 
 def test_the_others_get_their_models(tmp_path: Path) -> None:

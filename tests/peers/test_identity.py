@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from rpel import certificates
 from rpel.peer import identity
 
 NOW = datetime.now(UTC)
@@ -34,7 +35,7 @@ class Party:
 
     @property
     def pin(self) -> str:
-        return identity.fingerprint(ssl.PEM_cert_to_DER_cert(self.pem))
+        return certificates.fingerprint(ssl.PEM_cert_to_DER_cert(self.pem))
 
 
 def party(folder: Path, name: str, secret: bytes, pem: str) -> Party:
@@ -45,7 +46,7 @@ def party(folder: Path, name: str, secret: bytes, pem: str) -> Party:
 
 
 def member(folder: Path, name: str, **options: Any) -> Party:
-    return party(folder, name, *identity.create(name, **options))
+    return party(folder, name, *certificates.create(name, **options))
 
 
 def signed(
@@ -234,7 +235,7 @@ def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
 
 def test_a_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
     a = member(tmp_path, "clinic-3", days=10)
-    found = identity.check_certificate(a.pem)
+    found = certificates.check_certificate(a.pem)
     assert found.name == "clinic-3"
     assert found.fingerprint == a.pin
     assert found.pem == a.pem
@@ -246,7 +247,7 @@ def test_a_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
 
 
 def test_a_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: Path) -> None:
-    secret, _ = identity.create("a")
+    secret, _ = certificates.create("a")
     path = tmp_path / "new" / "peer.key"
     identity.write_key(path, secret)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -305,11 +306,11 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
         lambda: signed("x", issuer=("x", ec.generate_private_key(ec.SECP256R1())))[2],
         "not signed by its own key",
     ),
-    "two at once": (lambda: identity.create("x")[1] + identity.create("y")[1], "one PEM block"),
+    "two at once": (lambda: certificates.create("x")[1] + certificates.create("y")[1], "one PEM block"),
     "nothing": (lambda: "", "one PEM block"),
     "noise": (lambda: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "one PEM block"),
-    "expired": (lambda: identity.create("x", days=1, now=NOW - timedelta(days=9))[1], "expired at"),
-    "of the future": (lambda: identity.create("x", now=NOW + timedelta(days=9))[1], "valid only from"),
+    "expired": (lambda: certificates.create("x", days=1, now=NOW - timedelta(days=9))[1], "expired at"),
+    "of the future": (lambda: certificates.create("x", now=NOW + timedelta(days=9))[1], "valid only from"),
 }
 
 
@@ -317,16 +318,16 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
 def test_a_certificate_that_no_member_may_have_is_refused(kind: str) -> None:
     make, words = REFUSED[kind]
     with pytest.raises(ValueError) as caught:
-        identity.check_certificate(make())
+        certificates.check_certificate(make())
     assert words in str(caught.value)
 
 
 def test_white_space_and_words_around_a_certificate_do_not_change_it() -> None:
-    _, pem = identity.create("x")
-    assert identity.read_certificate(f"Subject: x\n\n{pem}\n\n").pem == pem
+    _, pem = certificates.create("x")
+    assert certificates.read_certificate(f"Subject: x\n\n{pem}\n\n").pem == pem
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a/b", "a" * 65, "a\n"])
 def test_an_id_is_a_plain_word(name: str) -> None:
     with pytest.raises(ValueError, match=r"such as '[A-Za-z0-9]"):
-        identity.create(name)
+        certificates.create(name)

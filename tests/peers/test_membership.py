@@ -14,12 +14,13 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.peer import identity, membership
-from rpel.peer.cautions import cautions
-from rpel.peer.membership import Member, Membership
+from rpel import certificates
+from rpel.config import membership
+from rpel.config.cautions import cautions
+from rpel.config.membership import Member, Membership
 
-PEMS = [identity.create(f"peer-{i}")[1] for i in range(5)]
-SPARE = identity.create("spare")[1]
+PEMS = [certificates.create(f"peer-{i}")[1] for i in range(5)]
+SPARE = certificates.create("spare")[1]
 
 
 def network(**changes: Any) -> Membership:
@@ -134,7 +135,7 @@ def test_members_are_found_by_id_and_by_pin() -> None:
     m = network()
     assert [m.index(member.id) for member in m.members] == [0, 1, 2, 3]
     assert [m.by_fingerprint(member.fingerprint) for member in m.members] == [0, 1, 2, 3]
-    assert m.by_fingerprint(identity.read_certificate(SPARE).fingerprint) is None
+    assert m.by_fingerprint(certificates.read_certificate(SPARE).fingerprint) is None
     with pytest.raises(ValueError, match=r"'peer-9' is not a member.*peer-3"):
         m.index("peer-9")
 
@@ -174,7 +175,7 @@ def in_member(number: int, **values: Any) -> Change:
     return lambda content: content["member"][number].update(values)
 
 
-PIN = identity.read_certificate(SPARE).fingerprint
+PIN = certificates.read_certificate(SPARE).fingerprint
 REFUSALS: list[tuple[Change, str]] = [
     (put(perriod=3), "unknown key 'perriod': the nearest is 'period'"),
     (lambda c: c.pop("run"), "lacks the key 'run'"),

@@ -12,8 +12,8 @@ import pytest
 from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found, write_init
 
 from rpel import cli
-from rpel.network.check import MARGIN, Checked, suggestion
-from rpel.peer import membership
+from rpel.config import membership
+from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
 
 

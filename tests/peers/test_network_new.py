@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rpel import cli, models
-from rpel.network.join import join, usual_listen
-from rpel.network.new import Founded, new, parse_epoch, parse_hyperparameters
-from rpel.peer import config, identity, membership, wire
+from rpel import certificates, cli, models
+from rpel.config import membership
+from rpel.config import peer as config
+from rpel.operations.found import Founded, new, parse_epoch, parse_hyperparameters
+from rpel.operations.join import join, usual_listen
+from rpel.peer import identity, wire
 
 EPOCH = 4e9
 
@@ -224,7 +226,7 @@ def test_a_new_peer_keeps_its_key_and_prints_its_entry(tmp_path: Path, capsys: p
     (entry,) = tomllib.loads(printed.out)["member"]
     assert (entry["id"], entry["organisation"], entry["url"]) == ("clinic-3", "Clinic", "https://clinic.example:7443")
     assert entry["certificate"] == (tmp_path / "peer" / "peer.crt").read_text()
-    assert entry["fingerprint"] == identity.check_certificate(entry["certificate"]).fingerprint
+    assert entry["fingerprint"] == certificates.check_certificate(entry["certificate"]).fingerprint
     assert "is not there yet" in printed.err
     own = config.load(tmp_path / "peer" / "peer.toml")
     assert own.members.resolve() == tmp_path / "net" / "members.toml"

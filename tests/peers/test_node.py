@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found
 
+from rpel import certificates
 from rpel.aggregation import rule
-from rpel.peer import identity, membership, wire
-from rpel.peer.membership import Member
+from rpel.config import membership
+from rpel.config.membership import Member
+from rpel.peer import identity, wire
 from rpel.peer.node import Node, Round, from_os
 from rpel.peer.ready import make_ready, sizes
 from rpel.peer.standing import News, initial_body
@@ -227,7 +229,7 @@ def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> 
 
 def successor(consortium: Consortium, from_round: int) -> membership.Membership:
     """Without peer-4, and with a new key for peer-3."""
-    secret, pem = identity.create("peer-3")
+    secret, pem = certificates.create("peer-3")
     home = consortium.folder / "peer-3"
     identity.write_key(home / "peer.next.key", secret)
     (home / "peer.next.crt").write_text(pem)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from rpel.peer import config
-from rpel.peer.reading import listen_address, peer_url
+from rpel.config import peer as config
+from rpel.config.reading import listen_address, peer_url
 
 
 def written(folder: Path, **keys: object) -> Path:

@@ -21,7 +21,9 @@ from faulty import POINTS
 from fleet import HERE, Fleet, Member, Plan, check_laws
 from spy import Spy
 
-from rpel.peer import identity, membership
+from rpel import certificates
+from rpel.config import membership
+from rpel.peer import identity
 
 ROOT_NEEDED = "needs root to mount a small disk"
 
@@ -206,7 +208,7 @@ def announce(fleet: Fleet, coming: membership.Membership, *members: Member) -> N
 
 def rotated(fleet: Fleet, member: Member, from_round: int) -> membership.Membership:
     """The membership with a new key for one member, whose files are laid beside the old ones."""
-    secret, pem = identity.create(member.id)
+    secret, pem = certificates.create(member.id)
     identity.write_key(member.folder / "peer.next.key", secret)
     (member.folder / "peer.next.crt").write_text(pem)
     entries = list(fleet.membership.members)

@@ -15,11 +15,11 @@ from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found
 from loopback import Shop, model
 
 from rpel import attack, cli, rule
+from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
+from rpel.operations.redteam.deliveries import drill, parse_parameters
 from rpel.peer.node import Node
 from rpel.peer.ready import make_ready
 from rpel.peer.transport import HttpsTransport
-from rpel.redteam import MISBEHAVIOURS, Deed, RedTeam
-from rpel.redteam.deliveries import drill, parse_parameters
 from rpel.types import Models
 
 HONEST = 4

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from loopback import SMALL, Papers, Shop, asking, loopback, membership, model, papers, told, wanted
 
+from rpel import certificates
+from rpel.config.membership import Member
 from rpel.peer import identity
-from rpel.peer.gate import Limits
-from rpel.peer.membership import Member
+from rpel.peer.limits import Limits
 from rpel.peer.transport import HttpsTransport
 
 
@@ -154,7 +155,7 @@ def test_an_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytes
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.shops[1].put(1, model(SMALL, 1))
-            secret, pem = identity.create("late", days=1, now=datetime.now(UTC) - timedelta(days=3))
+            secret, pem = certificates.create("late", days=1, now=datetime.now(UTC) - timedelta(days=3))
             late = Papers(tmp_path / "late.key", tmp_path / "late.pem", pem)
             identity.write_key(late.key, secret)
             late.certificate.write_text(pem)

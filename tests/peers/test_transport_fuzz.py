@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from loopback import head, model
 
-from rpel.peer.reply import LARGEST_HEAD, Connection, Head
+from rpel.peer.http import LARGEST_HEAD, Connection, Head
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models
 

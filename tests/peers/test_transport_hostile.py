@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 
-from rpel.peer.reply import LARGEST_HEAD, Connection
+from rpel.peer.http import LARGEST_HEAD, Connection
 from rpel.peer.wire import Signature
 from rpel.types import Models
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from loopback import SMALL, asking, loopback, model, signature, told, wanted
 
-from rpel.peer.gate import Limits
+from rpel.peer.limits import Limits
 
 
 @pytest.mark.parametrize(

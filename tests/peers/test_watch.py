@@ -9,8 +9,8 @@ from consortium import Bowl, Running, ended, found
 
 from rpel import cli
 from rpel.cli import tables
-from rpel.network import watch
-from rpel.network.watch import Seen, seen
+from rpel.operations import watch
+from rpel.operations.watch import Seen, seen
 from rpel.peer.client import Answer
 from rpel.peer.node import Node
 from rpel.terminal import stdout

@@ -13,9 +13,9 @@ from torch import nn
 from rpel.learning import local_step
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
+from rpel.peer.learner import Hyperparameters, TaskLearner, built_in, seed_of, task_learner
 from rpel.peer.loop import TorchLearner
 from rpel.peer.wire import Signature
-from rpel.peer.work import Hyperparameters, TaskLearner, built_in, seed_of, task_learner
 from rpel.types import Cohort, Models
 
 SAMPLE = Hyperparameters(model="linear", batch_size=5, eval_every=2, eval_size=100)

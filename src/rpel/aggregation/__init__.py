@@ -1,10 +1,10 @@
 """Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
 
 from rpel.aggregation.base import Rule
-from rpel.aggregation.compose import RULES, chain, rule
-from rpel.aggregation.gossip import clipped_gossip_adaptive, clipped_gossip_oracle, cs_plus, gossip, gts, rtc
+from rpel.aggregation.graph import clipped_gossip_adaptive, clipped_gossip_oracle, cs_plus, gossip, gts, rtc
 from rpel.aggregation.iterated import centered_clipping, geometric_median
-from rpel.aggregation.preaggregation import arc, bucketing, clipping, nnm
+from rpel.aggregation.mixing import arc, bucketing, clipping, nnm
+from rpel.aggregation.registry import RULES, chain, rule
 from rpel.aggregation.rules import (
     bulyan,
     caf,

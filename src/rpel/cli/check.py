@@ -11,8 +11,8 @@ from rpel import terminal
 from rpel.cli import tables
 
 if TYPE_CHECKING:
-    from rpel.network.asking import Asking
-    from rpel.network.check import Report
+    from rpel.operations.asking import Asking
+    from rpel.operations.check import Report
 
 
 def check(
@@ -31,9 +31,9 @@ def check(
 
     Example: rpel network check --config peer.toml
     """
-    from rpel.network.asking import asking
-    from rpel.network.check import measured_step
-    from rpel.peer import config as configs
+    from rpel.config import peer as configs
+    from rpel.operations.asking import asking
+    from rpel.operations.check import measured_step
 
     settings = configs.load(config)
     ask = asking(settings)
@@ -50,7 +50,7 @@ def check(
 
 
 async def _check(ask: "Asking", timeout: float, step: float | None) -> "Report":
-    from rpel.network.check import check
+    from rpel.operations.check import check
 
     try:
         return await check(ask, timeout=timeout, step_seconds=step)
@@ -60,7 +60,7 @@ async def _check(ask: "Asking", timeout: float, step: float | None) -> "Report":
 
 def _advice(ask: "Asking", found: "Report") -> str:
     """What the measurement says about the period."""
-    from rpel.network.check import MARGIN, SHORTEST
+    from rpel.operations.check import MARGIN, SHORTEST
 
     m = ask.standing.membership
     wrong = [member.id for member in found.members if not member.well]

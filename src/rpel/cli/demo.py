@@ -16,7 +16,7 @@ from rpel import terminal
 from rpel.cli import tables
 
 if TYPE_CHECKING:
-    from rpel.network.demo import Scene
+    from rpel.operations.demo import Scene
 
 
 def demo(
@@ -45,10 +45,10 @@ def demo(
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack alie
     """
-    from rpel.network.children import Failed
-    from rpel.network.demo import Setting
-    from rpel.network.demo import demo as run_demo
-    from rpel.redteam.deliveries import parse_parameters
+    from rpel.operations.children import Failed
+    from rpel.operations.demo import Setting
+    from rpel.operations.demo import demo as run_demo
+    from rpel.operations.redteam.deliveries import parse_parameters
 
     setting = Setting(peers, byzantine, rounds, attack, parse_parameters(param or []), no_shows, _period(period), seed)
     late = setting.plan().no_shows

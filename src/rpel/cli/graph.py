@@ -29,8 +29,8 @@ def graph(
 
     Example: rpel graph --nodes 30 --byzantine 6 --pull 15 --plot graph.svg
     """
+    from rpel.config import spec as specs
     from rpel.experiments import baseline
-    from rpel.experiments import spec as specs
 
     given = {"nodes": nodes, "byzantine": byzantine, "pull": pull, "graph": graph, "placement": placement, "seed": seed}
     spec = specs.load(source or "quickstart").but(**{key: value for key, value in given.items() if value is not None})

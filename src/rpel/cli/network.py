@@ -11,7 +11,7 @@ import typer
 from rpel import terminal
 
 if TYPE_CHECKING:
-    from rpel.network.new import Founded
+    from rpel.operations.found import Founded
 
 app = typer.Typer(
     name="network",
@@ -76,7 +76,7 @@ def new(
 
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
     """
-    from rpel.network import new as founding
+    from rpel.operations import found as founding
 
     found = founding.new(
         peers=peers,

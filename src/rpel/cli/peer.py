@@ -52,8 +52,8 @@ def init(
 
     Example: rpel peer init --id clinic-3 --organisation "Clinic Three" --url https://rpel.clinic-3.example:7443
     """
-    from rpel.network.join import join
-    from rpel.peer.membership import entry
+    from rpel.config.membership import entry
+    from rpel.operations.join import join
 
     found = join(
         id=id,
@@ -94,7 +94,7 @@ def run(
 
     Example: rpel peer run --config peer.toml
     """
-    from rpel.peer import config as settings
+    from rpel.config import peer as settings
 
     mixed = settings.load(config).log == "-"  # standard output then belongs to the JSON lines
     from rpel.peer.run import Terminated, run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rpel.redteam import Deed
+    from rpel.operations.redteam import Deed
 
 
 def red_team(
@@ -40,9 +40,9 @@ def red_team(
 
     Example: rpel red-team --config peer.toml --attack alie --param z=1.5 --allies clinic-4,clinic-7
     """
-    from rpel.peer import config as configs
-    from rpel.redteam import RedTeam
-    from rpel.redteam.deliveries import parse_parameters
+    from rpel.config import peer as configs
+    from rpel.operations.redteam import RedTeam
+    from rpel.operations.redteam.deliveries import parse_parameters
 
     def tell(deed: "Deed") -> None:
         print(json.dumps(deed.to_dict()) if as_json else deed.sentence(), flush=True)

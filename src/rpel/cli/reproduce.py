@@ -11,7 +11,7 @@ from rpel.cli.run import TensorBoard, display
 
 if TYPE_CHECKING:
     from rpel.experiments.reproduce import Work
-    from rpel.experiments.running import Progress, Tick
+    from rpel.simulation.running import Progress, Tick
     from rpel.terminal import RunDisplay
 
 _ASK_FROM = 600.0
@@ -123,7 +123,7 @@ def _agreed(seconds: float, yes: bool, display: "RunDisplay") -> bool:
 
 def _print_list(extra: bool, as_json: bool) -> None:
     from rpel.experiments.extras import EXTRAS
-    from rpel.experiments.figures import PANELS
+    from rpel.experiments.panels import PANELS
 
     rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
     if as_json:

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from rpel import terminal
-from rpel.experiments import spec as specs
+from rpel.config import spec as specs
 
 if TYPE_CHECKING:
-    from rpel.experiments.result import Result
+    from rpel.simulation.result import Result
 
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
@@ -32,7 +32,7 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any
     """
     spec = specs.load(source).but(**{key: value for key, value in given.items() if value is not None})
     with display() as shown:
-        from rpel.experiments import run as runs
+        from rpel.simulation import run as runs
 
         result = runs.run(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     _print(result, as_json)
@@ -49,7 +49,7 @@ def resume(
     """
     specs.load_folder(path)
     with display() as shown:
-        from rpel.experiments import run as runs
+        from rpel.simulation import run as runs
 
         result = runs.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
     _print(result, as_json)

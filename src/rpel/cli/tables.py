@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from rpel.network.check import Checked
-    from rpel.network.watch import Seen
+    from rpel.operations.check import Checked
+    from rpel.operations.watch import Seen
 
 _STYLES = {"training": "green", "finished": "green", "starting": "yellow"}
 

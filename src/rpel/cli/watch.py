@@ -12,8 +12,8 @@ from rich.live import Live
 from rpel.cli import tables
 
 if TYPE_CHECKING:
-    from rpel.network.asking import Asking
-    from rpel.network.watch import Seen
+    from rpel.operations.asking import Asking
+    from rpel.operations.watch import Seen
 
 
 def watch(
@@ -29,14 +29,14 @@ def watch(
 
     Example: rpel watch --config peer.toml
     """
-    from rpel.network.asking import asking
-    from rpel.peer import config as configs
+    from rpel.config import peer as configs
+    from rpel.operations.asking import asking
 
     asyncio.run(_watch(asking(configs.load(config)), once, every, as_json))
 
 
 async def _watch(ask: "Asking", once: bool, every: float, as_json: bool) -> None:
-    from rpel.network.watch import look
+    from rpel.operations.watch import look
 
     console = Console(highlight=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None

@@ -4,7 +4,6 @@ Laws: images stay uint8 as published and are normalised by whoever trains; every
 arrays; a file that is not the published one is never used.
 """
 
-import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from rpel.data import cifar, idx, leaf
 from rpel.data.download import Progress, Remote, fetch
 from rpel.data.files import DataError, cache_folder, search_folders, sha256
 from rpel.data.idx import Digests
+from rpel.errors import nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,12 +180,12 @@ def load(
     ((5000, 1, 28, 28), dtype('uint8'), (1000,))
     >>> load("cifar-10")
     Traceback (most recent call last):
-    ValueError: there is no data set 'cifar-10'; did you mean 'cifar10'?
+    ValueError: there is no data set 'cifar-10'; the nearest is 'cifar10'
     """
     if name == "mnist-sample":
         return _sample()
     if name not in SOURCES:
-        raise ValueError(f"there is no data set {name!r}; did you mean {_closest(name)!r}?")
+        raise ValueError(f"there is no data set {name!r}; {nearest(name, NAMES)}")
     folders = search_folders(data_dir)
     for folder in folders:
         found = _found(name, folder)
@@ -202,10 +202,6 @@ def _found(name: str, folder: Path) -> Dataset | None:
         if folder != cache_folder():
             raise
         raise DataError(f"{error}; delete it, and it will be downloaded again") from error
-
-
-def _closest(name: str) -> str:
-    return (difflib.get_close_matches(name, NAMES, 1, 0) or NAMES)[0]
 
 
 def _sample() -> Dataset:

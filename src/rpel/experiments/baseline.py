@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plots
-from rpel.engine.methods import build_network
-from rpel.experiments.settle import settle
-from rpel.experiments.spec import Spec
+from rpel.config.spec import Spec
 from rpel.graphs import Graph
+from rpel.simulation.methods import build_network
+from rpel.simulation.settle import settle
 
 
 @dataclass(frozen=True)

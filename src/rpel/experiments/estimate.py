@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rpel.experiments.environment import pinned
-from rpel.experiments.material import Material
-from rpel.experiments.running import Running
-from rpel.experiments.settle import settle
-from rpel.experiments.spec import Spec
+from rpel.config.spec import Spec
+from rpel.simulation.environment import pinned
+from rpel.simulation.material import Material
+from rpel.simulation.running import Running
+from rpel.simulation.settle import settle
 
 _TIMED = 2
 

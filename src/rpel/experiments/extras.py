@@ -7,7 +7,7 @@ attackers reach that search for their best factor, what if peers are late or sil
 from collections.abc import Iterable
 from typing import Any
 
-from rpel.experiments.figures import RIVALS, Curve, Kind, Panel
+from rpel.experiments.panels import RIVALS, Curve, Kind, Panel
 
 _PRESET = "mnist-30"
 

@@ -15,7 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rpel.experiments.spec import Spec, load, nearest
+from rpel.config.spec import Spec, load
+from rpel.errors import nearest
 
 _TABLES = ("preset", "base", "grid", "cells")
 _NOT_MEANING = {"out", "threads"}
@@ -97,7 +98,7 @@ def _known(where: str, fields: Mapping[str, Any]) -> None:
     names = [*Spec.model_fields, "preset"]
     for key in fields:
         if key not in names:
-            raise ValueError(f"there is no field {key!r} in [{where}]; the nearest is {nearest(key, names)!r}")
+            raise ValueError(f"there is no field {key!r} in [{where}]; {nearest(key, names)}")
 
 
 def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Cell:

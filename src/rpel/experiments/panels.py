@@ -1,203 +1,228 @@
-"""A panel's numbers and its picture.
+"""Every figure and panel of the paper as data: which curves it shows and which runs stand behind each of them.
 
-Law: the picture is drawn from the rows of the panel's CSV and nothing else, so whatever one sees can be read there.
+Laws: a panel says what is run, never how; its settings are a preset's, changed only where the figure's caption says so,
+so a curve's run is the very run that ``rpel run`` makes; panels that show the same runs (mean and worst) name them
+alike, so nothing is run twice. The paper prints no grid for its comparisons: REFERENCE's is used.
 """
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from rpel.config.spec import Spec, load
+from rpel.errors import nearest
 
-from rpel import planning, plots
-from rpel.experiments import figure
-from rpel.experiments.figures import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
-from rpel.experiments.result import Result, interval
-from rpel.experiments.scales import stamp
+Kind = Literal["accuracy", "fraction", "final", "bytes"]
+Measure = Literal["mean", "worst"]
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Row = dict[str, Any]
-_MARKERS = "osD^vP*X"
+SIMULATED_ROUNDS = 200
+SIMULATIONS = 5
+SHARES = (2, 4, 6, 8, 10)
+"""Hostile nodes in percent of all, the curves of Figure 3."""
+PULLS = tuple(range(5, 51, 5))
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel, or one point of it: a label, a preset, what differs from it, and where the point stands."""
+
+    label: str
+    preset: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    x: float | None = None
+
+    def spec(self) -> Spec:
+        """The run behind it, with a name that says what it is; curves with equal runs have equal names.
+
+        >>> Curve("ALIE", "mnist-30", {"byzantine": 5}).spec().name
+        'mnist-n30-b5-s15-rpel-alie'
+        """
+        spec = load(self.preset).but(**self.changes)
+        size = f"n{spec.nodes}-b{spec.byzantine}-s{spec.pull}"
+        return spec.but(name=f"{spec.dataset}-{size}-{spec.method}-{spec.attack}")
 
 
-def run_rows(result: Result) -> list[Row]:
-    """A run's evaluated rounds: accuracies, bytes sent so far, and the node that ends lowest."""
-    sent = np.cumsum(result.history["bytes"])
-    lowest = dict(zip(result.nodes["round"].tolist(), result.lowest().tolist(), strict=True))
-    where = "" if result.path is None else result.path.name
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    kind      accuracy against rounds or bytes, final accuracy against a swept value, or the fraction of Figure 3
+    measure   mean of the honest nodes, or the node that ends lowest (the paper's "worst")
+    seeds     the paper's, "0-1"; nodes: n of a fraction panel; xlabel: what a final panel sweeps
+    """
+
+    name: str
+    figure: str
+    title: str
+    kind: Kind = "accuracy"
+    curves: tuple[Curve, ...] = ()
+    measure: Measure = "mean"
+    seeds: str = "0-1"
+    nodes: int = 0
+    xlabel: str = ""
+
+    @property
+    def number(self) -> str:
+        """The figure's number as a file's name has it.
+
+        >>> find("cifar10-left").number
+        'figure-2'
+        """
+        return self.figure.partition(" (")[0].lower().replace(" ", "-")
+
+
+COLUMNS = {1: 2, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2}
+"""Panels side by side in the paper's figures that have several."""
+
+
+def find(name: str) -> Panel:
+    """The panel of that name.
+
+    >>> find("mnist-lef")
+    Traceback (most recent call last):
+    ValueError: there is no panel 'mnist-lef'; the nearest is 'mnist-left' (rpel reproduce --list shows all)
+    """
+    known = {panel.name: panel for panel in everything()}
+    if name not in known:
+        raise ValueError(
+            f"there is no panel {name!r}; {nearest(name, [*known, 'all', 'extra'])} (rpel reproduce --list shows all)"
+        )
+    return known[name]
+
+
+def chosen(names: Iterable[str]) -> list[Panel]:
+    """The panels of these names, each once; "all" is the paper, "extra" what goes beyond it.
+
+    >>> len(chosen(["all", "mnist-left"]))
+    60
+    """
+    from rpel.experiments.extras import EXTRAS
+
+    groups = {"all": PANELS, "extra": EXTRAS}
+    found = [panel for name in names for panel in (groups[name] if name in groups else (find(name),))]
+    return list({panel.name: panel for panel in found}.values())
+
+
+def everything() -> tuple[Panel, ...]:
+    """The paper's panels, then those beyond it."""
+    from rpel.experiments.extras import EXTRAS  # which is made of the records above
+
+    return PANELS + EXTRAS
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------
+
+ATTACKS = {"SF": "sf", "FOE": "foe", "ALIE": "alie"}
+RIVALS = {"RPEL": "rpel", "CS+": "cs-plus", "GTS": "gts", "ClippedGossip": "clipped-gossip"}
+_SEEDS = {"mnist-100": "0-1", "mnist-30": "0-1", "cifar10-20": "0-2", "femnist-30": "0-1"}
+
+
+def attacks(preset: str, **changes: Any) -> tuple[Curve, ...]:
+    """RPEL under each of the paper's three attacks; a single curve where nobody attacks."""
+    if changes.get("byzantine") == 0:
+        return (Curve("no attack", preset, {**changes, "attack": "none"}),)
+    return tuple(Curve(label, preset, {**changes, "attack": name}) for label, name in ATTACKS.items())
+
+
+def rivals(preset: str, attack: str, **changes: Any) -> tuple[Curve, ...]:
+    """RPEL and the fixed-graph methods at equal budget; without hostile nodes the attack is none, whatever its name."""
+    attack = "none" if changes.get("byzantine") == 0 else attack
+    return tuple(
+        Curve(label, preset, {**changes, "attack": attack, "method": method}) for label, method in RIVALS.items()
+    )
+
+
+def _attacked(name: str, figure: str, title: str, preset: str, **changes: Any) -> Panel:
+    return Panel(name, figure, title, curves=attacks(preset, **changes), seeds=_SEEDS[preset])
+
+
+def _compared(name: str, figure: str, title: str, measure: Measure, preset: str, attack: str, **changes: Any) -> Panel:
+    curves = rivals(preset, attack, **changes)
+    return Panel(name, figure, title, curves=curves, measure=measure, seeds=_SEEDS[preset])
+
+
+def _mnist_comparison(attack: str, number: int, measure: Measure, cells: Iterable[tuple[int, int]]) -> list[Panel]:
+    """One of Figures 4 to 7: n = 30, a panel for each (s, b)."""
+    words = {"mean": "average", "worst": "worst"}[measure]
+    figure = f"Figure {number} (MNIST, {'ALIE' if attack == 'alie' else 'Dissensus'}, {words} accuracy)"
     return [
-        {
-            "seed": result.spec.seed,
-            "round": row["round"],
-            "accuracy_mean": row["accuracy_mean"],
-            "accuracy_worst": row["accuracy_worst"],
-            "accuracy_lowest": lowest[row["round"]],
-            "bytes": int(sent[row["round"] - 1]),
-            "run": where,
-        }
-        for row in result.history.where("accuracy_mean")
+        _compared(
+            f"{attack}-{measure}-s{s}-b{b}", figure, f"n = 30, s = {s}, b = {b}", measure,
+            "mnist-30", attack, pull=s, byzantine=b,
+        )
+        for s, b in cells
+    ]  # fmt: skip
+
+
+# --- the sixty panels ------------------------------------------------------------------------------------------------
+
+
+def _main() -> list[Panel]:
+    """Figures 1 to 3."""
+    one, two, three = "Figure 1 (MNIST)", "Figure 2 (CIFAR-10)", "Figure 3 (effective adversarial fraction)"
+    return [
+        _attacked("mnist-left", one, "MNIST, n = 100, b = 10, s = 15", "mnist-100"),
+        _attacked("mnist-right", one, "MNIST, n = 30, b = 6, s = 15", "mnist-30"),
+        _attacked("cifar10-left", two, "CIFAR-10, n = 20, b = 3, s = 6", "cifar10-20"),
+        _attacked("cifar10-right", two, "CIFAR-10, n = 20, b = 3, s = 19", "cifar10-20", pull=19),
+        *(Panel(f"fraction-{n}", three, f"n = {n:,}", "fraction", nodes=n) for n in (1000, 10_000, 100_000)),
     ]
 
 
-def curve_rows(panel: Panel, curve: Curve, runs: Sequence[list[Row]]) -> list[Row]:
-    """The rows of one curve over its seeds; a point of a sweep is the last round of each."""
-    rows = [row for run in runs for row in (run[-1:] if panel.kind == "final" else run)]
-    return [{"curve": curve.label, "x": curve.x, **row} for row in rows]
+def _comparisons() -> list[Panel]:
+    """Figures 4 to 7; the paper's bottom-left picture, where RPEL gains most, is the sparsest with an attacker."""
+    sparse = [(s, b) for b, s in product((0, 1), (3, 4, 5))]
+    dense = [(15, b) for b in (0, 3, 6)]
+    return [
+        *_mnist_comparison("alie", 4, "mean", dense + sparse),
+        *_mnist_comparison("alie", 5, "worst", dense + sparse),
+        *_mnist_comparison("dissensus", 6, "mean", sparse),
+        *_mnist_comparison("dissensus", 7, "worst", sparse),
+    ]
 
 
-def fraction_rows(panel: Panel) -> list[Row]:
-    """Figure 3: the largest hostile count of five simulations (Algorithm 2), and the exact median and 99 % quantile."""
-    rows = []
-    for share in SHARES:
-        b = panel.nodes * share // 100
-        exact = planning.quantiles(panel.nodes, b, SIMULATED_ROUNDS, PULLS, [0.5, 0.99])
-        for s, median, high in zip(PULLS, *exact.tolist(), strict=True):
-            seen = planning.simulate_max(panel.nodes, b, s, SIMULATED_ROUNDS, simulations=SIMULATIONS, seed=b)
-            ends = dict(zip(("mean", "low", "high"), interval([k / (s + 1) for k in seen]), strict=True))
-            row: Row = {"curve": f"{share} % hostile", "nodes": panel.nodes, "byzantine": b, "pull": s, **ends}
-            row |= {"exact_median": median / (s + 1), "b_hat_median": median, "b_hat_99": high}
-            rows.append(row | {f"simulation_{i}": k for i, k in enumerate(seen, 1)})
-    return rows
+def _cifar10() -> list[Panel]:
+    """Figures 8 to 10: higher heterogeneity, Dissensus."""
+    eight = "Figure 8 (CIFAR-10, higher heterogeneity)"
+    panels = [
+        _attacked(f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a)
+        for a, s in product((0.5, 1), (6, 19))
+    ]
+    both: tuple[Measure, ...] = ("mean", "worst")
+    for (steps, number), measure, s in product(((1, 9), (3, 10)), both, (6, 10)):
+        figure = f"Figure {number} (CIFAR-10, Dissensus, {steps} local step{'s' * (steps > 1)})"
+        title = f"{'average' if measure == 'mean' else 'worst'}, n = 20, b = 3, s = {s}"
+        panels.append(
+            _compared(
+                f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, measure, "cifar10-20", "dissensus",
+                pull=s, alpha=1.0, local_steps=steps,
+            )
+        )  # fmt: skip
+    return panels
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a panel's CSV; numbers as numbers, an empty cell as None."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+def _others() -> list[Panel]:
+    """Figures 11 to 21, one panel each."""
+    cifar, femnist = "CIFAR-10, n = 20", "FEMNIST, n = 30"
+    three = "3 local steps"
+    rows: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("mnist-100-b8", "MNIST, n = 100, b = 8, s = 15", "mnist-100", {"byzantine": 8, "b_hat": None}),
+        ("mnist-30-b5", "MNIST, n = 30, b = 5, s = 15", "mnist-30", {"byzantine": 5}),
+        ("cifar10-b2-s6", f"{cifar}, b = 2, s = 6", "cifar10-20", {"byzantine": 2}),
+        ("cifar10-b2-s19", f"{cifar}, b = 2, s = 19", "cifar10-20", {"byzantine": 2, "pull": 19}),
+    ]
+    for s in (6, 10, 19):
+        changes = {"pull": s, "local_steps": 3}
+        rows.append((f"cifar10-local3-s{s}", f"{cifar}, b = 3, s = {s}, {three}", "cifar10-20", changes))
+    for b, steps in product((0, 3), (1, 3)):
+        title = f"{femnist}, b = {b}, s = 6" + (f", {three}" if steps == 3 else "")
+        rows.append((f"femnist-b{b}-local{steps}", title, "femnist-30", {"byzantine": b, "local_steps": steps}))
+    return [
+        _attacked(name, f"Figure {number} ({title.partition(',')[0]})", title, preset, **changes)
+        for number, (name, title, preset, changes) in enumerate(rows, 11)
+    ]
 
 
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text or None
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def save(panel: Panel, rows: Sequence[Row], note: str, stem: Path) -> None:
-    """Draw one panel to STEM.svg and STEM.png."""
-    sketch, axes = plots.canvas(6.4, 4.4)
-    _draw(axes, panel, rows, note)
-    place = "" if panel.name.startswith("extra-") else panel.figure.partition(" (")[0] + ": "
-    axes.set_title(place + panel.title, fontsize=11)
-    axes.legend(frameon=False, fontsize=9, ncols=2 if panel.kind == "fraction" else 1)
-    sketch.supxlabel(note, fontsize=8, color="#666666")
-    _write(sketch, stem)
-
-
-def save_together(panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], note: str, stem: Path) -> None:
-    """Draw a figure of several panels in the paper's arrangement; a panel without rows stays empty and says so."""
-    from matplotlib.figure import Figure
-
-    columns = COLUMNS[int(panels[0].number.rpartition("-")[2])]
-    lines = -(-len(panels) // columns)
-    sketch = Figure(figsize=(3.9 * columns, 3.1 * lines + 0.8), layout="constrained")
-    grid = sketch.subplots(lines, columns, sharey=True, squeeze=False)
-    labelled: dict[str, Any] = {}
-    for axes, panel in zip(grid.flat, panels, strict=True):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.set_title(panel.title, fontsize=10)
-        if panel.name not in rows:
-            axes.set_axis_off()
-            axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color="#666666")
-            continue
-        _draw(axes, panel, rows[panel.name], note)
-        axes.label_outer()
-        labelled |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    sketch.suptitle(panels[0].figure)
-    key = sketch.legend(
-        labelled.values(), labelled, loc="outside lower center", ncols=len(labelled), frameon=False, title=note,
-    )  # fmt: skip
-    key.get_title().set(fontsize=8, color="#666666")
-    _write(sketch, stem)
-
-
-def _write(sketch: Any, stem: Path) -> None:
-    for suffix in (".svg", ".png"):
-        figure.save(sketch, stem.with_name(stem.name + suffix))
-
-
-def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], note: str) -> None:
-    plots.stamp(axes, stamp(note))
-    kinds: dict[str, Callable[[Axes, Panel, Sequence[Row]], None]] = {
-        "accuracy": partial(_draw_runs, against="round"),
-        "bytes": partial(_draw_runs, against="bytes"),
-        "fraction": _draw_fraction,
-        "final": _draw_final,
-    }
-    kinds[panel.kind](axes, panel, rows)
-
-
-def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) -> None:
-    """Accuracy against rounds or gigabytes: the mean over the seeds, and a band from the lowest to the highest.
-
-    Lines grow thinner, so that one that lies exactly under another is still seen.
-    """
-    column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
-    unit = 1e9 if against == "bytes" else 1
-    for i, (label, mine) in enumerate(_curves(rows)):
-        colour, marker = plots.COLOURS[i % len(plots.COLOURS)], _MARKERS[i % len(_MARKERS)]
-        x = np.array(_of_seed(mine, against)[0]) / unit
-        y = np.array(_of_seed(mine, column))
-        look: dict[str, Any] = {"linewidth": max(1.0, 2.8 - 0.45 * i), "markevery": max(1, len(x) // 10)}
-        axes.plot(x, y.mean(axis=0), color=colour, marker=marker, markersize=4, label=label, **look)
-        if len(y) > 1:
-            axes.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, linewidth=0)
-    words = "test accuracy, " + ("mean of honest nodes" if panel.measure == "mean" else "node that ends lowest")
-    axes.set(xlabel="gigabytes sent by all nodes" if against == "bytes" else "round", ylabel=words, ylim=(0, 1.02))
-    axes.set_xlim(left=0)
-
-
-def _draw_final(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
-    """Final accuracy against the swept value: mean of the honest nodes, and dashed the worst."""
-    for (label, mine), colour, marker in zip(_curves(rows), plots.COLOURS, _MARKERS, strict=False):
-        x = sorted({row["x"] for row in mine})
-        for column, line, words in (("accuracy_mean", "-", "mean"), ("accuracy_worst", "--", "worst node")):
-            y = [[row[column] for row in mine if row["x"] == at] for at in x]
-            style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "label": f"{label}, {words}"}
-            axes.plot(x, [float(np.mean(v)) for v in y], line, **style)
-            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
-    axes.set(xlabel=panel.xlabel, ylabel="test accuracy after the last round", ylim=(0, 1.02))
-
-
-def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
-    for (label, mine), colour in zip(_curves(rows), plots.COLOURS, strict=False):
-        pulls, mean, low, high, median = (_column(mine, key) for key in ("pull", "mean", "low", "high", "exact_median"))
-        axes.plot(pulls, mean, color=colour, label=label)
-        axes.fill_between(pulls, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(pulls, median, "o", color=colour, markersize=3)
-    axes.axhline(0.5, color="#000000", linestyle="--", linewidth=1, label="one half")
-    axes.set(xlabel="pulled peers s", ylabel="effective adversarial fraction b̂ / (s+1)", ylim=(0, 1))
-
-
-def _curves(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by curve, in the order in which they came."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["curve"], []).append(row)
-    return list(found.items())
-
-
-def _of_seed(rows: Sequence[Row], column: str) -> list[list[float]]:
-    """The column of each seed."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        found.setdefault(row["seed"], []).append(row[column])
-    return list(found.values())
-
-
-def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:
-    return np.array([row[key] for row in rows], dtype=np.float64)
+PANELS: tuple[Panel, ...] = (*_main(), *_comparisons(), *_cifar10(), *_others())
+"""The paper's sixty panels in its order."""

@@ -14,20 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpel.experiments import estimate, panels
-from rpel.experiments.environment import versions
-from rpel.experiments.events import check
-from rpel.experiments.figures import PANELS, Panel, chosen
-from rpel.experiments.folder import RunFolder
-from rpel.experiments.hearing import Ear
-from rpel.experiments.material import Download, Material, Own, gather
-from rpel.experiments.result import Result
-from rpel.experiments.run import run
-from rpel.experiments.running import Progress
+from rpel.config.spec import Spec
+from rpel.experiments import estimate
+from rpel.experiments import pictures as panels
+from rpel.experiments.panels import PANELS, Panel, chosen
 from rpel.experiments.scales import ScaleName, Sized, checked, sized
-from rpel.experiments.settle import settle, spec_hash
-from rpel.experiments.spec import Spec
 from rpel.files import atomic
+from rpel.simulation.environment import versions
+from rpel.simulation.events import check
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.hearing import Ear
+from rpel.simulation.material import Download, Material, Own, gather
+from rpel.simulation.result import Result
+from rpel.simulation.run import run
+from rpel.simulation.running import Progress
+from rpel.simulation.settle import settle, spec_hash
 
 Row = panels.Row
 Told = Callable[[str], None]
@@ -141,7 +142,7 @@ def _piece(asked: Sized, shelf: Shelf) -> tuple[Piece, dict[Path, Spec]]:
 
 
 def _folder(spec: Spec, shelf: Shelf) -> Path:
-    """Where :func:`rpel.experiments.run.run` will keep it."""
+    """Where :func:`rpel.simulation.run.run` will keep it."""
     return Path(spec.out) / f"{spec.name}-{spec_hash(settle(spec).spec, shelf.take(spec).dataset.checksums)}"
 
 

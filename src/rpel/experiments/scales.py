@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from rpel.experiments.figures import Panel
-from rpel.experiments.settle import settle
-from rpel.experiments.spec import Spec, nearest
-from rpel.experiments.values import parse_seeds
+from rpel.config.spec import Spec
+from rpel.config.values import parse_seeds
+from rpel.errors import nearest
+from rpel.experiments.panels import Panel
+from rpel.simulation.settle import settle
 
 ScaleName = Literal["smoke", "short", "full"]
 
@@ -48,7 +49,7 @@ def checked(scale: str) -> ScaleName:
     for name in names:
         if scale == name:
             return name
-    raise ValueError(f"scale {scale!r} is unknown: the nearest is {nearest(scale, names)!r} (of {', '.join(names)})")
+    raise ValueError(f"scale {scale!r} is unknown: {nearest(scale, names)}")
 
 
 def stamp(text: str) -> str:
@@ -87,7 +88,7 @@ def _resized(spec: Spec, scale: ScaleName, part: float | None) -> Spec:
 def shortened(spec: Spec, part: float) -> Spec:
     """The same run with a part of its rounds: b_hat as planned for all of them, the steps of the schedule moved along.
 
-    >>> from rpel.experiments.spec import load
+    >>> from rpel.config.spec import load
     >>> short = shortened(load("cifar10-20"), 0.1)
     >>> short.rounds, short.lr, short.b_hat, short.eval_every
     (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpel.experiments.events import check
-from rpel.experiments.folder import RunFolder
+from rpel.config.spec import to_toml
 from rpel.experiments.grid import Cell
-from rpel.experiments.spec import to_toml
 from rpel.files import atomic
 from rpel.processes import on_sigterm, start
+from rpel.simulation.events import check
+from rpel.simulation.folder import RunFolder
 
 _NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
 _POLL = 0.05

@@ -22,7 +22,7 @@ from rpel.kernels.arguments import (
     check_table,
     result_array,
 )
-from rpel.kernels.threads import set_threads, threads
+from rpel.kernels.pool import set_threads, threads
 
 __all__ = [
     "combine",

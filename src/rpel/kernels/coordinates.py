@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import OPERATIONS, Float64, Floats, Integers, Operation
-from rpel.kernels.jit import compiled, folder
-from rpel.kernels.networks import network
+from rpel.kernels.cache import compiled, folder
 from rpel.kernels.ordering import exchange_rows, operate
+from rpel.kernels.sorting import network
 from rpel.kernels.vectors import BLOCK, add_rows, copy, weigh_rows
 
 STRIDE = 128  # columns of one victim at a time

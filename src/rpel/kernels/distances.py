@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import Float64, Floats
-from rpel.kernels.jit import compiled
+from rpel.kernels.cache import compiled
 from rpel.kernels.tiles import Int64, Tiles, cut_tiles, to_first
 from rpel.kernels.vectors import TILE, add_pair_sums, convert
 

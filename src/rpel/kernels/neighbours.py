@@ -10,9 +10,9 @@ of m rows of d ≥ m columns costs afterwards.
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import Float64
-from rpel.kernels.jit import compiled
+from rpel.kernels.cache import compiled
 from rpel.kernels.ordering import count_below
 
 

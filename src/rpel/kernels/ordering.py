@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 
 from rpel.kernels.arguments import OPERATIONS, Operation
-from rpel.kernels.jit import intrinsic
-from rpel.kernels.networks import network, ranks
+from rpel.kernels.cache import intrinsic
+from rpel.kernels.sorting import network, ranks
 from rpel.kernels.vectors import (
     Builder,
     cgutils,

@@ -7,9 +7,9 @@ into blocks of fixed size and their sums added in order.
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import Float64, Floats
-from rpel.kernels.jit import compiled
+from rpel.kernels.cache import compiled
 
 _COLUMNS = 1024
 _SMALL = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import threads
+from rpel.kernels import pool as threads
 from rpel.kernels.arguments import Float64, Floats, Integers
-from rpel.kernels.jit import compiled
+from rpel.kernels.cache import compiled
 from rpel.kernels.vectors import copy, moments_of_rows, weigh_rows
 
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves

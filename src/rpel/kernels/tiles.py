@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels.jit import compiled
+from rpel.kernels.cache import compiled
 from rpel.kernels.vectors import TILE
 
 _DENSE = 5  # needed pairs of seven from which a run of rows is kept in the first cache

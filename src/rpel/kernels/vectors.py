@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as numba_cgutils
 
-from rpel.kernels.jit import intrinsic
+from rpel.kernels.cache import intrinsic
 
 BLOCK = 64  # columns every padded buffer is a multiple of: 8 vectors of float32, 16 of float64
 TILE = 7  # rows one anchor is compared with at a time: their sums, the anchor and the differences fill 16 registers

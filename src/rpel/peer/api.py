@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from rpel.peer import config
+from rpel.config import peer as config
 from rpel.peer.loop import TorchLearner
 from rpel.peer.node import Node, Round
 

@@ -2,7 +2,7 @@
 
 Laws: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted only
 if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
-:mod:`rpel.peer.reply`); once a body has begun it is not asked for again; one absolute deadline ends everything.
+:mod:`rpel.peer.http`); once a body has begun it is not asked for again; one absolute deadline ends everything.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpel.peer.identity import check_certificate, client_context, leaf_fingerprint
-from rpel.peer.membership import Membership
-from rpel.peer.reply import Connection, Head, Refused, Sink, Text
+from rpel.certificates import check_certificate
+from rpel.config.membership import Membership
+from rpel.peer.http import Connection, Head, Refused, Sink, Text
+from rpel.peer.identity import client_context, leaf_fingerprint
 from rpel.peer.server import CLOCK, INIT, MODEL, STATUS
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models

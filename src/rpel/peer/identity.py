@@ -6,74 +6,16 @@ could sign others are refused; only TLS 1.3 with certificates on both sides is s
 that others on the machine can read is refused.
 """
 
-import hashlib
 import os
-import re
 import ssl
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_DAYS = 825
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PURPOSES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What the others need to know of a certificate; ``pem`` is rewritten from the parsed bytes, so it is one."""
-
-    name: str
-    fingerprint: str
-    not_before: datetime
-    not_after: datetime
-    pem: str
-
-
-def check_id(member: str) -> str:
-    """The id itself, if it can be one: it is written into certificates, file names and metrics.
-
-    >>> check_id("clinic-3")
-    'clinic-3'
-    """
-    if not _ID.fullmatch(member):
-        near = re.sub(r"[^A-Za-z0-9._-]+", "-", member).strip("-._")[:64] or "peer-1"
-        raise ValueError(f"id {member!r} is not valid: letters, digits and . _ - (at most 64), such as {near!r}")
-    return member
-
-
-def create(member: str, days: int = VALID_DAYS, now: datetime | None = None) -> tuple[bytes, str]:
-    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on, so that clocks may differ a little."""
-    check_id(member)
-    if not 1 <= days <= 36_500:
-        raise ValueError(f"days {days} is impossible: choose 1 to 36500, nearest {min(max(days, 1), 36_500)}")
-    start = (now or datetime.now(UTC)) - timedelta(days=1)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + timedelta(days=days + 1))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(sorted(_PURPOSES, key=lambda oid: oid.dotted_string)), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return secret, certificate.public_bytes(serialization.Encoding.PEM).decode()
+from rpel.certificates import check_certificate, fingerprint, read_certificate
 
 
 def write_key(path: Path, secret: bytes) -> None:
@@ -103,51 +45,6 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError(f"the key in {path} is not on the curve P-256: make one with `rpel peer init`")
     return key
-
-
-def read_certificate(pem: str) -> Certificate:
-    """The certificate in a PEM text, whatever its dates; ValueError unless a member may have it."""
-    try:
-        (found,) = x509.load_pem_x509_certificates(pem.encode())
-        basic = found.extensions.get_extension_for_class(x509.BasicConstraints).value
-        usage = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        key = found.public_key()
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
-        raise ValueError("a member's certificate must be one PEM block as `rpel peer init` makes it") from None
-    name = str(names[0].value) if names else ""
-    if basic.ca:
-        raise ValueError(f"the certificate of {name!r} is a CA's (CA:TRUE): it could sign for others, so it is refused")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ValueError(f"the certificate of {name!r} has a key that is not on the curve P-256")
-    if not set(usage) >= _PURPOSES:
-        raise ValueError(f"the certificate of {name!r} is not meant for both ends of a connection")
-    try:
-        found.verify_directly_issued_by(found)
-    except (ValueError, TypeError, InvalidSignature):
-        raise ValueError(f"the certificate of {name!r} is not signed by its own key") from None
-    der = found.public_bytes(serialization.Encoding.DER)
-    text = found.public_bytes(serialization.Encoding.PEM).decode()
-    return Certificate(name, fingerprint(der), found.not_valid_before_utc, found.not_valid_after_utc, text)
-
-
-def check_certificate(pem: str, now: datetime | None = None) -> Certificate:
-    """The certificate in a PEM text, if a member may have it and it is valid now."""
-    found, now = read_certificate(pem), now or datetime.now(UTC)
-    if now > found.not_after:
-        raise ValueError(f"the certificate of {found.name!r} expired at {found.not_after:%Y-%m-%d %H:%M} UTC")
-    if now < found.not_before:
-        raise ValueError(f"the certificate of {found.name!r} is valid only from {found.not_before:%Y-%m-%d %H:%M} UTC")
-    return found
-
-
-def fingerprint(der: bytes) -> str:
-    """The pin of a certificate, from its DER bytes.
-
-    >>> fingerprint(b"certificate")[:16]
-    '03d66dd08835c1ca'
-    """
-    return hashlib.sha256(der).hexdigest()
 
 
 def server_context(certificate: Path, key: Path, members: Iterable[str]) -> ssl.SSLContext:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rpel.peer.learner import Blob
 from rpel.peer.wire import Signature, split
-from rpel.peer.work import Blob
-from rpel.tasks.base import tensor
+from rpel.tasks.task import tensor
 from rpel.types import Models
 
 

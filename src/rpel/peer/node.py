@@ -20,11 +20,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpel.peer import membership as memberships
+from rpel.config import membership as memberships
+from rpel.config.peer import Config
+from rpel.config.reading import listen_address
 from rpel.peer import wire
 from rpel.peer.background import Background, Woken
 from rpel.peer.clock import RoundClock
-from rpel.peer.config import Config
+from rpel.peer.desk import Desk
+from rpel.peer.learner import Learner
 from rpel.peer.metrics import Metrics, Pages, RoundLog, line
 from rpel.peer.protocol import (
     AskClocks,
@@ -47,13 +50,10 @@ from rpel.peer.protocol import (
     Want,
     life,
 )
-from rpel.peer.reading import listen_address
 from rpel.peer.ready import make_ready
-from rpel.peer.serving import Desk
 from rpel.peer.standing import News, initial_body, initial_model, take
 from rpel.peer.store import Body, Store
 from rpel.peer.transport import Answer, HttpsTransport
-from rpel.peer.work import Learner
 from rpel.types import Models
 
 log = logging.getLogger("rpel")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rpel.aggregation import Rule
-from rpel.aggregation.preaggregation import Mixed
+from rpel.aggregation.mixing import Mixed
 from rpel.aggregation.rules import Coordinatewise
 from rpel.kernels.compiled import prepare
 from rpel.randomness import stream

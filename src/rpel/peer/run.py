@@ -4,9 +4,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rpel.peer import config
+from rpel.config import peer as config
+from rpel.peer.learner import TaskLearner, task_learner
 from rpel.peer.node import Node, Progress
-from rpel.peer.work import TaskLearner, task_learner
 from rpel.processes import on_sigterm
 
 

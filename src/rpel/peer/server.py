@@ -17,10 +17,10 @@ from typing import Protocol, cast
 
 from aiohttp import web
 
-from rpel.peer.gate import Gate, Limits, Pace, Ticket
+from rpel.config.membership import Membership
+from rpel.peer.desk import GONE, Decision, Desk
+from rpel.peer.limits import Gate, Limits, Pace, Ticket
 from rpel.peer.line import Line
-from rpel.peer.membership import Membership
-from rpel.peer.serving import GONE, Decision, Desk
 from rpel.peer.store import Body
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections

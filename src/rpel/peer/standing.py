@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpel.aggregation import rule
-from rpel.peer import membership as memberships
+from rpel.certificates import check_certificate
+from rpel.config import membership as memberships
+from rpel.config.membership import INIT_FILE, Membership
+from rpel.config.peer import Config
 from rpel.peer import wire
-from rpel.peer.config import Config
-from rpel.peer.identity import check_certificate, read_key
-from rpel.peer.membership import INIT_FILE, Membership
+from rpel.peer.identity import read_key
 from rpel.peer.protocol import Terms
 from rpel.peer.store import Body
 from rpel.peer.wire import Signature

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
+from rpel.config.membership import Membership
+from rpel.config.reading import listen_address
 from rpel.peer.client import Answer, Client
-from rpel.peer.gate import Limits
 from rpel.peer.identity import server_context
-from rpel.peer.membership import Membership
-from rpel.peer.reading import listen_address
+from rpel.peer.limits import Limits
 from rpel.peer.server import Server, Service
 from rpel.peer.wire import Signature
 from rpel.types import Models

@@ -11,10 +11,10 @@ minority is decided in integers, and one half never is.
 pictures.
 """
 
-from rpel.planning.algorithm2 import default_grid, simulate_max
-from rpel.planning.answer import Choice, Method, Plan, mis_specified, plan, theorem
 from rpel.planning.figures import draw
-from rpel.planning.question import max_byzantine_cdf, quantiles
+from rpel.planning.law import max_byzantine_cdf, quantiles
+from rpel.planning.paper import default_grid, simulate_max
+from rpel.planning.planner import Choice, Method, Plan, mis_specified, plan, theorem
 
 __all__ = [
     "Choice",

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from rpel import plots, theory
-from rpel.planning.algorithm2 import bounded, default_grid
-from rpel.planning.answer import Plan
-from rpel.planning.question import Question, quantiles
+from rpel.planning.law import Question, quantiles
+from rpel.planning.paper import bounded, default_grid
+from rpel.planning.planner import Plan
 
 
 def draw(p: Plan, path: str | Path, figure: Literal["fraction", "messages"] = "fraction") -> None:

@@ -5,8 +5,8 @@ Laws: whatever comes from disk is checked when it is read and escaped where it i
 and stops nothing; equal runs give equal bytes; the page asks no other machine for anything.
 """
 
+from rpel.report.collect import Collection, collect
 from rpel.report.page import page
-from rpel.report.runs import Collection, collect
 from rpel.report.settings import Panel, Setting, panels, settings
 
 __all__ = ["Collection", "Panel", "Setting", "collect", "page", "panels", "settings"]

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpel import plots
-from rpel.experiments import figure
 from rpel.report.drawing import axes, shape
 from rpel.report.settings import METRICS, Panel, Setting
+from rpel.simulation import figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

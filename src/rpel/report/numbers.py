@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rpel.experiments.spec import Spec
-from rpel.experiments.table import Table
-from rpel.report.runs import Run
+from rpel.config.spec import Spec
+from rpel.report.collect import Run
 from rpel.report.settings import value_text
+from rpel.simulation.table import Table
 
 _PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")
 

@@ -12,12 +12,12 @@ from html import escape
 from importlib import resources
 from string import Template
 
-import rpel
 from rpel.plots import COLOURS
 from rpel.report import drawing, tables
+from rpel.report.collect import Collection, Run
 from rpel.report.proofs import proof
-from rpel.report.runs import Collection, Run
 from rpel.report.settings import METRICS, Panel, Setting, panels, settings
+from rpel.version import __version__
 
 
 def page(found: Collection) -> str:
@@ -140,7 +140,7 @@ def _facts(found: Collection, groups: Sequence[Setting]) -> str:
             versions.setdefault(key, set()).add(value)
     runs = "; ".join(f"{key} {_some(sorted(values))}" for key, values in versions.items())
     again = shlex.join(["rpel", "report", *found.shown, "-o", "report.html"])
-    rows = [("runs made with", escape(runs)), ("page made with", f"rpel {escape(rpel.__version__)}")]
+    rows = [("runs made with", escape(runs)), ("page made with", f"rpel {escape(__version__)}")]
     rows.append(("again", f"<code>{escape(again)}</code>"))
     return "".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in rows if value)
 

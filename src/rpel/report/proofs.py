@@ -3,8 +3,8 @@
 from html import escape
 
 from rpel.report import drawing
+from rpel.report.collect import Run
 from rpel.report.command import command
-from rpel.report.runs import Run
 from rpel.terminal import percent
 
 _LISTED = 20  # violations written out; certificate.json has more

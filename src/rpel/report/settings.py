@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.experiments.result import interval
+from rpel.config.spec import Spec
 from rpel.experiments.scales import stamp
-from rpel.experiments.spec import Spec
-from rpel.report.runs import Run
+from rpel.report.collect import Run
+from rpel.simulation.result import interval
 
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""

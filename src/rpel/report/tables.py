@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from rpel.report.runs import Run
+from rpel.report.collect import Run
 from rpel.report.settings import HUGE, Setting
 from rpel.terminal import human_bytes
 

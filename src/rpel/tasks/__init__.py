@@ -5,7 +5,7 @@ engines: `autograd` (any torch module, the plain twin), `convolution` with `wind
 for the forms that `layers` recognises.
 """
 
-from rpel.tasks.base import Engine, Task, one_torch_thread
 from rpel.tasks.classification import Classification
+from rpel.tasks.task import Engine, Task, one_torch_thread
 
 __all__ = ["Classification", "Engine", "Task", "one_torch_thread"]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rpel.tasks.base import Own
+from rpel.tasks.task import Own
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -19,11 +19,11 @@ from rpel.data import Dataset
 from rpel.models import flatten
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine, Loss
-from rpel.tasks.base import Engine, Floats, Indices, share, tensor
+from rpel.tasks.batches import Examples, Shards
 from rpel.tasks.convolution import ConvolutionEngine
-from rpel.tasks.examples import Examples, Shards
 from rpel.tasks.layers import recognise
 from rpel.tasks.linear import LinearEngine
+from rpel.tasks.task import Engine, Floats, Indices, share, tensor
 
 _BLOCK = 250  # test examples per unit of work
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.tasks.base import Own
 from rpel.tasks.instructions import LANES, SPARE
 from rpel.tasks.layers import Affine, Layers
 from rpel.tasks.linear import Linears
+from rpel.tasks.task import Own
 from rpel.tasks.windows import Place, Stage, arrange, image_gradient, place, pool, pool_gradient, restore, stage
 
 _IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 
-from rpel.kernels.jit import compiled, intrinsic
+from rpel.kernels.cache import compiled, intrinsic
 
 LANES = 8
 MOST = 3  # vectors of filters at once: with four sums each, their taps and a pixel they fill the sixteen registers

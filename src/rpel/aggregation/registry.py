@@ -1,0 +1,85 @@
+"""Rules by name and in chains: ``chain(nnm(7), trimmed_mean(7))`` is ``rule("nnm+trimmed_mean", f=7)``."""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from rpel.aggregation import graph as gossip
+from rpel.aggregation import iterated, rules
+from rpel.aggregation import mixing as preaggregation
+from rpel.aggregation.base import Rule
+from rpel.aggregation.mixing import Mixed, Mixer
+from rpel.errors import nearest
+
+RULES: dict[str, Callable[..., Rule]] = {
+    "mean": rules.mean,
+    "median": rules.median,
+    "trimmed_mean": rules.trimmed_mean,
+    "krum": rules.krum,
+    "multi_krum": rules.multi_krum,
+    "geometric_median": iterated.geometric_median,
+    "centered_clipping": iterated.centered_clipping,
+    "mda": rules.mda,
+    "monna": rules.monna,
+    "meamed": rules.meamed,
+    "smea": rules.smea,
+    "caf": rules.caf,
+    "bulyan": rules.bulyan,
+    "nnm": preaggregation.nnm,
+    "bucketing": preaggregation.bucketing,
+    "clipping": preaggregation.clipping,
+    "arc": preaggregation.arc,
+    "gossip": gossip.gossip,
+    "cs_plus": gossip.cs_plus,
+    "gts": gossip.gts,
+    "clipped_gossip_adaptive": gossip.clipped_gossip_adaptive,
+    "clipped_gossip_oracle": gossip.clipped_gossip_oracle,
+    "rtc": gossip.rtc,
+}
+"""Every rule of the field by its name. A new one is a constructor and a row here."""
+
+
+def chain(*stages: Rule) -> Rule:
+    """Pre-aggregations, then one rule.
+
+    >>> from rpel.aggregation import chain, nnm, trimmed_mean
+    >>> chain(nnm(7), trimmed_mean(7)).name
+    'nnm+trimmed_mean'
+    """
+    if not stages:
+        raise ValueError("chain needs at least one rule")
+    *before, last = stages
+    for stage in before:
+        if not isinstance(stage, Mixer):
+            raise ValueError(f"{stage.name} returns one vector, so it can only stand last in a chain")
+    if before and isinstance(last, Mixer | gossip.GraphRule):
+        raise ValueError(f"{last.name} cannot close a chain: it needs a rule that returns one vector from m")
+    result = last
+    for mixer in reversed(before):
+        assert isinstance(mixer, Mixer)
+        f = max((s.f for s in (mixer, result) if s.f is not None), default=None)
+        result = Mixed(f"{mixer.name}+{result.name}", mixer, result, f=f, pivot=result.pivot)
+    return result
+
+
+def rule(name: str, **parameters: Any) -> Rule:
+    """The rule, or the chain joined by +, of that name; each stage takes the keywords it knows, f is shared.
+
+    >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
+    True
+    """
+    stages, unused = [], set(parameters)
+    for part in name.split("+"):
+        if part not in RULES:
+            raise ValueError(f"there is no rule {part!r}; {nearest(part, list(RULES))}")
+        known = signature(RULES[part]).parameters
+        unused -= set(known)
+        try:
+            stages.append(RULES[part](**{key: value for key, value in parameters.items() if key in known}))
+        except TypeError as error:
+            raise ValueError(f"{part}: {error}") from None
+    if unused:
+        wrong = sorted(unused)[0]
+        choices = sorted({key for part in name.split("+") for key in signature(RULES[part]).parameters})
+        raise ValueError(f"{name} knows no parameter {wrong!r}; {nearest(wrong, choices)}")
+    return chain(*stages)

@@ -1,0 +1,1 @@
+"""What people write down: run files, members.toml, peer.toml; read strictly, each fault said in one sentence."""

@@ -1,0 +1,22 @@
+"""Bad input is one sentence: what is wrong, which value, and what would be right."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_FEW, _LISTED = 4, 24
+"""So few choices are always read out; more than the second number never are in full."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The rest of a sentence about an unknown word: the choice that was meant, or all of them when none is near.
+
+    >>> nearest("alei", ["alie", "foe"])
+    "the nearest is 'alie' (of alie, foe)"
+    >>> nearest("bogus", ["alie", "foe"])
+    'choose one of alie, foe'
+    """
+    options = list(choices)
+    close = get_close_matches(word, options, n=1, cutoff=0.6)
+    if close:
+        return f"the nearest is {close[0]!r}" + (f" (of {', '.join(options)})" if len(options) <= _FEW else "")
+    return f"choose one of {', '.join(options[:_LISTED])}{', …' if len(options) > _LISTED else ''}"

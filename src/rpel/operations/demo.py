@@ -1,0 +1,269 @@
+"""A network shown at work: real processes, real keys, real TLS on loopback, some peers hostile; then plain averaging.
+
+The same network runs twice from the same model with the same data and the same hostile peers, once with the robust rule
+and once with the mean. How long a start and a round take depends on the machine, so one start is measured first; if
+peers are not up when round 1 would begin, they are started again with more time.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any
+
+from rpel.config import membership
+from rpel.config import peer as config
+from rpel.config.founding import stall_proof
+from rpel.operations.asking import Asking, asking
+from rpel.operations.children import Children, Failed
+from rpel.operations.found import new
+from rpel.operations.join import join
+from rpel.operations.redteam.deliveries import drill
+from rpel.operations.watch import Seen, look
+from rpel.planning import Plan
+from rpel.processes import on_sigterm
+
+ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
+_DEADLINE = 0.75  # of a round: what follows it, aggregating and measuring, is short here
+_ROUND = 1 / 14  # of what a peer's start takes: a round takes less than a third of that
+_COMPILED = 8.0  # seconds: a start that took longer had to compile, or will not be quicker the next time
+_ATTEMPTS = 3
+_OVERTIME = 60.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is shown. ``period`` None: as short as this machine allows."""
+
+    peers: int = 12
+    byzantine: int = 2
+    rounds: int = 30
+    attack: str = "alie"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    no_shows: int | None = None
+    period: float | None = None
+    seed: int = 0
+
+    def plan(self) -> Plan:
+        """The plan of `rpel network new`; ValueError where there is none."""
+        return stall_proof(self.peers, self.byzantine, self.rounds, no_shows=self.no_shows)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A moment to be shown: which rule, what every member says, who is hostile, and which round it is."""
+
+    rule: str
+    seen: Sequence[Seen]
+    hostile: frozenset[str]
+    round: int
+    rounds: int
+
+
+Show = Callable[[Scene], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the honest peers ended: the accuracy of each on all test examples, and the outcomes of all their rounds."""
+
+    accuracies: tuple[float, ...]
+    outcomes: dict[str, int]
+
+
+def demo(setting: Setting, folder: Path, show: Show, say: Say) -> dict[str, Any]:
+    """Run both networks in ``folder``; returns the findings as plain JSON values."""
+    plan = setting.plan()
+    drill(setting.attack, setting.parameters)
+    began = time.monotonic()
+    with on_sigterm(_as_ctrl_c):
+        say("measuring how long a peer takes to start")
+        lead, period = _measured(setting, folder)
+        say(f"rounds of {period:.3g} s; {setting.peers} processes are started, round 1 begins in about {lead:.0f} s")
+        robust, lead = _network(setting, ROBUST, folder / "robust", period, lead, show, say)
+        say("the same again with plain averaging")
+        averaging, _ = _network(setting, AVERAGING, folder / "averaging", period, lead, show, say)
+    return {
+        "peers": setting.peers,
+        "byzantine": setting.byzantine,
+        "rounds": setting.rounds,
+        "pull": plan.pull,
+        "b_hat": plan.b_hat,
+        "attack": setting.attack,
+        "accuracy_mean": fmean(robust.accuracies),
+        "accuracy_worst": min(robust.accuracies),
+        "accuracy_mean_averaging": fmean(averaging.accuracies),
+        "accuracy_worst_averaging": min(averaging.accuracies),
+        "outcomes": robust.outcomes,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)  # an event loop that is running knows how to end by this one
+
+
+# --- how long things take here ---------------------------------------------------------------------------------------
+
+
+def _measured(setting: Setting, folder: Path) -> tuple[float, float]:
+    """(seconds until all processes are up, seconds of a round), from one process that prepares as a peer does."""
+    home = folder / "measured"
+    paths = _founded(replace(setting, peers=4, byzantine=0), ROBUST, home, 60.0)
+    code = "import sys; from rpel.operations.demo import prepare; prepare(sys.argv[1])"
+    for _ in range(2):  # the first may have to compile; what it compiled is kept
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(paths[0])], capture_output=True, text=True, start_new_session=True
+        )
+        took = time.monotonic() - began
+        if done.returncode:
+            raise Failed(f"a peer cannot be prepared here:\n{done.stderr[-2000:]}")
+        if took < _COMPILED:
+            break
+    crowd = took * max(1.0, setting.peers / (os.cpu_count() or 1))
+    return 3.0 + 1.2 * crowd, setting.period or max(1.0, _ROUND * crowd)
+
+
+def prepare(path: str) -> None:
+    """What a peer does before it listens."""
+    from rpel.peer.node import Node
+    from rpel.peer.ready import make_ready
+    from rpel.peer.run import learner_of
+
+    node = Node(config.load(path))
+    terms = node.standing.terms
+    make_ready(terms.rule, terms.pull, node.signature.d, node.signature.dtype)
+    learner_of(node)
+
+
+# --- one network -----------------------------------------------------------------------------------------------------
+
+
+def _network(
+    setting: Setting, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say
+) -> tuple[Ended, float]:
+    """Found it, run it, and collect the ends; also how much lead the next one needs."""
+    paths = _founded(setting, rule, folder, period)
+    for attempt in range(1, _ATTEMPTS + 1):
+        with Children() as children, asyncio.Runner() as runner:
+            began = time.monotonic()
+            ask = _started(setting, paths, lead, children)
+            try:
+                if _all_up(runner, ask, children):
+                    took = time.monotonic() - began
+                    _followed(setting, runner, ask, children, rule, show)
+                    return _collected(children, setting), 1.0 + 1.2 * took
+            finally:
+                runner.run(ask.close())
+        if attempt < _ATTEMPTS:
+            lead *= 2
+            say(f"not all peers were up in time: they are started again, {lead:.0f} s before round 1")
+    raise Failed(f"this machine is too busy: {setting.peers} peers were not up within {lead:.0f} s")
+
+
+def _founded(setting: Setting, rule: str, folder: Path, period: float) -> list[Path]:
+    """The files of a network: members.toml, the common model, and a folder with key and peer.toml for each peer."""
+    folder.mkdir(parents=True)
+    founded = new(
+        peers=setting.peers,
+        byzantine=setting.byzantine,
+        rounds=setting.rounds,
+        no_shows=setting.no_shows,
+        epoch=time.time(),
+        period=period,
+        deadline=_DEADLINE * period,
+        rule=rule,
+        run=f"demo-{setting.seed}",
+        seed=setting.seed,
+        out=folder,
+    )
+    members, paths = [], []
+    for number, port in enumerate(_free_ports(setting.peers), 1):
+        home = folder / f"peer-{number}"
+        joined = join(
+            id=f"peer-{number}",
+            url=f"https://127.0.0.1:{port}",
+            members=founded.members,
+            metrics_listen="127.0.0.1:0",
+            folder=home,
+        )
+        config.save(replace(config.load(joined.config), log=home.resolve() / "rounds.jsonl"), joined.config)
+        members.append(joined.member)
+        paths.append(joined.config)
+    membership.save(replace(founded.membership, members=tuple(members)), founded.members)
+    return paths
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [found.getsockname()[1] for found in sockets]
+
+
+def _started(setting: Setting, paths: Sequence[Path], lead: float, children: Children) -> Asking:
+    """Start everybody, with round 1 ``lead`` seconds from now; the last ones are hostile."""
+    members = config.load(paths[0]).members
+    membership.save(replace(membership.load(members), epoch=time.time() + lead), members)
+    honest = setting.peers - setting.byzantine
+    allies = ",".join(path.parent.name for path in paths[honest:])
+    hostile = ["--attack", setting.attack, "--allies", allies]
+    hostile += [part for key, value in setting.parameters.items() for part in ("--param", f"{key}={value}")]
+    for number, path in enumerate(paths):
+        command = ["peer", "run"] if number < honest else ["red-team", *hostile]
+        children.start(path.parent.name, [*command, "--config", str(path), "--json"], path.parent)
+    return asking(config.load(paths[0]))
+
+
+def _all_up(runner: asyncio.Runner, ask: Asking, children: Children) -> bool:
+    """Wait until everybody answers; False if that is not before round 1."""
+    while ask.clock.position() < -0.2:
+        children.check()
+        found = runner.run(look(ask, within=min(1.0, -ask.clock.position())))
+        if all(member.answered for member in found):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _followed(setting: Setting, runner: asyncio.Runner, ask: Asking, children: Children, rule: str, show: Show) -> None:
+    """Show every moment until all have ended; who has ended is shown as it was last seen."""
+    m = ask.standing.membership
+    hostile = frozenset(member.id for member in m.members[setting.peers - setting.byzantine :])
+    over = (m.rounds + 1) * m.period + _OVERTIME
+    last: dict[str, Seen] = {}
+    while children.running():
+        children.check()
+        if ask.clock.position() > over:
+            raise Failed(f"{children.running()} of {setting.peers} peers do not end")
+        for member in runner.run(look(ask, within=min(1.0, m.period / 2))):
+            if member.answered or member.id not in last:
+                last[member.id] = member
+        show(Scene(rule, list(last.values()), hostile, min(max(ask.clock.round(), 0), m.rounds), m.rounds))
+        time.sleep(min(1.0, m.period / 4))
+    children.check()
+
+
+def _collected(children: Children, setting: Setting) -> Ended:
+    accuracies, outcomes = [], Counter[str]()
+    for child in children.all[: setting.peers - setting.byzantine]:
+        try:
+            found = json.loads(child.result.splitlines()[-1])
+            accuracies.append(float(found["accuracy"]))
+            outcomes.update(found["outcomes"])
+        except (IndexError, ValueError, KeyError, TypeError):
+            raise Failed(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
+    return Ended(tuple(accuracies), dict(outcomes))

@@ -1,0 +1,203 @@
+"""Founding a network: a stall-proof plan, the common initial model, and a members.toml that waits for its members."""
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rpel.config import membership
+from rpel.config.founding import stall_proof
+from rpel.config.peer import BUILT_IN_TASKS, check_task
+from rpel.files import atomic
+from rpel.peer import wire
+from rpel.peer.learner import Hyperparameters
+from rpel.planning import Plan
+
+_TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", "alpha")
+"""What members.toml says of a built-in task, even where it is the default: a default may change one day."""
+
+
+@dataclass(frozen=True)
+class Founded:
+    """A new network: its terms, the plan behind them, the size of its models, and the two files to hand out."""
+
+    membership: membership.Membership
+    plan: Plan
+    signature: wire.Signature
+    task: str
+    members: Path
+    init: Path
+
+    @property
+    def bytes_per_round(self) -> int:
+        """What all peers together pull in a round."""
+        return self.plan.messages_per_round * self.signature.size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The findings as plain JSON values."""
+        m = self.membership
+        shared = ("run", "byzantine", "rounds", "pull", "b_hat", "confidence", "rule", "local_steps")
+        return {
+            "peers": m.nodes,
+            **{key: getattr(m, key) for key in shared},
+            "no_shows": self.plan.no_shows,
+            "probability": self.plan.probability,
+            "messages_per_round": self.plan.messages_per_round,
+            "bytes_per_round": self.bytes_per_round,
+            "parameters": self.signature.d,
+            "task": self.task,
+            "epoch": m.epoch,
+            "period": m.period,
+            "deadline": m.deadline,
+            "hyperparameters": dict(m.hyperparameters),
+            "members": str(self.members),
+            "init": str(self.init),
+        }
+
+
+def new(
+    *,
+    peers: int,
+    byzantine: int,
+    rounds: int,
+    epoch: float,
+    task: str = "mnist-sample",
+    model: Path | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
+    no_shows: int | None = None,
+    confidence: float = 0.99,
+    run: str | None = None,
+    out: Path = Path(),
+    seed: int = 0,
+    **times_and_rule: Any,
+) -> Founded:
+    """Write members.toml (no members yet) and init.safetensors into ``out``, where nothing is ever overwritten.
+
+    What is not named here (period, deadline, rule, local_steps) is that of :func:`rpel.config.membership.found`.
+    """
+    check_task(task)
+    if model is not None and not model.is_file():
+        raise ValueError(f"there is no file {model}: --model takes a safetensors file")
+    members, init = out / "members.toml", out / membership.INIT_FILE
+    plan = stall_proof(peers, byzantine, rounds, confidence, no_shows)
+    table = _table(task, hyperparameters or {})
+    sig, body = _initial(task, model, table, seed)
+    found = membership.found(
+        run=run or f"{task.partition(':')[0]}-{secrets.token_hex(4)}",
+        nodes=peers,
+        byzantine=byzantine,
+        rounds=rounds,
+        epoch=epoch,
+        confidence=confidence,
+        no_shows=plan.no_shows,
+        hyperparameters=table,
+        model_header_sha256=sig.sha256,
+        init_sha256=hashlib.sha256(body).hexdigest(),
+        **times_and_rule,
+    )
+    for path in (members, init):
+        if path.exists() and (path == members or path.read_bytes() != body):
+            raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --out")
+    with atomic(init) as file:
+        file.write(body)
+    membership.save(found, members)
+    return Founded(found, plan, sig, task, members, init)
+
+
+def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Signature, bytes]:
+    """The common initial model: the user's file as it is, or for a built-in task in the order of its module."""
+    if task not in BUILT_IN_TASKS:
+        if model is None:
+            raise ValueError(f"task {task!r} needs --model FILE.safetensors, the model that all members begin with")
+        return wire.Signature.read(model), model.read_bytes()
+    from rpel import models
+
+    module = models.model(table["model"], (1, 28, 28), 10, seed=seed)
+    sig = wire.Signature.of(module.named_parameters())
+    named: Mapping[str, Any] = dict(module.named_parameters())
+    if model is not None:
+        named = wire.split(*wire.load(model))
+    try:
+        return sig, sig.header + bytes(wire.raw(sig, wire.flatten(sig, named)))
+    except ValueError as error:
+        raise ValueError(f"{model} is not a model of task {task!r} ({table['model']}): {error}") from None
+
+
+def _table(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [hyperparameters]: for a built-in task checked and complete, for the user's own as given."""
+    if task not in BUILT_IN_TASKS:
+        return dict(given)
+    checked = Hyperparameters.of(given)
+    table = {key: getattr(checked, key) for key in dict.fromkeys((*_TABLE, *given))}
+    return {key: [list(piece) for piece in v] if isinstance(v, tuple) else v for key, v in table.items()}
+
+
+# --- what people write -----------------------------------------------------------------------------------------------
+
+
+def parse_epoch(text: str | None, now: datetime) -> float:
+    """When round 1 begins, in seconds since 1970: a time with its zone, +seconds from now, or the next full hour.
+
+    >>> now = datetime(2030, 1, 1, 11, 59, 30, tzinfo=UTC)
+    >>> parse_epoch(None, now) == parse_epoch("+30", now) == parse_epoch("2030-01-01T13:00+01:00", now)
+    True
+    """
+    if text is None:
+        return math.floor(now.timestamp() / 3600 + 1) * 3600.0
+    try:
+        epoch = now.timestamp() + float(text) if text.startswith("+") else _moment(text)
+    except ValueError:
+        example = f"{datetime.fromtimestamp(parse_epoch(None, now), UTC):%Y-%m-%dT%H:%MZ}"
+        raise ValueError(
+            f"epoch {text!r} is not valid: write a time with its zone such as {example}, or +600"
+        ) from None
+    if not now.timestamp() <= epoch < 1e11:
+        raise ValueError(f"epoch {text!r} is not a time to come: the nearest is +0, and +600 leaves ten minutes")
+    return epoch
+
+
+def _moment(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("no time zone")
+    return moment.timestamp()
+
+
+def parse_hyperparameters(texts: Iterable[str]) -> dict[str, Any]:
+    """Pairs key=value, several with commas between, or JSON; what looks like a number or JSON is read as such.
+
+    >>> parse_hyperparameters(["lr=.1,model=mlp", '{"widths": [3, 4]}'])
+    {'lr': 0.1, 'model': 'mlp', 'widths': [3, 4]}
+    """
+    table: dict[str, Any] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            table |= _json(text)
+            continue
+        for part in text.split(","):
+            key, equals, value = (piece.strip() for piece in part.partition("="))
+            if not (key and equals and value):
+                raise ValueError(f"hyperparameters {text!r} is not valid: write key=value, such as lr=0.1,momentum=0.9")
+            table[key] = _scalar(value)
+    return table
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        raise ValueError(f'hyperparameters {text!r} is not valid JSON, such as {{"lr": 0.1}}') from None
+
+
+def _scalar(text: str) -> Any:
+    for read in (json.loads, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,118 @@
+"""Becoming a member: a key, a certificate, a peer.toml, and the entry for members.toml."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rpel import certificates
+from rpel.config import membership
+from rpel.config import peer as config
+from rpel.config.reading import listen_address, peer_url
+from rpel.files import atomic
+from rpel.peer import identity
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A new identity, where its files lie, and what its operator should know."""
+
+    member: membership.Member
+    config: Path
+    key: Path
+    certificate: Path
+    expires: datetime
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The findings as plain JSON values; the key itself is never printed."""
+        return {
+            "id": self.member.id,
+            "organisation": self.member.organisation,
+            "url": self.member.url,
+            "fingerprint": self.member.fingerprint,
+            "config": str(self.config),
+            "key": str(self.key),
+            "certificate": str(self.certificate),
+            "expires": self.expires.isoformat(),
+            "entry": membership.entry(self.member),
+        }
+
+
+def join(
+    *,
+    id: str,
+    url: str,
+    organisation: str = "",
+    members: Path = Path("members.toml"),
+    task: str = "mnist-sample",
+    data: Path | None = None,
+    listen: str | None = None,
+    metrics_listen: str = "127.0.0.1:9464",
+    folder: Path = Path(),
+    days: int = certificates.VALID_DAYS,
+) -> Joined:
+    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten."""
+    url = peer_url(url)
+    listen = listen or usual_listen(url)
+    config.check_task(task)
+    for address in (listen, metrics_listen):
+        listen_address(address)
+    key, certificate, settings = folder / "peer.key", folder / "peer.crt", folder / "peer.toml"
+    for path in (key, certificate, settings):
+        if path.exists():
+            raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --dir")
+    secret, pem = certificates.create(id, days)
+    member = membership.Member.of(id, url, pem, organisation)
+    notes = _notes(members, member)
+    identity.write_key(key, secret)
+    with atomic(certificate) as file:
+        file.write(pem.encode())
+    own = config.Config(
+        id=id,
+        members=members.resolve(),
+        key=key.resolve(),
+        certificate=certificate.resolve(),
+        listen=listen,
+        metrics_listen=metrics_listen,
+        state_dir=folder.resolve() / "state",
+        task=task,
+        data=None if data is None else data.resolve(),
+        log="-",
+        next_members=config.next_members(members.resolve()),
+    )
+    config.save(own, settings)
+    return Joined(member, settings, key, certificate, certificates.read_certificate(pem).not_after, notes)
+
+
+def usual_listen(url: str) -> str:
+    """Where a peer with this address listens: on this machine only if the address is, else on all its networks.
+
+    >>> usual_listen("https://127.0.0.1:7001"), usual_listen("https://clinic.example:7443")
+    ('127.0.0.1:7001', '0.0.0.0:7443')
+    """
+    parts = urlsplit(url)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return f"0.0.0.0:{parts.port}"
+    here = host if address.is_loopback else "::" if address.version == 6 else "0.0.0.0"
+    return f"[{here}]:{parts.port}" if ":" in here else f"{here}:{parts.port}"
+
+
+def _notes(path: Path, member: membership.Member) -> tuple[str, ...]:
+    """What the membership, if it is there already, says about this member."""
+    if not path.exists():
+        return (f"{path} is not there yet: put the file of the network's founder and its init.safetensors there",)
+    terms = membership.load(path, draft=True)
+    for other in terms.members:
+        if other.id == member.id:
+            return (f"{member.id!r} is in {path} already: replace that entry by the new one, with the new key",)
+        if other.url == member.url:
+            raise ValueError(f"url {member.url!r} is that of {other.id!r} in {path}: each member needs its own")
+    if len(terms.members) >= terms.nodes:
+        return (f"{path} has all of its {terms.nodes} members already: one more needs a new plan",)
+    return ()

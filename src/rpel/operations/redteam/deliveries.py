@@ -1,0 +1,187 @@
+"""What a hostile member does with a request for its model. A new misbehaviour is one function and a row of a table."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from rpel.attacks import ATTACKS, Attack, attack
+from rpel.attacks.forgeries import ALIASES
+from rpel.errors import nearest
+from rpel.peer.wire import Signature, raw
+from rpel.randomness import stream
+from rpel.types import Models
+
+_MOST_EXTRA = 1 << 20  # bytes sent beyond a model, whatever was claimed
+_CHUNK = 256 << 10
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A request that waits for its answer: what a right one would hold, and the connection to misuse."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    sig: Signature
+    member: int
+    round: int
+    position: float
+    model: Models
+
+    def head(self, *, round: int | None = None, size: int | None = None) -> bytes:
+        """The head of a right reply, or of one with another round or size."""
+        lines = [
+            "HTTP/1.1 200 OK",
+            f"Content-Length: {self.sig.size if size is None else size}",
+            "Content-Type: application/octet-stream",
+            f"RPEL-Round: {self.round if round is None else round}",
+            f"RPEL-Position: {self.position:.6f}",
+        ]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    async def send(self, *parts: bytes | memoryview) -> None:
+        """Send the parts, in pieces, as fast as they are taken."""
+        for part in parts:
+            for begin in range(0, len(part), _CHUNK):
+                self.writer.write(part[begin : begin + _CHUNK])
+                await self.writer.drain()
+
+    async def given_up(self) -> None:
+        """Wait until the other end hangs up."""
+        while await self.reader.read(_CHUNK):
+            pass
+        raise ConnectionResetError("the other end hung up")
+
+
+Delivery = Callable[..., Awaitable[None]]
+
+
+async def plainly(reply: Reply) -> None:
+    """A right reply; what it holds is the attack."""
+    await reply.send(reply.head(), reply.sig.header, raw(reply.sig, reply.model))
+
+
+async def silence(reply: Reply) -> None:
+    """The connection stands and nothing comes."""
+    await reply.given_up()
+
+
+async def slow(reply: Reply, rate: float = 1.0) -> None:
+    """A right reply at ``rate`` bytes a second."""
+    await reply.send(reply.head())
+    for byte in reply.sig.header + bytes(raw(reply.sig, reply.model)):
+        await reply.send(bytes([byte]))
+        await asyncio.sleep(1 / rate)
+
+
+async def old_round(reply: Reply, behind: int = 1) -> None:
+    """A whole model that says it is of an earlier round."""
+    await reply.send(reply.head(round=reply.round - behind), reply.sig.header, raw(reply.sig, reply.model))
+
+
+async def wrong_size(reply: Reply, extra: int = 4) -> None:
+    """So many bytes more (or fewer, if negative) than a model has; of a huge claim only the first are ever sent."""
+    size = max(0, reply.sig.size + extra)
+    body = reply.sig.header + bytes(raw(reply.sig, reply.model)) + bytes(max(0, min(extra, _MOST_EXTRA)))
+    await reply.send(reply.head(size=size), body[:size])
+    if len(body) < size:
+        await reply.given_up()
+
+
+async def nan(reply: Reply) -> None:
+    """A whole model of values that are not numbers."""
+    model = np.full(reply.sig.d, np.nan, reply.sig.dtype)
+    await reply.send(reply.head(), reply.sig.header, raw(reply.sig, model))
+
+
+async def garbage(reply: Reply, size: int = 512) -> None:
+    """Random bytes where the head should be."""
+    await reply.send(stream(0, "garbage", reply.round, reply.member).bytes(size) + b"\r\n\r\n")
+
+
+MISBEHAVIOURS: dict[str, Delivery] = {
+    "silence": silence,
+    "slow": slow,
+    "old_round": old_round,
+    "wrong_size": wrong_size,
+    "nan": nan,
+    "garbage": garbage,
+    "flood": plainly,
+}
+"""Bad manners by name; what they deliver, where it is a model at all, is an average honest one."""
+
+_BOUNDS: dict[tuple[str, str], tuple[float, float]] = {
+    ("slow", "rate"): (0.01, 1e9),
+    ("old_round", "behind"): (1, 10**9),
+    ("wrong_size", "extra"): (-(10**12), 10**15),
+    ("garbage", "size"): (1, _MOST_EXTRA),
+    ("flood", "rate"): (1, 1000),
+}
+_DEFAULTS = {"flood": {"rate": 200.0}}
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What a hostile member does: which model it forges, how it delivers it, and pulls a second beside that."""
+
+    name: str
+    attack: Attack
+    deliver: Delivery = plainly
+    parameters: dict[str, Any] = field(default_factory=dict)
+    flood: float = 0.0
+
+
+def drill(name: str, parameters: Mapping[str, Any]) -> Drill:
+    """The drill of an attack's or a misbehaviour's name, checked.
+
+    >>> drill("alie", {"z": 1.0}).attack.parameters, drill("slow", {}).deliver.__name__
+    ({'z': 1.0}, 'slow')
+    >>> drill("flod", {})
+    Traceback (most recent call last):
+    ValueError: there is no attack 'flod'; the nearest is 'flood'
+    """
+    if name not in MISBEHAVIOURS:
+        return Drill(name, _forgery(name, parameters))
+    known = set(signature(MISBEHAVIOURS[name]).parameters) - {"reply"} | set(_DEFAULTS.get(name, {}))
+    for key, value in parameters.items():
+        if key not in known:
+            raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
+        low, high = _BOUNDS[name, key]
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"{name}: {key} {value!r} is not valid: it takes a number from {low:g} to {high:g}")
+    rest = dict(parameters)
+    flood = float(rest.pop("rate", _DEFAULTS["flood"]["rate"])) if name == "flood" else 0.0
+    return Drill(name, attack("none"), MISBEHAVIOURS[name], rest, flood)
+
+
+def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
+    choices = [*ATTACKS, *ALIASES, *MISBEHAVIOURS]
+    if name not in ATTACKS and name not in ALIASES:
+        if name == "label_flip":
+            raise ValueError(
+                "label_flip forges nothing: its peer trains on flipped labels, so give such data to rpel peer run"
+            )
+        raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
+    return attack(name, **parameters)
+
+
+def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
+    """Pairs key=value as keywords of an attack: numbers as numbers, the rest as text.
+
+    >>> parse_parameters(["z=max", "epsilon=2"])
+    {'z': 'max', 'epsilon': 2}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (piece.strip() for piece in text.partition("="))
+        if not (key and equals and value):
+            raise ValueError(f"parameter {text!r} is not valid: write key=value, such as z=1.5")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found

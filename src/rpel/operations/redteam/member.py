@@ -1,0 +1,242 @@
+"""The rounds of a hostile member: pull what the honest ones publish, forge, answer each victim before the deadline.
+
+Laws: it holds a key of the membership and keeps the limits that members have (one body of each a round), so that a
+drill shows what a traitor inside could do and not what a broken network does; it trains nothing and writes nothing.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rpel.attacks.forgeries import State
+from rpel.config import membership as memberships
+from rpel.config.peer import Config
+from rpel.config.reading import listen_address
+from rpel.kernels.compiled import finite_rows
+from rpel.operations.redteam.deliveries import Reply, drill, plainly
+from rpel.operations.redteam.door import Door, early, gone
+from rpel.operations.redteam.forging import forge
+from rpel.peer.client import Answer, Client
+from rpel.peer.clock import RoundClock
+from rpel.peer.identity import server_context
+from rpel.peer.server import CLOCK, STATUS
+from rpel.peer.standing import initial_model, take
+from rpel.types import Models
+
+_PATIENCE = 0.6  # of the time to the deadline: who has not published by then is forged without
+_KEPT = 3  # rounds that are answered, as honest peers do
+_AHEAD = 2  # rounds that may be waited for
+_IN_FLIGHT = 64  # requests of a flood at the same time
+_FLOOD_WAIT = 1.0
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What was done in one round, members by id. ``flood``: results of the pulls beside, by kind."""
+
+    round: int
+    attack: str
+    pulled: tuple[str, ...]
+    answered: tuple[str, ...]
+    flood: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """For people.
+
+        >>> Deed(3, "alie", ("a", "b"), ("b",), {}).sentence()
+        'round 3: pulled 2 honest models, served alie to b'
+        """
+        flood = ", ".join(f"{count} {result}" for result, count in sorted(self.flood.items()))
+        return (
+            f"round {self.round}: pulled {len(self.pulled)} honest models, "
+            f"served {self.attack} to {', '.join(self.answered) or 'nobody (nobody asked)'}"
+            + (f"; flood of {sum(self.flood.values())} pulls: {flood}" if flood else "")
+        )
+
+
+class RedTeam:
+    """A hostile member with the key of a peer.toml; :meth:`run` is its life, until the network's last round."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        parameters: Mapping[str, Any] | None = None,
+        allies: Iterable[str] = (),
+        tell: Callable[[Deed], None] | None = None,
+    ) -> None:
+        """Read and check everything; ValueError unless the key is a member's. ``allies``: other red-team members."""
+        self._drill = drill(name, parameters or {})
+        self.standing = take(config, memberships.load(config.members))
+        self._config, self._tell = config, tell
+        m = self.standing.membership
+        ours = {self.standing.me, *(m.index(ally) for ally in allies)}
+        self._ours = len(ours)
+        self._honest = [number for number in range(m.nodes) if number not in ours]
+        self._sig, self._initial = initial_model(config, m)
+        self._clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=time.monotonic)
+        self._state: State = {}
+        self._forged: dict[int, asyncio.Future[dict[int, Models]]] = {}
+        self._round = 0
+        self._answered: dict[int, set[int]] = {}
+
+    async def run(self) -> None:
+        """Attack until the last round is over."""
+        here, m = self.standing, self.standing.membership
+        context = server_context(here.certificate, here.key, (member.certificate for member in m.members))
+        self._client = Client(m, here.certificate, here.key, self._sig, self._clock.position)
+        door = Door(m, context, self._answer, {CLOCK: self._time, STATUS: self._status})
+        await asyncio.to_thread(self._warm_up)
+        await door.start(*listen_address(self._config.listen))
+        try:
+            await self._agree()
+            for t in range(self._first(), m.rounds + 1):
+                await self._one(t)
+            await self._until(self._clock.start(m.rounds + 1))
+        finally:
+            await door.stop()
+            await self._client.close()
+
+    def _warm_up(self) -> None:
+        """Compile what the attack needs, before it counts."""
+        few = np.eye(len(self._honest), 1, dtype=self._sig.dtype)
+        self._forge(few, self._honest, 0, {})
+
+    async def _agree(self) -> None:
+        """Take the members' time, as honest peers do."""
+        m = self.standing.membership
+        while len(offsets := await self._client.clocks(_now() + min(3.0, m.period))) < 2 * m.byzantine:
+            await asyncio.sleep(min(1.0, m.period / 10))
+        self._clock.adopt(offsets)
+
+    def _first(self) -> int:
+        """The round that runs, if there is time enough to strike in it, else the next."""
+        t = max(1, self._clock.round())
+        over = self._clock.position() > self._clock.start(t) + _PATIENCE * self.standing.membership.deadline / 2
+        return t + over
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    async def _one(self, t: int) -> None:
+        m = self.standing.membership
+        await self._until(self._clock.start(t))
+        self._round = t
+        for old in [old for old in self._forged if old <= t - _KEPT]:
+            self._forged.pop(old).cancel()
+        deadline = self._clock.start(t) + m.deadline
+        counts: Counter[str] = Counter()
+        flood = asyncio.create_task(self._flood(t, counts))
+        try:
+            pulled = await self._strike(t)
+            await self._until(deadline)
+        finally:
+            flood.cancel()
+            await asyncio.gather(flood, return_exceptions=True)
+        if self._tell is not None:
+            names = self.standing.names
+            self._tell(
+                Deed(
+                    round=t,
+                    attack=self._drill.name,
+                    pulled=tuple(names[sender] for sender in pulled),
+                    answered=tuple(names[victim] for victim in sorted(self._answered.pop(t, ()))),
+                    flood=dict(counts),
+                )
+            )
+
+    async def _strike(self, t: int) -> list[int]:
+        """Pull, forge and let the waiting victims have it; returns who was pulled."""
+        rows = np.empty((len(self._honest), self._sig.d), self._sig.dtype)
+        left = self._clock.start(t) + _PATIENCE * self.standing.membership.deadline - self._clock.position()
+        until = _now() + left
+        asked = zip(self._honest, rows, strict=True)
+        answers: list[Answer] = await asyncio.gather(
+            *(self._client.pull(member, t, row, until) for member, row in asked)
+        )
+        came = [place for place, answer in enumerate(answers) if answer.result == "ok"]
+        self._clock.slew([answer.offset for answer in answers if answer.offset is not None], self._ours)
+        senders, models = [self._honest[place] for place in came], rows[came]
+        forged: dict[int, Models] = {}  # nobody to learn from: the common initial model will do
+        if finite_rows(models).any():
+            vectors, self._state = await asyncio.to_thread(self._forge, models, senders, t, self._state)
+            forged = dict(zip(self._honest, vectors, strict=True))
+        waiting = self._waiting(t)
+        if not waiting.done():
+            waiting.set_result(forged)
+        return senders
+
+    def _forge(self, models: Models, senders: list[int], t: int, state: State) -> tuple[Models, State]:
+        rule = self.standing.terms.rule
+        return forge(
+            self._drill.attack, models, senders, self._honest, hostile=self._ours, rule=rule, round=t, state=state
+        )
+
+    async def _flood(self, t: int, counts: Counter[str]) -> None:
+        """Ask everybody again and again, so many times a second, until cancelled."""
+        scratch = np.empty(self._sig.d, self._sig.dtype)
+        under_way: set[asyncio.Task[None]] = set()
+
+        async def ask(victim: int) -> None:
+            answer = await self._client.pull(victim, t, scratch, _now() + _FLOOD_WAIT)
+            counts[answer.result] += 1
+
+        turns = itertools.cycle(self._honest)
+        try:
+            while self._drill.flood:
+                if len(under_way) < _IN_FLIGHT:
+                    asking = asyncio.create_task(ask(next(turns)))
+                    under_way.add(asking)
+                    asking.add_done_callback(under_way.discard)
+                await asyncio.sleep(1 / self._drill.flood)
+        finally:
+            for asking in under_way:
+                asking.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: int, round: int
+    ) -> None:
+        """A member asks for a model."""
+        if round and not -_KEPT < round - self._round <= _AHEAD:
+            writer.write(gone() if round < self._round else early())
+            return
+        forged = await asyncio.shield(self._waiting(round)) if round else {}
+        model = forged.get(member, self._initial)
+        reply = Reply(reader, writer, self._sig, member, round, self._clock.position(), model)
+        if not round:
+            await plainly(reply)
+            return
+        self._answered.setdefault(round, set()).add(member)
+        await self._drill.deliver(reply, **self._drill.parameters)
+
+    def _waiting(self, t: int) -> "asyncio.Future[dict[int, Models]]":
+        if t not in self._forged:
+            self._forged[t] = asyncio.get_running_loop().create_future()
+        return self._forged[t]
+
+    def _time(self) -> dict[str, object]:
+        return {"position": self._clock.position()}
+
+    def _status(self) -> dict[str, object]:
+        """What `rpel watch` is told: as little as possible."""
+        m = self.standing.membership
+        return {"id": self._config.id, "membership": m.hash, "rounds": m.rounds, "round": self._round}
+
+    async def _until(self, position: float) -> None:
+        await asyncio.sleep(max(0.0, position - self._clock.position()))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,283 @@
+"""What a peer does between two exchanges, when it has a task: Algorithm 1's local step, on this member's own data.
+
+Laws:
+- a Learner never writes into the model it is given and writes its half-step straight into the row it is told;
+- its local state (momentum, BatchNorm's statistics) never leaves the machine; it is kept with the half-step it belongs
+  to, so that a restart continues as if nothing had happened;
+- what all members of a built-in task must agree on, they agree on without talking: the data set is shared out among all
+  members by a seed that is a hash of the run's name, and member i trains on part i.
+
+The learner for the user's own training loop is in ``loop.py``.
+"""
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rpel import data, models
+from rpel.config.peer import BUILT_IN_TASKS, check_task
+from rpel.errors import nearest
+from rpel.kernels.steps import momentum_step
+from rpel.learning import local_step
+from rpel.peer.wire import Signature
+from rpel.tasks import Classification, Task
+from rpel.types import Cohort, Integers, Models, Schedule
+
+Blob = bytes | memoryview
+"""Local state as it lies on disk."""
+
+
+class Learner(Protocol):
+    """Takes the local step of one peer."""
+
+    def load(self, round: int, x: Models, fresh: bool) -> None:
+        """Begin round ``round`` from the common model x (d,); fresh: forget the momentum first."""
+
+    def prepare(self, x: Models, scratch: Models) -> None:
+        """Compile and load what a step will need, before the first round; scratch (d,) may be overwritten."""
+
+    def half(self, out: Models, scratch: Models) -> None:
+        """Write x^{t+1/2} (d,) into ``out``, which may be the memory of the x that was loaded."""
+
+    def state(self) -> Blob:
+        """The local state after the step; valid until the next :meth:`load`."""
+
+    def restore(self, blob: Blob) -> None:
+        """Continue from a :meth:`state`."""
+
+    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
+        """The accuracy of x (d,) after this round; None where it is not measured. ``last``: on all there is."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The table [hyperparameters] of members.toml, the same for all members; what is left out is as here."""
+
+    model: str = "mnist"
+    partition: str = "dirichlet"
+    alpha: float = 1.0
+    lr: float | tuple[tuple[int, float], ...] = 0.5
+    """A rate, or pairs (up to and including this round, this rate), the last of which holds from then on."""
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    batch_size: int = 25
+    eval_every: int = 5
+    eval_size: int = 1000
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], own: bool = False) -> "Hyperparameters":
+        """From the table; keys that are not known are an error, unless a task of the user's ``own`` may know them.
+
+        >>> Hyperparameters.of({"lr": [[500, 0.5], [1000, 0.1]]}).rate(501)
+        0.1
+        >>> Hyperparameters.of({"momentun": 0.9})
+        Traceback (most recent call last):
+        ValueError: there is no hyper-parameter 'momentun'; the nearest is 'momentum'
+        """
+        known = {field.name: field.type for field in fields(cls)}
+        unknown = [name for name in table if name not in known]
+        if unknown and not own:
+            raise ValueError(f"there is no hyper-parameter {unknown[0]!r}; {nearest(unknown[0], known)}")
+        return cls(**{name: _checked(name, value) for name, value in table.items() if name in known})
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t = 1, 2, …"""
+        if isinstance(self.lr, float):
+            return self.lr
+        return next((rate for last, rate in self.lr if t <= last), self.lr[-1][1])
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A hyper-parameter as its type and within its bounds."""
+    default = getattr(Hyperparameters, name)
+    try:
+        if name == "lr":
+            value = tuple((int(last), float(rate)) for last, rate in value) if isinstance(value, list) else float(value)
+            right = all(rate > 0 for _, rate in value) and bool(value) if isinstance(value, tuple) else value > 0
+        elif isinstance(default, str):
+            right = isinstance(value, str) and (name != "partition" or value in ("dirichlet", "iid"))
+        else:
+            value = type(default)(value)
+            right = value >= 0 if name == "weight_decay" else 0 <= value < 1 if name == "momentum" else value > 0
+    except (TypeError, ValueError):
+        right = False
+    if not right:
+        raise ValueError(f"hyper-parameter {name} {value!r} is not valid: it takes a value such as {default!r}")
+    return value
+
+
+class TaskLearner:
+    """A task's local steps by `rpel.learning.local_step`: Algorithm 1, lines 3 to 6, with a cohort of one."""
+
+    def __init__(
+        self,
+        task: Task,
+        index: int,
+        hyper: Hyperparameters,
+        *,
+        local_steps: int = 1,
+        dtype: Any = np.float32,
+        subset: Integers | None = None,
+    ) -> None:
+        """index: the member's number among all; subset: test examples for the rounds before the last."""
+        self._task, self._ids, self._hyper = task, np.array([index], np.int64), hyper
+        self._steps, self._subset = local_steps, subset
+        local = np.ascontiguousarray(task.local_state(1))
+        size = task.d * np.dtype(dtype).itemsize
+        # Momentum and local state in one piece of memory, so that a record is written without a copy of either.
+        self._kept = np.zeros(size + local.nbytes, np.uint8)
+        self._m: Models = self._kept[:size].view(dtype).reshape(1, task.d)
+        self._local: Models = self._kept[size:].view(local.dtype).reshape(local.shape)
+        self._local[:] = local
+        self._gradient: Models | None = None
+        self._x: Models = self._m[0]
+        self._round = 0
+
+    def prepare(self, x: Models, scratch: Models) -> None:
+        """One gradient at x and one tiny step, both thrown away: after that everything is compiled."""
+        self._gradient = scratch[None]
+        self.gradient(x[None], self._local, self._ids, 1, 0)
+        tiny = np.zeros((1, 1), x.dtype)
+        momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
+
+    def load(self, round: int, x: Models, fresh: bool) -> None:
+        """Remember where the step begins."""
+        self._round, self._x = round, x
+        if fresh:
+            self._m.fill(0)
+
+    def half(self, out: Models, scratch: Models) -> None:
+        """All local steps of the round, each written to ``out``; gradients go to ``scratch``."""
+        self._gradient = scratch[None]
+        c = Cohort(self._ids, self._x[None], self._m, self._local)
+        rate: Schedule = self._hyper.rate
+        for k in range(self._steps):
+            c = local_step(
+                c,
+                self._round,
+                k,
+                self,
+                beta=self._hyper.momentum,
+                lr=rate,
+                decay=self._hyper.weight_decay,
+                out=out[None],
+            )
+        self._local[:] = c.local
+
+    def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
+        """The task's gradient, written to the scratch of this step."""
+        return self._task.gradient(x, local, ids, t, k, out=self._gradient)
+
+    def state(self) -> Blob:
+        """Momentum, then the local state, as they lie in memory."""
+        return self._kept.data
+
+    def restore(self, blob: Blob) -> None:
+        """Take over momentum and local state."""
+        if len(blob) != len(self._kept):
+            raise ValueError(
+                f"the saved round holds {len(blob)} bytes of local state, but this task has {len(self._kept)}: "
+                "it was made by another task"
+            )
+        self._kept[:] = np.frombuffer(blob, np.uint8)
+
+    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
+        """On the subset every few rounds; on all test examples after the last."""
+        if not last and round % self._hyper.eval_every:
+            return None
+        found, _ = self._task.evaluate(x[None], self._local, None if last else self._subset)
+        return float(found[0])
+
+
+# --- tasks by name ---------------------------------------------------------------------------------------------------
+
+
+def seed_of(run: str) -> int:
+    """The seed of everything that all members must agree on without talking: a hash of the run's name.
+
+    >>> seed_of("ward-7") == seed_of("ward-7") != seed_of("ward-8")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(run.encode()).digest()[:6])
+
+
+def task_learner(
+    name: str,
+    *,
+    index: int,
+    nodes: int,
+    run: str,
+    hyperparameters: Mapping[str, Any],
+    local_steps: int,
+    signature: Signature,
+    data: Path | None = None,
+) -> TaskLearner:
+    """The learner of member ``index`` of ``nodes`` for a built-in task or the user's "module:task"."""
+    hyper = Hyperparameters.of(hyperparameters, own=":" in name)
+    subset = None
+    if ":" in name:
+        place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
+        task = _own_task(name, place | {"hyperparameters": dict(hyperparameters)})
+    else:
+        task = built_in(name, hyper, nodes, run, data)
+        subset = _subset(task, hyper, run)
+        _check_names(name, task, signature)
+    if task.d != signature.d:
+        raise ValueError(f"task {name!r} has {task.d} parameters, but this network's models have {signature.d}")
+    return TaskLearner(task, index, hyper, local_steps=local_steps, dtype=signature.dtype, subset=subset)
+
+
+def built_in(name: str, hyper: Hyperparameters, nodes: int, run: str, folder: Path | None = None) -> Classification:
+    """A built-in task; node i holds part i of the partition of the data set over all members.
+
+    >>> built_in("mnist-sample", Hyperparameters(), nodes=12, run="ward-7").d
+    176050
+    """
+    if check_task(name) not in BUILT_IN_TASKS:
+        raise ValueError(f"task {name!r} is not a built-in one: those are {' and '.join(BUILT_IN_TASKS)}")
+    dataset, seed = data.load(name, folder), seed_of(run)
+    if hyper.partition == "iid":
+        shards = data.iid(dataset.train_y, nodes, hyper.batch_size, seed)
+    else:
+        shards = data.dirichlet(dataset.train_y, nodes, hyper.alpha, hyper.batch_size, seed)
+    module = models.model(hyper.model, dataset.shape, dataset.classes, seed=seed)
+    return Classification(dataset, shards, module, batch_size=hyper.batch_size, seed=seed)
+
+
+def _subset(task: Classification, hyper: Hyperparameters, run: str) -> Integers:
+    return data.balanced_subset(task.examples.dataset.test_y, hyper.eval_size, seed_of(run))
+
+
+def _check_names(name: str, task: Classification, signature: Signature) -> None:
+    """The vector of a task is in its module's order, so the network's models must be too."""
+    own = models.shapes(task.module)
+    if (tuple(own), tuple(own.values())) != (signature.names, signature.shapes):
+        raise ValueError(f"this network's models are not those of task {name!r} with model {task.module!r}")
+
+
+def _own_task(name: str, place: Mapping[str, Any]) -> Task:
+    """The object ``module:task`` names; a function is called with those of index, nodes, seed, data, hyperparameters
+    that it has parameters for, and returns the object."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: the task may lie beside the caller
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"task {name!r} cannot be loaded ({error}): it is written module:task") from None
+    if not hasattr(found, "gradient") or isinstance(found, type):
+        known = inspect.signature(found).parameters
+        found = found(**{key: value for key, value in place.items() if key in known})
+    missing = [key for key in ("d", "local_state", "gradient", "evaluate") if not hasattr(found, key)]
+    if missing:
+        raise ValueError(f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task")
+    task: Task = found
+    return task

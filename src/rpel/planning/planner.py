@@ -1,0 +1,246 @@
+"""The answer: the smallest pull, what it must survive, how certain that is, what it costs, and its neighbours."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from rpel import theory
+from rpel.planning.law import Question, check_question, check_sizes, max_byzantine_cdf
+from rpel.planning.paper import bounded, bounded_b_hat, default_grid, simulate_max, simulated
+
+Method = Literal["exact", "simulate", "bound"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One pull and what it gives: the b̂ it must survive and the exact probability that b̂ is never exceeded."""
+
+    pull: int
+    b_hat: int
+    fraction: float
+    probability: float
+    kappa: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer: pull ``pull`` peers, survive ``b_hat`` hostile answers; this holds with ``probability``.
+
+    ``to_dict`` gives the JSON of the command line, where ``lambda_`` is called ``lambda``.
+    """
+
+    nodes: int
+    byzantine: int
+    rounds: int
+    pull: int
+    b_hat: int
+    fraction: float
+    probability: float
+    confidence: float
+    max_fraction: float
+    feasible: bool
+    best_below_half: dict[str, float] | None
+    messages_per_round: int
+    messages_all_to_all: int
+    bytes_per_round: int | None
+    method: Method
+    silent: bool
+    no_shows: int
+    kappa: float | None
+    alpha: float | None
+    lambda_: float | None
+    theorem_applies: bool
+    pull_noptlog: float | None
+    comfortable: Choice | None
+    alternatives: tuple[Choice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values, keys as in the documentation.
+
+        >>> plan(nodes=30, byzantine=6, rounds=200, pull=15).to_dict()["b_hat"]
+        6
+        """
+        fields = asdict(self)
+        fields["alternatives"] = list(fields["alternatives"])
+        return {key.rstrip("_"): value for key, value in fields.items()}
+
+    def reduction(self) -> theory.Reduction | None:
+        """The contraction constants of a round under this plan."""
+        return theory.reduction(self.nodes, self.byzantine, self.pull, self.b_hat)
+
+
+def plan(
+    *,
+    nodes: int,
+    byzantine: int,
+    rounds: int,
+    pull: int | None = None,
+    confidence: float = 0.99,
+    max_fraction: float | Fraction = 0.5,
+    method: Method = "exact",
+    silent: bool = False,
+    no_shows: int = 0,
+    simulations: int = 5,
+    grid: Sequence[int] | None = None,
+    seed: int = 0,
+    parameters: int | None = None,
+) -> Plan:
+    """Find the smallest pull (or judge the given one) for ``nodes``, ``byzantine`` of them hostile, over ``rounds``.
+
+    With ``silent`` a round must also go on when every hostile peer stays silent and ``no_shows`` honest ones are late.
+    Raises ValueError, in one sentence with the nearest feasible choice, when there is no answer.
+
+    >>> p = plan(nodes=100_000, byzantine=10_000, rounds=200)
+    >>> p.pull, p.b_hat, round(p.probability, 4)
+    (34, 17, 0.992)
+    """
+    for s in (pull, *(grid or ())):
+        check_sizes(nodes, byzantine, rounds, s)
+    _check_method(method, simulations, parameters)
+    # The fraction that was meant: .1 is 1/10, and 1/3 in floating point is a third.
+    meant = Fraction(max_fraction).limit_denominator(10**9) if math.isfinite(max_fraction) else Fraction(-1)
+    case = Question(nodes, byzantine, rounds, confidence, meant, silent, no_shows)
+    check_question(case)
+    chosen = _choose(case, pull, method, simulations, grid, seed)
+    if chosen is None:
+        raise ValueError(_nothing_feasible(case, grid))
+    pull, b_hat = chosen
+    probability = case.probability(pull, b_hat)
+    if method == "bound":
+        probability = theory.lemma_effective_byzantine(nodes, byzantine, pull, b_hat, rounds)
+    red = theory.reduction(nodes, byzantine, pull, b_hat)
+    feasible = case.feasible(pull, b_hat) and (method != "bound" or probability >= confidence)
+    half = pull // 2  # the largest b̂ with 2b̂ < s + 1
+    noptlog = theory.lemma_noptlog(nodes, byzantine, rounds, confidence)
+    return Plan(
+        nodes=nodes,
+        byzantine=byzantine,
+        rounds=rounds,
+        pull=pull,
+        b_hat=b_hat,
+        fraction=b_hat / (pull + 1),
+        probability=probability,
+        confidence=confidence,
+        max_fraction=float(case.max_fraction),
+        feasible=feasible,
+        best_below_half=None if feasible else {"b_hat": half, "probability": case.probability(pull, half)},
+        messages_per_round=nodes * pull,
+        messages_all_to_all=nodes * (nodes - 1),
+        bytes_per_round=None if parameters is None else nodes * pull * 4 * parameters,
+        method=method,
+        silent=silent,
+        no_shows=no_shows,
+        kappa=red.kappa if red else None,
+        alpha=red.alpha if red else None,
+        lambda_=red.lambda_ if red else None,
+        theorem_applies=red is not None and red.contracts,
+        pull_noptlog=None if math.isinf(noptlog) else noptlog,
+        comfortable=_comfortable(case),
+        alternatives=tuple(_choice(case, s) for s in range(max(1, pull - 2), min(nodes - 1, pull + 3) + 1)),
+    )
+
+
+def _choose(
+    case: Question, pull: int | None, method: Method, simulations: int, grid: Sequence[int] | None, seed: int
+) -> tuple[int, int] | None:
+    """(s, b̂) by the given method; with a pull, its b̂ whether feasible or not."""
+    pulls = sorted(grid) if grid else default_grid(case.nodes)
+    if method == "exact":
+        if pull is None:
+            pull = case.smallest_pull() if grid is None else _first_feasible(case, pulls)
+        return None if pull is None else (pull, case.b_hat(pull))
+    if method == "simulate":
+        if pull is None:
+            return simulated(case, pulls, simulations, seed)
+        counts = simulate_max(case.nodes, case.byzantine, pull, case.rounds, simulations=simulations, seed=seed)
+        return pull, max(counts)
+    if pull is None:
+        return bounded(case, pulls)
+    b_hat = bounded_b_hat(case, pull)
+    return pull, case.b_hat(pull) if b_hat is None else b_hat
+
+
+def _first_feasible(case: Question, pulls: Iterable[int]) -> int | None:
+    return next((s for s in pulls if case.feasible(s, case.b_hat(s))), None)
+
+
+def _choice(case: Question, pull: int) -> Choice:
+    b_hat = case.b_hat(pull)
+    red = theory.reduction(case.nodes, case.byzantine, pull, b_hat)
+    return Choice(pull, b_hat, b_hat / (pull + 1), case.probability(pull, b_hat), red.kappa if red else None)
+
+
+def _comfortable(case: Question) -> Choice | None:
+    """The smallest pull with a fraction of at most 1/3: the smallest feasible one leaves m − 2b̂ = 1 and the worst κ."""
+    pull = replace(case, max_fraction=min(case.max_fraction, Fraction(1, 3))).smallest_pull()
+    return None if pull is None else _choice(case, pull)
+
+
+def mis_specified(p: Plan, rows: int = 8) -> list[dict[str, float]]:
+    """P(b̂ is never exceeded) when the true number of hostile nodes is larger than planned, until it is below 1 %.
+
+    >>> wrong = mis_specified(plan(nodes=100, byzantine=10, rounds=200, pull=15, confidence=0.97))
+    >>> wrong[1]["byzantine"], round(wrong[1]["probability"], 3)
+    (11, 0.915)
+    """
+    step = max(1, p.byzantine // 25)
+    table: list[dict[str, float]] = []
+    for true in range(p.byzantine, (p.nodes + 1) // 2, step):
+        cdf = max_byzantine_cdf(p.nodes, true, p.pull, p.rounds)
+        probability = float(cdf[p.b_hat]) if p.b_hat < len(cdf) else 1.0
+        table.append({"byzantine": true, "probability": probability})
+        if len(table) > rows or probability < 0.01:
+            break
+    return table
+
+
+def theorem(p: Plan, L: float, sigma: float, G: float, gap: float) -> theory.Convergence | None:
+    """The convergence theorem for this plan and these constants; None where it does not apply.
+
+    >>> theorem(plan(nodes=100, byzantine=10, rounds=200), L=1, sigma=1, G=1, gap=1) is None  # α is far above 1
+    True
+    """
+    red = p.reduction()
+    if red is None:
+        return None
+    sizes = {"nodes": p.nodes, "byzantine": p.byzantine, "pull": p.pull, "b_hat": p.b_hat, "rounds": p.rounds}
+    return theory.convergence(red, **sizes, L=L, sigma=sigma, G=G, gap=gap)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def _check_method(method: str, simulations: int, parameters: int | None) -> None:
+    if method not in get_args(Method):
+        raise ValueError(f"method {method!r} is unknown: choose {', '.join(get_args(Method))}")
+    for name, value in (("simulations", simulations), ("parameters", parameters)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _nothing_feasible(case: Question, grid: Sequence[int] | None) -> str:
+    """One sentence: what was asked, that no pull gives it, and the nearest things that can be had."""
+    pulls = sorted(grid) if grid else list(default_grid(case.nodes))
+    best = min(pulls, key=lambda s: (Fraction(case.b_hat(s), s + 1), s))
+    b_hat = case.b_hat(best)
+    where = "no pull of the grid" if grid else "no pull"
+    late = f" when {case.no_shows} honest peers are late" if case.no_shows else ""
+    quiet = f" {'and' if late else 'when'} all hostile ones stay silent" if case.silent else ""
+    most = _most_byzantine(case)
+    return (
+        f"{where} keeps b_hat/(s+1) at or below {float(case.max_fraction):.6g} for nodes {case.nodes} and "
+        f"byzantine {case.byzantine}{late}{quiet}: the smallest fraction is {b_hat / (best + 1):.6g} (pull {best}, "
+        f"b_hat {b_hat})" + ("" if grid or most is None else f", or plan for at most byzantine {most}")
+    )
+
+
+def _most_byzantine(case: Question) -> int | None:
+    """The largest number of hostile nodes for which the same question has an answer; None if even 0 has none."""
+    low, high = -1, case.byzantine
+    while high - low > 1:
+        middle = (low + high) // 2
+        solved = replace(case, byzantine=middle).smallest_pull() is not None
+        low, high = (middle, high) if solved else (low, middle)
+    return low if low >= 0 else None

@@ -1,0 +1,266 @@
+"""Run folders under some paths: the finished, the unfinished and the broken, each read once and checked."""
+
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rpel.config.spec import Spec, load_folder
+from rpel.simulation.folder import RunFolder
+
+COLUMNS = (
+    "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "seconds",
+)  # fmt: skip
+_EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss")
+_EACH_ROUND = ("round", "consensus", "messages", "bytes", "byzantine_max", "seconds")
+_MARKS = {"spec.toml", "metrics.jsonl"}
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a certificate says, in plain numbers and texts."""
+
+    pull: int
+    b_hat: int
+    fraction: float
+    probability: float
+    confidence: float
+    guarantee: str
+    held: bool
+    max_observed: int
+    histogram: tuple[int, ...]
+    violations: tuple[tuple[int, int, int], ...]
+    violations_total: int
+    threads: int
+    versions: tuple[tuple[str, str], ...]
+    data: tuple[tuple[str, str], ...]
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one, it is not."""
+        return self.guarantee.startswith("the plan")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its rows (all rounds), those evaluated, and its proof; ``place`` is its path on a page.
+
+    rows       those of metrics.jsonl with accuracy_lowest, the accuracy of the node that ends lowest (None: not known)
+    quartiles  of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
+    """
+
+    place: str
+    spec: Spec
+    rows: tuple[Row, ...]
+    proof: Proof
+    quartiles: tuple[float, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        return self.place.rpartition("/")[2]
+
+    @property
+    def evaluated(self) -> list[Row]:
+        return [row for row in self.rows if row["accuracy_mean"] is not None]
+
+    @property
+    def followed(self) -> bool:
+        """Whether the node that ends lowest is known in every round evaluated."""
+        return bool(self.quartiles)
+
+    def series(self, column: str) -> list[float]:
+        """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
+        column = "accuracy_worst" if column == "accuracy_lowest" and not self.followed else column
+        return [row[column] for row in self.evaluated]
+
+    def final(self, column: str) -> float:
+        return float(self.rows[-1][column])
+
+    def total(self, column: str) -> float:
+        """The sum over all rounds."""
+        return float(sum(row[column] for row in self.rows))
+
+    @property
+    def numbers(self) -> list[Row]:
+        """The rows without times and what older runs lack: equal for equal runs."""
+        left_out = ("seconds", "degraded", "accuracy_lowest")
+        return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that has not come to its end."""
+
+    path: Path
+    place: str
+    spec: Spec
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A folder that cannot be read, and why."""
+
+    path: Path
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All that lies under some paths, in the order of their names; ``shown`` is how the paths are written on a page."""
+
+    shown: tuple[str, ...]
+    runs: tuple[Run, ...]
+    unfinished: tuple[Unfinished, ...]
+    broken: tuple[Broken, ...]
+
+
+def collect(paths: Iterable[str | Path]) -> Collection:
+    """Read every run folder at or under the paths; one reached twice counts once.
+
+    >>> collect(["nowhere"])
+    Traceback (most recent call last):
+    ValueError: there is no folder 'nowhere': rpel report takes run folders or folders above them
+    """
+    given = [Path(path) for path in paths]
+    found: dict[Path, str] = {}
+    for path in given:
+        if not path.is_dir():
+            raise ValueError(f"there is no folder {str(path)!r}: rpel report takes run folders or folders above them")
+        under = {folder.resolve(): _place(path, folder) for folder in _folders(path)}
+        if not under:
+            raise ValueError(f"there is no run in {str(path)!r}: rpel run PRESET --out {path} makes one")
+        found = under | found
+    read = [_read(path, place) for path, place in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+    return Collection(
+        tuple(shown(path) for path in given),
+        tuple(one for one in read if isinstance(one, Run)),
+        tuple(one for one in read if isinstance(one, Unfinished)),
+        tuple(one for one in read if isinstance(one, Broken)),
+    )
+
+
+def shown(path: Path) -> str:
+    """A path as a page shows it: without the folders of this machine that lie above.
+
+    >>> shown(Path("runs/mnist")), shown(Path("/home/somebody/runs"))
+    ('runs/mnist', 'runs')
+    """
+    if not path.is_absolute():
+        return path.as_posix()
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return whole.relative_to(here).as_posix() if here in whole.parents else whole.name
+
+
+def _place(top: Path, folder: Path) -> str:
+    return (Path(shown(top)) / folder.relative_to(top)).as_posix()
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """The run folders at or under a folder; links are followed, circles are not."""
+    seen = set()
+    for where, folders, files in os.walk(top, followlinks=True):
+        here = Path(where)
+        if (real := here.resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        if _MARKS & set(files):
+            folders.clear()
+            yield here
+
+
+# --- reading one folder ----------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, place: str) -> Run | Unfinished | Broken:
+    try:
+        folder, spec = RunFolder(path), load_folder(path)
+        found, rows = folder.certificate(), folder.metrics()
+        if found is None:
+            return Unfinished(path, place, spec, len(rows))
+        proof = _proof(found)
+        spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
+        checked = tuple(_rows(rows, spec.rounds))
+        lowest, quartiles = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
+        known = tuple({**row, "accuracy_lowest": lowest.get(row["round"])} for row in checked)
+        return Run(place, spec, known, proof, quartiles)
+    except _DAMAGE as error:
+        return Broken(path, place, _reason(error, path, place))
+
+
+def _reason(error: BaseException, path: Path, place: str) -> str:
+    text = (
+        str(error) if isinstance(error, OSError | ValueError) else f"its files do not hold what a run writes: {error!r}"
+    )
+    return text.replace(str(path), place)
+
+
+def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
+    """The rows, all of them there, with numbers where numbers belong and nothing else."""
+    if len(rows) != rounds:
+        raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
+    if rows[-1]["accuracy_mean"] is None:
+        raise ValueError("the last round of metrics.jsonl was not evaluated")
+    for row in rows:
+        needed = (*_EACH_ROUND, *(_EVALUATED if row["accuracy_mean"] is not None else ()))
+        for key in COLUMNS:
+            value = row.get(key)
+            if not _is_number(value) and (value is not None or key in needed):
+                raise ValueError(f"metrics.jsonl has {key} {value!r} in round {row['round']}")
+        yield {key: row.get(key) for key in COLUMNS}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number.
+
+    >>> [_is_number(value) for value in (1, 0.5, float("nan"), True, "1", None)]
+    [True, True, False, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _nodes(folder: RunFolder, rounds: list[int]) -> tuple[dict[int, float], tuple[float, ...]]:
+    """From nodes.npz: by round the accuracy of the node that ends lowest, and the quartiles of all nodes at the end."""
+    try:
+        accuracy = np.asarray(folder.read_arrays("nodes.npz")["accuracy"], np.float64)
+        if accuracy.shape != (len(rounds), accuracy.shape[1]) or not np.isfinite(accuracy).all():
+            raise ValueError("nodes.npz does not belong to metrics.jsonl")
+        lowest = accuracy[:, int(np.argmin(accuracy[-1]))]
+        ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1))
+        return dict(zip(rounds, lowest.tolist(), strict=True)), tuple(ends.tolist())
+    except (*_DAMAGE, zipfile.BadZipFile, EOFError):
+        return {}, ()  # a page can do without
+
+
+def _proof(found: Mapping[str, Any]) -> Proof:
+    plan, histogram = found["plan"], tuple(int(count) for count in found["histogram"])
+    if min(histogram, default=0) < 0:
+        raise ValueError("certificate.json counts less than nothing")
+    return Proof(
+        pull=int(plan["pull"]),
+        b_hat=int(plan["b_hat"]),
+        fraction=float(plan["fraction"]),
+        probability=float(plan["probability"]),
+        confidence=float(plan["confidence"]),
+        guarantee=str(found.get("guarantee") or "the plan's probability"),
+        held=found["held"] is True,
+        max_observed=int(found["max_observed"]),
+        histogram=histogram,
+        violations=tuple((int(v["round"]), int(v["node"]), int(v["count"])) for v in found["violations"]),
+        violations_total=int(found["violations_total"]),
+        threads=int(found["threads"]),
+        versions=tuple((str(key), str(value)) for key, value in found["versions"].items()),
+        data=tuple((str(key), str(value)) for key, value in found["data"].items()),
+    )

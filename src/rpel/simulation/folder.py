@@ -1,0 +1,189 @@
+"""The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can spoil it.
+
+Laws: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl, which
+grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; certificate.json
+comes last, so a folder that has one is finished; one process at a time writes a folder.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.files import atomic
+from rpel.simulation import events
+
+Arrays = Mapping[str, NDArray[Any]]
+Row = dict[str, Any]
+
+log = logging.getLogger("rpel")
+_CHECKPOINT = re.compile(r"round-(\d+)\.npz")
+
+
+class RunFolder:
+    """One run's folder. Writing needs :meth:`locked`; reading does not. tensorboard: rows are copied for it."""
+
+    def __init__(self, path: Path, tensorboard: bool = False) -> None:
+        self.path = path
+        self.tensorboard = tensorboard
+
+    # --- who writes ---
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder, made if need be, against other processes; ValueError if another one has it."""
+        (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is writing {self.path}: wait for it, stop it, or choose another --out"
+                ) from None
+            yield
+
+    def clear(self) -> None:
+        """Forget everything the run has written."""
+        for path in [*self.path.glob("*"), *self.path.glob(".*.tmp"), *self.path.glob("checkpoint/*")]:
+            if path.is_file():
+                path.unlink()
+        events.remove(self.path / events.FOLDER)
+
+    # --- whole files ---
+
+    def write_text(self, name: str, text: str) -> None:
+        with atomic(self.path / name) as file:
+            file.write(text.encode())
+
+    def write_json(self, name: str, content: Any) -> None:
+        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_arrays(self, name: str, arrays: Arrays) -> None:
+        named: Any = dict(arrays)
+        with atomic(self.path / name) as file:
+            np.savez_compressed(file, **named)
+
+    def write_tensors(self, name: str, arrays: Arrays) -> None:
+        """A safetensors file, written row by row as it lies in memory: models can be most of what there is."""
+        kinds = {"f": "F", "i": "I", "u": "U"}
+        header, at = {}, 0
+        for key, array in arrays.items():
+            kind = f"{kinds[array.dtype.kind]}{8 * array.dtype.itemsize}"
+            header[key] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+            at += array.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with atomic(self.path / name) as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for array in arrays.values():
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        with np.load(self.path / name, allow_pickle=False) as found:
+            return dict(found)
+
+    def certificate(self) -> dict[str, Any] | None:
+        """The certificate of a finished run; None while it is not finished."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "certificate.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    # --- metrics.jsonl ---
+
+    def metrics(self) -> list[Row]:
+        """The complete lines, up to the first damaged one."""
+        path = self.path / "metrics.jsonl"
+        rows: list[Row] = []
+        for line in path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith("\n") or row["round"] != len(rows) + 1:
+                break
+            rows.append(row)
+        return rows
+
+    @contextlib.contextmanager
+    def journal(self, rows: list[Row]) -> Iterator["Journal"]:
+        """metrics.jsonl, and the copy for TensorBoard, cut back to these rows and open for more."""
+        self.write_text("metrics.jsonl", "".join(map(_line, rows)))
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context((self.path / "metrics.jsonl").open("a", encoding="utf-8"))
+            copy = stack.enter_context(contextlib.closing(self._events(rows))) if self.tensorboard else None
+            yield Journal(file, copy)
+
+    def copy_events(self) -> None:
+        """Write the copy for TensorBoard, if one is wanted, of a run that is finished; two at once do no harm."""
+        if self.tensorboard:
+            events.remove(self.path / events.FOLDER)
+            self._events(self.metrics()).close()
+
+    def _events(self, rows: list[Row]) -> events.Events:
+        return events.Events(self.path / events.FOLDER, rows)
+
+    # --- checkpoints ---
+
+    @property
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(round, file) of the checkpoints that have their name, newest first."""
+        found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (self.path / "checkpoint").glob("*")]
+        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+    def save(self, round_: int, arrays: Arrays) -> None:
+        """Write the checkpoint of a round; older ones go when it is durable."""
+        path = self.path / "checkpoint" / f"round-{round_:08d}.npz"
+        named: Any = dict(arrays)
+        with atomic(path) as file:
+            np.savez(file, **named)
+        for _, old in self.checkpoints:
+            if old != path:
+                old.unlink()
+
+    def restore(self) -> dict[str, NDArray[Any]] | None:
+        """The newest checkpoint that can be read; None to begin at round 0."""
+        for round_, path in self.checkpoints:
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+                    return dict(found)  # every array is read and its CRC checked
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                log.warning("the checkpoint of round %d is damaged and left aside (%s)", round_, error)
+        return None
+
+    def finish(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for path in (self.path / "checkpoint").glob("*"):
+            path.unlink()
+
+
+class Journal:
+    """metrics.jsonl, open: a line a round, and the same for TensorBoard if that is wanted."""
+
+    def __init__(self, file: io.TextIOWrapper, copy: events.Events | None = None) -> None:
+        self.file, self.copy = file, copy
+
+    def add(self, row: Row) -> None:
+        self.file.write(_line(row))
+        self.file.flush()
+        if self.copy is not None:
+            self.copy.add(row)
+
+    def sync(self) -> None:
+        """Make all lines durable, before a checkpoint relies on them."""
+        os.fsync(self.file.fileno())
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"

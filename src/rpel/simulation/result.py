@@ -1,0 +1,212 @@
+"""What a run gives back: history, models, certificate, where it lies, and a picture; for one seed or for several."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.config.spec import Spec, load_folder
+from rpel.simulation import figure
+from rpel.simulation.folder import RunFolder
+from rpel.simulation.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+_OVER_SEEDS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+_PROVEN = ("guarantee", "held", "max_observed", "violations_total")
+_OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max", "degraded")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run.
+
+    history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
+    certificate  what the run proves about its sampling
+    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated
+    path         its folder; None when nothing was kept
+    reused       True when the run had been finished before and was not repeated
+    """
+
+    spec: Spec
+    history: Table
+    certificate: dict[str, Any]
+    nodes: dict[str, NDArray[Any]]
+    path: Path | None = None
+    reused: bool = False
+    kept: NDArray[np.float32] | None = field(default=None, repr=False)
+
+    @cached_property
+    def models(self) -> NDArray[np.float32]:
+        """(h, d) the honest nodes' models; read from disk when first asked for."""
+        if self.kept is not None:
+            return self.kept
+        from safetensors.numpy import load_file
+
+        assert self.path is not None
+        found: NDArray[np.float32] = load_file(self.path / "models.safetensors")["models"]
+        return found
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last round's row: full test set, nothing missing."""
+        return self.history.rows()[-1]
+
+    @property
+    def accuracy_mean(self) -> float:
+        """Mean accuracy over the honest nodes after the last round."""
+        return float(self.final["accuracy_mean"])
+
+    @property
+    def accuracy_worst(self) -> float:
+        """Accuracy of the worst honest node after the last round."""
+        return float(self.final["accuracy_worst"])
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds and evaluations."""
+        return float(sum(self.history["seconds"]))
+
+    def lowest(self) -> Floats:
+        """(e,) the trajectory of the node that ends lowest, which is what the paper plots as the worst."""
+        accuracy: Floats = self.nodes["accuracy"]
+        return np.asarray(accuracy[:, int(np.argmin(accuracy[-1]))])
+
+    def plot(self) -> "Figure":
+        """Accuracy against rounds: mean, worst node, and the node that ends lowest."""
+        return figure.accuracy(self.spec, self.nodes["round"], self.nodes["accuracy"])
+
+    def summary(self) -> dict[str, Any]:
+        """The final metrics, where the run lies, and what its certificate says, as plain JSON values."""
+        plan, spec = self.certificate["plan"], self.spec
+        setting = {key: getattr(spec, key) for key in ("name", "dataset", "model", "method", "rule", "attack", "seed")}
+        setting |= {key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")}
+        proof = {key: self.certificate.get(key) for key in _PROVEN}
+        last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
+        where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
+        return setting | last | {"seconds": round(self.seconds, 3), "certificate": proof} | where
+
+    def __repr__(self) -> str:
+        held = "held" if self.certificate["held"] else "violated"
+        stored = ", finished before" if self.reused else ""
+        return (
+            f"<Result of {self.spec.name}: accuracy {self.accuracy_mean:.4f} mean, {self.accuracy_worst:.4f} worst, "
+            f"after {len(self.history)} rounds; plan {held}; {self.path or 'not kept'}{stored}>"
+        )
+
+    @staticmethod
+    def load(path: str | Path, reused: bool = False) -> "Result":
+        """The stored result of a finished run."""
+        folder = RunFolder(Path(path))
+        certificate = folder.certificate()
+        if certificate is None:
+            raise ValueError(f"{path} is not finished: rpel resume {path}")
+        nodes = folder.read_arrays("nodes.npz")
+        return Result(load_folder(folder.path), Table(folder.metrics()), certificate, nodes, folder.path, reused)
+
+
+class Results(Result):
+    """Several seeds of one setting: ``runs`` one by one; history, accuracies and certificate over all of them."""
+
+    def __init__(self, runs: Sequence[Result]) -> None:
+        first = runs[0]
+        nodes = {
+            "round": first.nodes["round"],
+            "accuracy": np.stack([run.nodes["accuracy"] for run in runs]),
+        }
+        super().__init__(
+            spec=first.spec,
+            history=_together([run.history for run in runs]),
+            certificate=_all_held([run.certificate for run in runs]),
+            nodes=nodes,
+            path=None if first.path is None else first.path.parent,
+            reused=all(run.reused for run in runs),
+        )
+        object.__setattr__(self, "runs", tuple(runs))
+
+    runs: tuple[Result, ...]
+
+    @cached_property
+    def models(self) -> NDArray[np.float32]:
+        """(seeds, h, d) the honest nodes' models."""
+        return np.stack([run.models for run in self.runs])
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+    def interval(self, column: str) -> tuple[float, float, float]:
+        """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval, or both values of two seeds."""
+        return interval([float(run.final[column]) for run in self.runs])
+
+    def summary(self) -> dict[str, Any]:
+        """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
+        runs = [run.summary() for run in self.runs]
+        over = {key: self.interval(key) for key in _OVER_SEEDS}
+        intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
+        proof = {key: self.certificate.get(key) for key in _PROVEN}
+        common = {key: value for key, value in runs[0].items() if key not in _OF_ONE_SEED}
+        means = {key: values[0] for key, values in over.items()}
+        where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
+        times = {"seconds": round(self.seconds, 3), "certificate": proof}
+        return common | means | times | where | {"intervals": intervals, "runs": runs}
+
+    def lowest(self) -> Floats:
+        """(seeds, e) the trajectory of the node that ends lowest, for each seed."""
+        return np.stack([run.lowest() for run in self.runs])
+
+    def plot(self) -> "Figure":
+        """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
+        return figure.accuracy(self.spec, self.nodes["round"], self.nodes["accuracy"])
+
+    def __repr__(self) -> str:
+        mean, low, high = self.interval("accuracy_mean")
+        return f"<Results of {self.spec.name}: {len(self.runs)} seeds, accuracy {mean:.4f} ({low:.4f} to {high:.4f})>"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high): a 95 % t-interval from three values on, lowest and highest of two.
+
+    >>> interval([0.25, 0.75])
+    (0.5, 0.25, 0.75)
+    """
+    mean = float(np.mean(values))
+    if len(values) < 3:
+        return mean, min(values), max(values)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, mean - half, mean + half
+
+
+def _together(tables: Sequence[Table]) -> Table:
+    """Row by row the mean over the seeds, and low and high of the accuracies."""
+    rows = []
+    for alike in zip(*(table.rows() for table in tables), strict=True):
+        row: dict[str, Any] = {}
+        for key in alike[0]:
+            values = [other.get(key) for other in alike]  # a run of another version may lack a column
+            known = [] if None in values else [float(value) for value in values]
+            row[key] = float(np.mean(known)) if known else None
+            if key in ("accuracy_mean", "accuracy_worst"):
+                low, high = interval(known)[1:] if known else (None, None)
+                row |= {f"{key}_low": low, f"{key}_high": high}
+        rows.append(row | {"round": alike[0]["round"]})
+    return Table(rows)
+
+
+def _all_held(certificates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "guarantee": certificates[0].get("guarantee"),
+        "held": all(one["held"] for one in certificates),
+        "max_observed": max(one["max_observed"] for one in certificates),
+        "violations_total": sum(one["violations_total"] for one in certificates),
+        "runs": list(certificates),
+    }

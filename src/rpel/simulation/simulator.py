@@ -1,0 +1,169 @@
+"""The simulator: all honest nodes as one cohort on one machine, driving Algorithm 1 with a simulated network.
+
+Three buffers live as long as the run: models and momenta (h, d), and the table (2h, d). Its first h rows are the
+half-step models; its last h rows hold gradients in the local step and forged vectors in the exchange. Nothing else of
+that size is ever made.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.attacks import attack as attack_by_name
+from rpel.learning import degraded, exchange, local_step
+from rpel.randomness import draws
+from rpel.simulation.adversary import SimulatedNetwork
+from rpel.simulation.evaluation import Evaluation, evaluate, spread
+from rpel.simulation.methods import build_network, build_rule, messages
+from rpel.tasks import Task
+from rpel.types import Cohort, Exchange, Inbox, Integers, Models, RoundInfo, Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run means, all of it planned."""
+
+    nodes: int
+    byzantine: int
+    pull: int
+    b_hat: int
+    rounds: int
+    lr: Schedule
+    method: str = "rpel"
+    rule: str | None = None
+    attack: str = "none"
+    attack_params: dict[str, Any] = field(default_factory=dict)
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    local_steps: int = 1
+    output: str = "last"
+    no_show: float = 0.0
+    silent: bool = False
+    roaming: bool = False
+    placement: str = "random"
+    graph: str = "random"
+    seed: int = 0
+
+
+class Simulation:
+    """Algorithm 1 among simulated nodes, a round at a time; :meth:`state` and :meth:`load` continue it bit by bit."""
+
+    def __init__(self, setting: Setting, task: Task) -> None:
+        self.setting, self.task = setting, task
+        self.round = 0
+        attack = attack_by_name(setting.attack, **setting.attack_params)
+        self.rule = build_rule(setting.method, setting.rule, setting.b_hat)
+        self.topology, self.roster, self.graph = build_network(
+            setting.method,
+            nodes=setting.nodes,
+            byzantine=setting.byzantine,
+            pull=setting.pull,
+            seed=setting.seed,
+            graph=setting.graph,
+            placement=setting.placement,
+            roaming=setting.roaming,
+            flood=attack.flood,
+        )
+        self.everybody = attack.trains  # under label flip the hostile nodes train too
+        h = setting.nodes if self.everybody else setting.nodes - setting.byzantine
+        x = np.tile(task.initial(), (h, 1))
+        self.table: Models = np.empty((2 * h, task.d), dtype=x.dtype)
+        self.network = SimulatedNetwork(
+            self.roster, attack, self.rule, self.table, setting.seed, setting.no_show, setting.silent
+        )
+        self._gradients = self.table[h:]  # gradients are spent before anything is forged
+        self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
+        self._chosen_round = 1 + (draws(setting.seed, "output", 0, np.arange(h), 1)[:, 0] * setting.rounds).astype(int)
+        self._chosen = x.copy() if setting.output == "uniform" else None
+
+    def _ids(self, t: int) -> Integers:
+        """The node numbers of the cohort's rows in round t."""
+        return np.arange(self.setting.nodes) if self.everybody else self.roster.honest_ids(t)
+
+    @property
+    def honest(self) -> Integers:
+        """(h,) the honest nodes' numbers (those of round 1, when attackers roam)."""
+        return self.roster.honest_ids(1)
+
+    @property
+    def messages(self) -> int:
+        """Models sent per round, hostile nodes counted as if they pulled."""
+        return messages(self.setting.method, self.setting.nodes, self.setting.pull)
+
+    @property
+    def bytes(self) -> int:
+        return self.messages * 4 * self.task.d
+
+    def step(self, measured: bool = False) -> RoundInfo:
+        """One round of Algorithm 1."""
+        t, s = self.round + 1, self.setting
+        c = Cohort(self._ids(t), self.cohort.x, self.cohort.m, self.cohort.local)
+        models = c.x
+        for k in range(s.local_steps):
+            place = self.table[: len(models)] if k == s.local_steps - 1 else models
+            c = local_step(c, t, k, self, beta=s.momentum, lr=s.lr, decay=s.weight_decay, out=place)
+        before = spread(self._honest_rows(c.x)) if measured else None
+        round_ = exchange(c, t, self.topology, self.rule, out=models)
+        inbox = self._answer(next(round_))
+        try:
+            round_.send(inbox)
+        except StopIteration as end:
+            self.cohort = end.value
+        self.round = t
+        self._keep_output(t)
+        return self._info(t, inbox, before)
+
+    def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
+        """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
+        return self.task.gradient(x, local, np.arange(len(x)), t, k, out=self._gradients)
+
+    def _answer(self, ask: Exchange) -> Inbox:
+        return self.network.deliver(ask)
+
+    def _honest_rows(self, x: Models) -> Models:
+        return x[self.honest] if self.everybody else x
+
+    def _keep_output(self, t: int) -> None:
+        if self._chosen is not None:
+            now = self._chosen_round == t
+            self._chosen[now] = self.cohort.x[now]
+
+    def _info(self, t: int, inbox: Inbox, before: Any) -> RoundInfo:
+        mean, consensus = spread(self._honest_rows(self.cohort.x))
+        alpha = lam = None
+        if before is not None and before[1] > 0:
+            alpha = consensus / before[1]
+            lam = float(np.square(mean - before[0]).sum()) / before[1]
+        hostile = self.network.hostile[self.honest] if self.everybody else self.network.hostile
+        short = degraded(inbox, self.rule)
+        short = short[self.honest] if self.everybody else short
+        return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, alpha, lam)
+
+    def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:
+        """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""
+        rows = self.honest if self.everybody else slice(None)
+        return evaluate(self.task, self.cohort.x[rows], self.cohort.local[rows], subset)
+
+    def models(self) -> Models:
+        """(h, d) the honest nodes' output models."""
+        return self._honest_rows(self.cohort.x if self._chosen is None else self._chosen)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything a bit-exact continuation needs, as arrays."""
+        arrays = {"round": np.array(self.round), "x": self.cohort.x, "m": self.cohort.m, "local": self.cohort.local}
+        if self._chosen is not None:
+            arrays["chosen"] = self._chosen
+        arrays |= {f"attack.{key}": np.asarray(value) for key, value in self.network.state.items()}
+        return arrays
+
+    def load(self, state: dict[str, NDArray[Any]]) -> None:
+        """Continue from a :meth:`state`."""
+        self.round = int(state["round"])
+        self.cohort.x[:], self.cohort.m[:] = state["x"], state["m"]
+        self.cohort = Cohort(self._ids(self.round + 1), self.cohort.x, self.cohort.m, np.array(state["local"]))
+        if self._chosen is not None:
+            self._chosen[:] = state["chosen"]
+        prefix = "attack."
+        self.network.state = {k.removeprefix(prefix): np.array(v) for k, v in state.items() if k.startswith(prefix)}

@@ -1,0 +1,149 @@
+"""Which examples a node sees in which step, and those examples as numbers.
+
+Laws:
+- the batch of node i in round t, local step k depends on (seed, ("batch", k), t, i) alone: any step replays by itself.
+  That is why a batch is drawn from the shard with replacement: going through the shard in epochs would make a round
+  depend on the rounds before it;
+- examples stay bytes until they are drawn; only a batch is ever normalised.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rpel.data import Dataset, Virtual, crop_flip
+from rpel.randomness import draws, stream
+from rpel.tasks.instructions import stored
+from rpel.tasks.task import Indices
+
+Shards = Sequence[Indices] | Mapping[int, Indices] | Virtual
+
+
+@stored
+def _normalise(images: Any, rows: Any, scale: Any, shift: Any, out: Any) -> None:
+    """out[r, j] = images[rows[r], j] · scale[j] + shift[j]."""
+    kind = scale.dtype.type
+    for r in range(len(rows)):
+        image, result = images[rows[r]], out[r]
+        for j in range(len(scale)):
+            result[j] = kind(image[j]) * scale[j] + shift[j]
+
+
+class Examples:
+    """The data of all nodes: whose is what, batches by coordinates, normalisation, flipped labels."""
+
+    def __init__(self, dataset: Dataset, shards: Shards, batch_size: int, seed: int, flipped: Collection[int]) -> None:
+        if batch_size < 1:
+            raise ValueError(f"a batch needs at least one example, not {batch_size}")
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.virtual = shards if isinstance(shards, Virtual) else None
+        held = {} if isinstance(shards, Virtual) else _by_node(shards)
+        self.flipped = np.array(sorted(flipped), np.int64)
+        self.held = {node: part for node, part in held.items() if node not in set(flipped)}
+        self.pool, self.start, self.size = _table(self.held, self.flipped, len(dataset.train_y))
+        per_channel = (-1, *(1,) * (len(dataset.shape) - 1))
+        mean, std = (np.array(v, np.float64).reshape(per_channel) for v in (dataset.mean, dataset.std))
+        self.scale = np.broadcast_to(1 / (255 * std), dataset.shape).ravel()
+        self.shift = np.broadcast_to(-mean / std, dataset.shape).ravel()
+
+    def indices(self, ids: Indices, t: int, k: int) -> Indices:
+        """The batches (h, batch_size) of nodes ids (h,) in round t, local step k: uniform over each node's examples."""
+        numbers = 1 if self.virtual is None else 2
+        uniform = draws(self.seed, ("batch", k), t, ids, numbers * self.batch_size)
+        if self.virtual is None:
+            return self._from_table(uniform, ids)
+        drawn = np.empty((len(ids), self.batch_size), np.int64)
+        own = ~np.isin(ids, self.flipped)
+        drawn[own] = self.virtual.draw(uniform[own].reshape(-1, self.batch_size, 2), ids[own])
+        drawn[~own] = self._from_table(uniform[~own, : self.batch_size], ids[~own])
+        return drawn
+
+    def _from_table(self, uniform: NDArray[np.float64], ids: Indices) -> Indices:
+        known = (ids >= 0) & (ids < len(self.size))
+        if not known.all() or not self.size[ids].all():
+            missing = next(int(i) for i in ids if not 0 <= i < len(self.size) or not self.size[i])
+            raise ValueError(f"node {missing} holds no examples")
+        size = self.size[ids][:, None]
+        offset = np.minimum((uniform * size).astype(np.int64), size - 1)
+        drawn: Indices = self.pool[self.start[ids][:, None] + offset]
+        return drawn
+
+    def train(self, rows: Indices, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
+        """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that."""
+        flat = rows.ravel()
+        if coins is None:
+            found = self._numbers(self.dataset.train_x, flat, dtype)
+        else:
+            varied = crop_flip(self.dataset.train_x[flat], coins.reshape(-1, 3))
+            found = self._numbers(varied, np.arange(len(flat)), dtype)
+        return found.view(*rows.shape, *found.shape[1:])
+
+    def coins(self, ids: Indices, t: int, k: int) -> NDArray[np.float64] | None:
+        """Numbers (h, B, 3) that vary the images of a step; None where images are taken as they are."""
+        if self.dataset.augment is None:
+            return None
+        return draws(self.seed, ("augment", k), t, ids, 3 * self.batch_size).reshape(len(ids), -1, 3)
+
+    def labels(self, rows: Indices, ids: Indices) -> Indices:
+        """Labels (h, B) of training rows as these nodes see them: C − 1 − y for those that flip."""
+        labels = self.dataset.train_y[rows]
+        flips = np.isin(ids, self.flipped)
+        labels[flips] = self.dataset.classes - 1 - labels[flips]
+        return labels
+
+    def test(self, rows: Indices, dtype: torch.dtype) -> Tensor:
+        """Test examples (N, …)."""
+        return self._numbers(self.dataset.test_x, rows, dtype)
+
+    def _numbers(self, x: NDArray[Any], rows: Indices, dtype: torch.dtype) -> Tensor:
+        """Rows of x, normalised."""
+        if x.dtype != np.uint8:
+            return torch.from_numpy(self.dataset.normalised(x[rows])).to(dtype)
+        out = torch.empty(len(rows), len(self.scale), dtype=dtype)
+        kind = out.numpy().dtype
+        _normalise(x.reshape(len(x), -1), rows, self.scale.astype(kind), self.shift.astype(kind), out.numpy())
+        return out.view(len(rows), *self.dataset.shape)
+
+    def honest(self, size: int | None) -> Iterator[tuple[Indices, float]]:
+        """Groups of examples whose weighted mean loss is F_H: exactly, or by `size` fixed draws, right on average."""
+        groups = list(self._groups())
+        if size is None:
+            yield from groups
+            return
+        rng = stream(self.seed, "full-gradient")
+        chosen = rng.choice(len(groups), size, p=np.array([weight for _, weight in groups]))
+        rows = [groups[g][0][int(u * len(groups[g][0]))] for g, u in zip(chosen, rng.random(size), strict=True)]
+        yield np.array(rows, np.int64), 1.0
+
+    def _groups(self) -> Iterator[tuple[Indices, float]]:
+        """One group per node, or per class where nodes are mixtures of classes."""
+        if self.virtual is None:
+            yield from ((part, 1 / len(self.held)) for part in self.held.values())
+            return
+        honest = np.setdiff1d(np.arange(len(self.virtual.mixture)), self.flipped)
+        share = self.virtual.mixture[honest].mean(axis=0)
+        for label in np.flatnonzero(share):
+            start, end = self.virtual.start[label : label + 2]
+            yield self.virtual.pool[start:end], float(share[label] / share.sum())
+
+
+def _by_node(shards: Sequence[Indices] | Mapping[int, Indices]) -> dict[int, Indices]:
+    return dict(shards if isinstance(shards, Mapping) else enumerate(shards))
+
+
+def _table(held: dict[int, Indices], flipped: Indices, examples: int) -> tuple[Indices, Indices, Indices]:
+    """All shards in one array, and where each node's begins and how long it is; those that flip hold everything."""
+    nodes = 1 + max([*held, *flipped.tolist()], default=-1)
+    start, size = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    parts = [np.arange(examples if len(flipped) else 0)]
+    start[flipped], size[flipped] = 0, examples
+    at = len(parts[0])
+    for node, part in held.items():
+        start[node], size[node] = at, len(part)
+        parts.append(np.asarray(part, np.int64))
+        at += len(part)
+    return np.concatenate(parts), start, size

@@ -1,0 +1,140 @@
+"""What the simulator and the peers ask of a task, what a task asks of an engine, and how engines share the cores.
+
+Law: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one thread inside it. So
+results do not depend on the number of threads, bit for bit; two threads with whole nodes each are also faster than
+torch's own threads inside every small product.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rpel.kernels.pool import run
+
+Floats = NDArray[Any]  # float32 in training; float64 works too and serves the tests
+Indices = NDArray[np.int64]
+
+
+class Task(Protocol):
+    """A loss for every node, its stochastic gradient and its accuracy. Models are rows of one (h, d) array."""
+
+    d: int
+    """Number of parameters."""
+
+    def initial(self) -> NDArray[np.float32]:
+        """The common initial model (d,), from the seed."""
+
+    def local_state(self, h: int) -> NDArray[np.float32]:
+        """What stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first: (h, q)."""
+
+    def gradient(
+        self, x: Floats, local: Floats, ids: Indices, t: int, k: int, out: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Algorithm 1, lines 3-4: stochastic gradients (h, d) at x (h, d) of nodes ids (h,), and the new local state.
+
+        The batch comes from coordinates (seed, ("batch", k), t, node) and nothing else.
+        """
+
+    def evaluate(
+        self, x: Floats, local: Floats, subset: Indices | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Accuracy (h,) and loss (h,) of each model on the test examples `subset`, or on all of them."""
+
+    def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
+        """The gradient of F_H, the mean of the honest nodes' losses, at each model; on `size` examples if given."""
+
+
+class Engine(Protocol):
+    """Gradients and outputs of a few nodes, in the calling thread. Tensors are views of the caller's rows."""
+
+    serial: bool
+    """Whether units must not run side by side."""
+
+    def together(self, batch: int | None = None) -> int:
+        """How many nodes to hand over at once: with batches of that size of their own, or with common inputs."""
+
+    def gradient(
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+    ) -> None:
+        """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …) with labels (c, B).
+
+        local (c, q) is changed in place. `seeds` (c,) are for noise in the network. Without `train`: no noise, local
+        statistics used and left alone.
+        """
+
+    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode."""
+
+
+class Own(threading.local):
+    """What each thread keeps for itself; a copy, also one in another process, begins with nothing."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Own, ()
+
+
+def tensor(array: Floats) -> Tensor:
+    """The same memory as a tensor; torch warns of arrays that may not be written, but here nobody writes into x."""
+    with warnings.catch_warnings():
+        if not array.flags.writeable:
+            warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+class _Hold:
+    """How many calls hold torch to one thread now, and what to go back to."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.before = threading.Lock(), 0, 1
+
+
+_hold = _Hold()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Inside, torch uses one thread in the whole process; the last to leave restores what the first found.
+
+    >>> with one_torch_thread():
+    ...     torch.get_num_threads()
+    1
+    """
+    with _hold.lock:
+        if not _hold.calls:
+            _hold.before = torch.get_num_threads()
+        _hold.calls += 1
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _hold.lock:
+            _hold.calls -= 1
+            if not _hold.calls:
+                torch.set_num_threads(_hold.before)
+
+
+def share(work: Callable[[int], None], units: int, serial: bool = False) -> None:
+    """Call work(u) for u < units, on all threads that `rpel.kernels.pool` allows; in order and here if `serial`.
+
+    >>> seen = []; share(seen.append, 3); sorted(seen)
+    [0, 1, 2]
+    """
+
+    def some(first: int, last: int) -> None:
+        torch.set_num_threads(1)  # OpenMP keeps a number per thread, so each has to be told
+        for unit in range(first, last):
+            work(unit)
+
+    if serial:
+        for unit in range(units):
+            work(unit)
+        return
+    with one_torch_thread():
+        run(some, units)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rpel import planning, theory
 from rpel.config.spec import Spec
@@ -16,7 +16,6 @@ from rpel.config.spec import Spec
 if TYPE_CHECKING:
     from rpel.simulation.methods import Method
 
-_NOT_MEANING = {"name", "data_dir", "device", "threads", "out", "checkpoint_every", "seeds"}
 _OTHER_RULES = ("rpel", "all-to-all")  # the methods that take another rule than their own
 
 
@@ -143,7 +142,7 @@ def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None
     (True, False)
     """
     settled = settle(spec).spec
-    meaning: dict[str, Any] = {k: v for k, v in settled.model_dump().items() if k not in _NOT_MEANING}
+    meaning = settled.identity()
     if isinstance(settled.lr, float):
         meaning["lr"] = [[settled.rounds, settled.lr]]
     content = json.dumps([meaning, dict(data), dict(own or {})], sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,17 @@
+"""Version 0.1 stays readable: its hashes, its run folders (finished, unfinished, overflowed)."""
+
+import json
+
+import pytest
+
+from conftest import ROOT
+from rpel.config.spec import load
+from rpel.simulation.settle import settle, spec_hash
+
+OLD = ROOT / "tests" / "data" / "v0.1"
+HASHES = json.loads((OLD / "hashes.json").read_text())
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_preset_has_the_hash_it_had(name: str) -> None:
+    assert spec_hash(settle(load(name)).spec, {"a.gz": "0" * 64}) == HASHES[name]

@@ -107,7 +107,7 @@ def check_task(task: str) -> str:
     'clinic.training:task'
     >>> check_task("minst")
     Traceback (most recent call last):
-    ValueError: there is no task 'minst': the nearest is 'mnist' (of mnist-sample, mnist), and your own is written module:task
+    ValueError: there is no task 'minst': the nearest is 'mnist' (of mnist-sample, mnist), and your own is ...:task
     """
     if task not in BUILT_IN_TASKS and not _OWN_TASK.fullmatch(task):
         raise ValueError(

@@ -73,6 +73,9 @@ class Spec(Training):
     threads: Annotated[int | None, Identity.NEVER] = Field(None, description="threads (unset: as many as cores)", ge=1)
     out: Annotated[str, Identity.NEVER] = Field("runs", description="folder for run folders")
 
+    def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
+        super().__init__(**fields)
+
     @model_validator(mode="after")
     def _minority(self) -> Self:
         if 2 * self.byzantine >= self.nodes:

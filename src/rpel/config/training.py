@@ -92,6 +92,9 @@ class Training(Config):
     eval_every: int = Field(20, description="rounds between evaluations", ge=1)
     eval_size: int = Field(1000, description="test examples of an evaluation (the last round takes all)", ge=1)
 
+    def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
+        super().__init__(**fields)
+
     def rate(self, t: int) -> float:
         """The learning rate of round t = 1, 2, …
 

@@ -15,9 +15,8 @@ import typer
 from rpel.cli.reproduce import reproduce as command
 from rpel.config.spec import load
 from rpel.experiments import reproduce
-from rpel.experiments.extras import EXTRAS
-from rpel.experiments.panels import COLUMNS, PANELS, chosen, find
-from rpel.experiments.pictures import fraction_rows, read_rows, save
+from rpel.experiments.drawings import fraction_rows, read_rows, save
+from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.scales import ScaleName, shortened, sized, stamp
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.running import Tick

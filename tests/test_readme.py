@@ -13,8 +13,8 @@ import typer
 from conftest import ROOT
 from rpel.cli import app
 from rpel.config.spec import load
-from rpel.experiments.grid import read
 from rpel.experiments.panels import chosen
+from rpel.experiments.sweep import read
 
 README = (ROOT / "README.md").read_text()
 CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpel.experiments.grid import cells, read
-from rpel.experiments.sweep import Sweep
+from rpel.experiments.sweep import Sweep, cells, read
 
 SMALL = """
 preset = "quickstart"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rpel.cli import main
-from rpel.experiments.grid import read
-from rpel.experiments.sweep import Sweep
+from rpel.experiments.sweep import Sweep, read
 from rpel.simulation import events
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.run import Tick, resume, simulate

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from rpel.experiments.drawings import read_rows
 from rpel.experiments.panels import PANELS, SHARES, everything, find
-from rpel.experiments.pictures import read_rows
 from rpel.files import atomic
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"

@@ -46,10 +46,10 @@ def reproduce(
         _print_list(extra, as_json)
         return
     with display() as shown:
-        from rpel.experiments import reproduce as making
+        from rpel.experiments.reproduce import make, prepare
 
         folder = out or Path("reproduced") / scale
-        work = making.prepare(
+        work = prepare(
             names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, tensorboard=tensorboard,
             download=shown.download,
         )  # fmt: skip
@@ -57,7 +57,7 @@ def reproduce(
         if not _agreed(sum(needed.values()), yes, shown):
             raise typer.Exit(0)
         try:
-            made = making.make(work, needed, progress=_bar(shown), say=shown.say)
+            made = make(work, needed, progress=_bar(shown), say=shown.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
     _print(made, work, as_json)
@@ -80,16 +80,16 @@ def duration(seconds: float) -> str:
 
 
 def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
-    from rpel.experiments import reproduce as making
+    from rpel.experiments.reproduce import seconds_needed
 
     for name, why in work.missing.items():
         display.say(f"rpel: warning: {name} cannot be made: {why}")
     todo, all_runs = len(work.open), len(work.specs)
     if todo:
         display.say(
-            f"panels: {len(work.pieces)}, runs: {all_runs}, finished before: {all_runs - todo}; measuring rounds"
+            f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {all_runs - todo}; measuring rounds"
         )
-    needed = making.seconds_needed(work)
+    needed = seconds_needed(work)
     if todo:
         display.say(f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)")
     return needed
@@ -122,8 +122,7 @@ def _agreed(seconds: float, yes: bool, display: "RunDisplay") -> bool:
 
 
 def _print_list(extra: bool, as_json: bool) -> None:
-    from rpel.experiments.extras import EXTRAS
-    from rpel.experiments.panels import PANELS
+    from rpel.experiments.panels import EXTRAS, PANELS
 
     rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
     if as_json:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from rpel.cli.reproduce import duration
 from rpel.cli.run import TensorBoard
-from rpel.experiments.grid import read
-from rpel.experiments.sweep import State, Sweep
+from rpel.experiments.sweep import State, Sweep, read
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24

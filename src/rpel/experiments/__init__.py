@@ -1,1 +1,1 @@
-"""Experiments: what a run is (spec), how it is run, kept and continued (run, folder), and what it shows (result)."""
+"""Experiments: the panels of the paper and beyond it, reproduced at some scale; sweeps; the fixed-graph baseline."""

@@ -1,8 +1,8 @@
-"""Every figure and panel of the paper as data: which curves it shows and which runs stand behind each of them.
+"""Panels as data: those of the paper's figures, and some beyond it; which curves, and which runs behind each of them.
 
-Laws: a panel says what is run, never how; its settings are a preset's, changed only where the figure's caption says so,
-so a curve's run is the very run that ``rpel run`` makes; panels that show the same runs (mean and worst) name them
-alike, so nothing is run twice. The paper prints no grid for its comparisons: REFERENCE's is used.
+Invariants: a panel says what is run, never how; its runs are a preset's, changed only where the figure's caption says
+so, so a curve's run is the one that ``rpel run`` makes; panels that show the same runs (mean and worst) name them
+alike, so nothing is run twice. The paper prints no grid for its comparisons; ours is in docs/results/paper.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -74,41 +74,6 @@ class Panel:
 
 COLUMNS = {1: 2, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2}
 """Panels side by side in the paper's figures that have several."""
-
-
-def find(name: str) -> Panel:
-    """The panel of that name.
-
-    >>> find("mnist-lef")
-    Traceback (most recent call last):
-    ValueError: there is no panel 'mnist-lef'; the nearest is 'mnist-left' (rpel reproduce --list shows all)
-    """
-    known = {panel.name: panel for panel in everything()}
-    if name not in known:
-        raise ValueError(
-            f"there is no panel {name!r}; {nearest(name, [*known, 'all', 'extra'])} (rpel reproduce --list shows all)"
-        )
-    return known[name]
-
-
-def chosen(names: Iterable[str]) -> list[Panel]:
-    """The panels of these names, each once; "all" is the paper, "extra" what goes beyond it.
-
-    >>> len(chosen(["all", "mnist-left"]))
-    60
-    """
-    from rpel.experiments.extras import EXTRAS
-
-    groups = {"all": PANELS, "extra": EXTRAS}
-    found = [panel for name in names for panel in (groups[name] if name in groups else (find(name),))]
-    return list({panel.name: panel for panel in found}.values())
-
-
-def everything() -> tuple[Panel, ...]:
-    """The paper's panels, then those beyond it."""
-    from rpel.experiments.extras import EXTRAS  # which is made of the records above
-
-    return PANELS + EXTRAS
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
@@ -226,3 +191,114 @@ def _others() -> list[Panel]:
 
 PANELS: tuple[Panel, ...] = (*_main(), *_comparisons(), *_cifar10(), *_others())
 """The paper's sixty panels in its order."""
+
+
+# --- beyond the paper ------------------------------------------------------------------------------------------------
+
+_EXTRA_PRESET = "mnist-30"
+
+
+def _beyond(name: str, title: str, curves: Iterable[Curve], kind: Kind = "accuracy", xlabel: str = "") -> Panel:
+    return Panel(f"extra-{name}", "Beyond the paper", title, kind, tuple(curves), xlabel=xlabel)
+
+
+def _swept(points: Iterable[tuple[float, dict[str, Any]]]) -> list[Curve]:
+    """A line under ALIE and one under FOE, a point for each value."""
+    return [
+        Curve(label, _EXTRA_PRESET, {**changes, "attack": "none" if changes.get("byzantine") == 0 else attack}, x=x)
+        for label, attack in (("ALIE", "alie"), ("FOE", "foe"))
+        for x, changes in points
+    ]
+
+
+def _pull() -> Panel:
+    """Below s = 12 the plan's b_hat = 6 is no minority: the largest that is one is taken."""
+    points = [(s, {"pull": s, "b_hat": min(6, s // 2)}) for s in (4, 6, 8, 10, 12, 15, 20, 29)]
+    title = "sensitivity to s: n = 30, b = 6, b̂ = min(6, ⌊s/2⌋)"
+    return _beyond("pull", title, _swept(points), "final", "pulled peers s")
+
+
+def _b_hat() -> Panel:
+    points = [(k, {"b_hat": k}) for k in range(8)]
+    return _beyond("b-hat", "a wrong b̂: n = 30, b = 6, s = 15", _swept(points), "final", "b̂ that the nodes assume")
+
+
+def _breakdown() -> Panel:
+    points = [(b, {"byzantine": b, "b_hat": 6}) for b in range(0, 15, 2)]
+    title = "breakdown: n = 30, plan fixed at s = 15, b̂ = 6"
+    return _beyond("breakdown", title, _swept(points), "final", "nodes that are really hostile")
+
+
+def _cost() -> Panel:
+    quiet = {"byzantine": 0, "attack": "none"}
+    curves = [Curve(f"RPEL, b̂ = {k}", _EXTRA_PRESET, {**quiet, "b_hat": k}) for k in (0, 3, 6)]
+    curves.append(Curve("push, plain mean", _EXTRA_PRESET, {**quiet, "method": "el-local", "b_hat": 0}))
+    return _beyond("cost", "cost of robustness: n = 30, s = 15, nobody attacks", curves)
+
+
+def _strongest() -> Panel:
+    fixed = [Curve("ALIE, z = 1.5", _EXTRA_PRESET, {"attack": "alie"})]
+    searched = [
+        Curve(f"strongest {label}", _EXTRA_PRESET, {"attack": "strongest", "attack_params": {"of": name}})
+        for label, name in (("ALIE", "alie"), ("FOE", "foe"), ("IPM", "ipm"), ("Dissensus", "dissensus"))
+    ]
+    return _beyond("strongest", "adaptive attacks: n = 30, b = 6, s = 15", fixed + searched)
+
+
+def _stragglers() -> Panel:
+    """s = 18 = 3 b_hat: a round still aggregates when every hostile peer stays silent."""
+    settings: dict[str, dict[str, Any]] = {
+        "all answer, ALIE": {},
+        "10 % late, ALIE": {"no_show": 0.1},
+        "20 % late, ALIE": {"no_show": 0.2},
+        "hostile silent": {"silent": True},
+        "hostile silent, 10 % late": {"silent": True, "no_show": 0.1},
+    }
+    curves = [Curve(label, _EXTRA_PRESET, {"pull": 18, **changes}) for label, changes in settings.items()]
+    return _beyond("stragglers", "stragglers and silent adversaries: n = 30, b = 6, s = 18", curves)
+
+
+def _bytes() -> Panel:
+    sizes = [Curve(f"RPEL, s = {s}", _EXTRA_PRESET, {"pull": s}) for s in (12, 15)]
+    everybody = [Curve("all-to-all", _EXTRA_PRESET, {"method": "all-to-all", "pull": 29})]
+    graphs = {**{label: name for label, name in RIVALS.items() if name != "rpel"}, "RTC": "rtc"}
+    fixed = [Curve(f"{label}, s = 15", _EXTRA_PRESET, {"method": name}) for label, name in graphs.items()]
+    return _beyond("bytes", "accuracy against bytes: n = 30, b = 6, ALIE", sizes + everybody + fixed, "bytes")
+
+
+EXTRAS: tuple[Panel, ...] = (_pull(), _b_hat(), _breakdown(), _cost(), _strongest(), _stragglers(), _bytes())
+"""Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes."""
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+
+
+def find(name: str) -> Panel:
+    """The panel of that name.
+
+    >>> find("mnist-lef")
+    Traceback (most recent call last):
+    ValueError: there is no panel 'mnist-lef'; the nearest is 'mnist-left' (rpel reproduce --list shows all)
+    """
+    known = {panel.name: panel for panel in everything()}
+    if name not in known:
+        raise ValueError(
+            f"there is no panel {name!r}; {nearest(name, [*known, 'all', 'extra'])} (rpel reproduce --list shows all)"
+        )
+    return known[name]
+
+
+def chosen(names: Iterable[str]) -> list[Panel]:
+    """The panels of these names, each once; "all" is the paper, "extra" what goes beyond it.
+
+    >>> len(chosen(["all", "mnist-left"]))
+    60
+    """
+    groups = {"all": PANELS, "extra": EXTRAS}
+    found = [panel for name in names for panel in (groups[name] if name in groups else (find(name),))]
+    return list({panel.name: panel for panel in found}.values())
+
+
+def everything() -> tuple[Panel, ...]:
+    """The paper's panels, then those beyond it."""
+    return PANELS + EXTRAS

@@ -1,42 +1,41 @@
 """Make panels: run what is missing, write numbers, pictures and an index.
 
-Laws: a run that is finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written as soon as its
-runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named with its reason
-and does not stop the rest.
+Invariants: a run that is finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written as soon as
+its runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named with its
+reason and does not stop the rest.
 """
 
 import csv
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rpel.config.spec import Spec
-from rpel.experiments import estimate
-from rpel.experiments import pictures as panels
+from rpel.experiments import drawings
 from rpel.experiments.panels import PANELS, Panel, chosen
 from rpel.experiments.scales import ScaleName, Sized, checked, sized
 from rpel.files import atomic
-from rpel.simulation.environment import versions
+from rpel.simulation.environment import pinned, versions
 from rpel.simulation.events import check
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.hearing import Ear
 from rpel.simulation.material import Download, Material, Own, gather
 from rpel.simulation.result import Result
 from rpel.simulation.run import run
-from rpel.simulation.running import Progress
+from rpel.simulation.running import Progress, Running
 from rpel.simulation.settle import settle, spec_hash
 
-Row = panels.Row
-Told = Callable[[str], None]
-"""Hears a sentence."""
+Row = drawings.Row
+Say = Callable[[str], None]
+"""Takes a sentence for the user."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class PanelRuns:
     """A panel, its runs' folders curve by curve, and their specifications."""
 
     sized: Sized
@@ -60,10 +59,10 @@ class Work:
 
     out: Path
     scale: ScaleName
-    pieces: tuple[Piece, ...]
+    panels: tuple[PanelRuns, ...]
     specs: dict[Path, Spec]
     missing: dict[str, str]
-    shelf: "Shelf"
+    datasets: "Datasets"
     tensorboard: bool = False
     of_another_version: list[str] = field(default_factory=list)
 
@@ -73,7 +72,7 @@ class Work:
         return {path: spec for path, spec in self.specs.items() if RunFolder(path).certificate() is None}
 
 
-class Shelf:
+class Datasets:
     """The data sets, each loaded, or found to be missing, once."""
 
     def __init__(self, download: Download | None) -> None:
@@ -114,43 +113,123 @@ def prepare(
     if not wanted:
         raise ValueError("name a panel, or all: rpel reproduce --list shows the names")
     where = {"out": str(Path(out) / "runs"), "data_dir": data_dir, "threads": threads}
-    shelf = Shelf(download)
-    pieces: list[Piece] = []
+    datasets = Datasets(download)
+    panels: list[PanelRuns] = []
     missing: dict[str, str] = {}
     specs: dict[Path, Spec] = {}
     for panel in wanted:
         try:
-            piece, mine = _piece(sized(panel, size, part, **where), shelf)
+            panel_runs, mine = _panel_runs(sized(panel, size, part, **where), datasets)
         except ValueError as error:
             missing[panel.name] = str(error)
             continue
-        pieces.append(piece)
+        panels.append(panel_runs)
         specs |= mine
-    if not pieces:
+    if not panels:
         raise ValueError(next(iter(missing.values())))
-    return Work(Path(out), size, tuple(pieces), specs, missing, shelf, tensorboard)
+    return Work(Path(out), size, tuple(panels), specs, missing, datasets, tensorboard)
 
 
-def _piece(asked: Sized, shelf: Shelf) -> tuple[Piece, dict[Path, Spec]]:
+def _panel_runs(asked: Sized, datasets: Datasets) -> tuple[PanelRuns, dict[Path, Spec]]:
     specs: dict[Path, Spec] = {}
     paths = []
     for curve in asked.runs:
-        mine = {_folder(spec, shelf): spec for spec in curve}
+        mine = {_folder(spec, datasets): spec for spec in curve}
         paths.append(tuple(mine))
         specs |= mine
-    return Piece(asked, tuple(paths)), specs
+    return PanelRuns(asked, tuple(paths)), specs
 
 
-def _folder(spec: Spec, shelf: Shelf) -> Path:
+def _folder(spec: Spec, datasets: Datasets) -> Path:
     """Where :func:`rpel.simulation.run.run` will keep it."""
-    return Path(spec.out) / f"{spec.name}-{spec_hash(settle(spec).spec, shelf.take(spec).dataset.checksums)}"
+    return Path(spec.out) / f"{spec.name}-{spec_hash(settle(spec).spec, datasets.take(spec).dataset.checksums)}"
 
 
 def seconds_needed(work: Work) -> dict[Path, float]:
     """For each open run the seconds it will take, from rounds measured now."""
     todo = work.open
-    measured = estimate.costs(todo.values(), work.shelf.held)
-    return {path: measured[estimate.kind(spec)].seconds(spec) for path, spec in todo.items()}
+    measured = costs(todo.values(), work.datasets.held)
+    return {path: measured[kind(spec)].seconds(spec) for path, spec in todo.items()}
+
+
+# --- how long it takes: measured on real rounds of each kind of run ---------------------------------------------------
+
+_TIMED = 2
+"""Rounds that are timed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a kind of run takes: to begin, for a round, to evaluate, and to evaluate on all test examples."""
+
+    start: float
+    round: float
+    evaluation: float
+    last: float
+
+    def seconds(self, spec: Spec) -> float:
+        """A whole run.
+
+        >>> Cost(start=1.0, round=0.5, evaluation=0.1, last=2.0).seconds(Spec(rounds=60, eval_every=20))
+        33.2
+        """
+        return round(self.start + spec.rounds * self.round + self._evaluations(spec) * self.evaluation + self.last, 6)
+
+    @staticmethod
+    def _evaluations(spec: Spec) -> int:
+        return (spec.rounds - 1) // spec.eval_every
+
+
+def kind(spec: Spec) -> str:
+    """Runs of one kind cost about the same; the most expensive of them is measured.
+
+    >>> kind(Spec(nodes=30, local_steps=3))
+    'mnist-sample with mnist, n = 30, batch 25, 3 local steps'
+    """
+    searched = ", adaptive attack" if spec.attack == "strongest" else ""
+    steps = f"{spec.local_steps} local step{'s' * (spec.local_steps > 1)}"
+    return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
+
+
+def measure(spec: Spec, material: Material) -> Cost:
+    """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
+    with pinned(spec.threads) as threads:
+        begun = time.perf_counter()
+        running = Running(settle(spec), material, None, None, threads)
+        start = time.perf_counter() - begun
+        running.simulation.step(measured=False)
+        steps = _timed(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
+        evaluation = _timed(lambda: running.simulation.evaluate(running.subset))
+    share = len(material.dataset.test_y) / len(running.subset)
+    return Cost(start, steps / _TIMED, evaluation, evaluation * share)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def costs(specs: Iterable[Spec], materials: Mapping[str, Material]) -> dict[str, Cost]:
+    """The measured cost of each kind among these runs."""
+    dearest: dict[str, Spec] = {}
+    for spec in specs:
+        held = dearest.setdefault(kind(spec), spec)
+        if _dearness(spec) > _dearness(held):
+            dearest[kind(spec)] = spec
+    return {name: _measured(spec, materials[spec.dataset]) for name, spec in dearest.items()}
+
+
+def _measured(spec: Spec, material: Material) -> Cost:
+    """Nothing for a run that cannot begin: it will say so itself, and the others go on."""
+    try:
+        return measure(spec, material)
+    except ValueError:
+        return Cost(0.0, 0.0, 0.0, 0.0)
+
+
+def _dearness(spec: Spec) -> tuple[int, bool, int]:
+    return spec.pull or 0, spec.attack in ("alie", "strongest"), -spec.byzantine
 
 
 # --- at work ---------------------------------------------------------------------------------------------------------
@@ -161,27 +240,27 @@ def make(
     needed: dict[Path, float] | None = None,
     *,
     progress: Progress | None = None,
-    say: Told = lambda sentence: None,
+    say: Say = lambda sentence: None,
 ) -> list[dict[str, Any]]:
     """Run what is open, write each panel when its runs are there; returns the index entries of the panels made.
 
     What failed is added to ``work.missing``. Ctrl-C saves the run on its way and passes on.
     """
-    work.shelf.held.clear()  # a run loads its own
+    work.datasets.held.clear()  # a run loads its own
     clock = Clock(dict(needed or {}))
     finished: dict[Path, list[Row]] = {}
     made = []
-    for piece in work.pieces:
+    for panel_runs in work.panels:
         try:
-            for path in piece.runs:
+            for path in panel_runs.runs:
                 if path not in finished:
-                    finished[path] = panels.run_rows(_result(work, path, clock, progress, say))
+                    finished[path] = drawings.run_rows(_result(work, path, clock, progress, say))
         except ValueError as error:
-            work.missing[piece.panel.name] = str(error)
-            say(f"{piece.panel.name} cannot be made: {error}")
+            work.missing[panel_runs.panel.name] = str(error)
+            say(f"{panel_runs.panel.name} cannot be made: {error}")
             continue
-        made.append(_write(work, piece, finished))
-    for number in dict.fromkeys(piece.panel.number for piece in work.pieces):
+        made.append(_write(work, panel_runs, finished))
+    for number in dict.fromkeys(panel_runs.panel.number for panel_runs in work.panels):
         _write_together(work, number)
     if work.of_another_version:
         count, example = len(work.of_another_version), work.of_another_version[0]
@@ -203,7 +282,7 @@ class Clock:
         return sum(self.needed.values()) * (self.spent / self.expected if self.expected else 1.0)
 
 
-def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say: Told) -> Result:
+def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say: Say) -> Result:
     folder = RunFolder(path, work.tensorboard)
     proof = folder.certificate()
     if proof is not None:
@@ -226,16 +305,16 @@ def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-def _write(work: Work, piece: Piece, finished: dict[Path, list[Row]]) -> dict[str, Any]:
+def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -> dict[str, Any]:
     """NAME.csv, NAME.svg, NAME.png and the entry of the index."""
-    panel, note = piece.panel, piece.sized.note
+    panel, note = panel_runs.panel, panel_runs.sized.note
     if panel.kind == "fraction":
-        rows = panels.fraction_rows(panel)
+        rows = drawings.fraction_rows(panel)
     else:
-        both = zip(panel.curves, piece.paths, strict=True)
-        rows = [row for curve, paths in both for row in panels.curve_rows(panel, curve, [finished[p] for p in paths])]
+        both = zip(panel.curves, panel_runs.paths, strict=True)
+        rows = [row for curve, paths in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in paths])]
     _write_csv(work.out / f"{panel.name}.csv", rows)
-    panels.save(panel, rows, note, work.out / panel.name)
+    drawings.save(panel, rows, note, work.out / panel.name)
     entry = {
         "name": panel.name,
         "figure": panel.figure,
@@ -243,7 +322,7 @@ def _write(work: Work, piece: Piece, finished: dict[Path, list[Row]]) -> dict[st
         "scale": work.scale,
         "note": note,
         "files": [f"{panel.name}.{suffix}" for suffix in ("csv", "svg", "png")],
-        "runs": [path.relative_to(work.out).as_posix() for path in piece.runs],
+        "runs": [path.relative_to(work.out).as_posix() for path in panel_runs.runs],
     }
     kept = {old["name"]: old for old in _index(work.out)} | {panel.name: entry}
     with atomic(work.out / "index.json") as file:
@@ -270,7 +349,9 @@ def _write_together(work: Work, number: str) -> None:
     """The paper's figure with several panels, from those of this scale that are there."""
     together = [panel for panel in PANELS if panel.number == number]
     notes = {old["name"]: old["note"] for old in _index(work.out) if old["scale"] == work.scale}
-    there = {panel.name: panels.read_rows(work.out / f"{panel.name}.csv") for panel in together if panel.name in notes}
+    there = {
+        panel.name: drawings.read_rows(work.out / f"{panel.name}.csv") for panel in together if panel.name in notes
+    }
     if len(together) > 1 and there:
         note = "; ".join(dict.fromkeys(notes[name] for name in there))
-        panels.save_together(together, there, note, work.out / number)
+        drawings.save_together(together, there, note, work.out / number)

@@ -1,0 +1,51 @@
+"""The site: `make docs` builds it into site/; notebooks are executed, warnings and dead links are errors."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rpel.version import __version__
+
+project = "rpel"
+author = "The rpel authors"
+copyright = "The rpel authors, MIT licence"
+release = version = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "_ext.generated",
+]
+exclude_patterns = ["results/paper", "_ext", "_generated"]
+templates_path: list[str] = []
+
+html_theme = "furo"
+html_title = f"rpel {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = [("pull.js", {"defer": "defer"})]
+html_copy_source = False
+html_show_sourcelink = False
+
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
+myst_heading_anchors = 3
+mathjax_path = ""  # formulas are written as text and HTML: the site asks no other server for anything
+
+# A notebook that fails fails the build. Each page runs in a folder of its own, so pages cannot lean on each other.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 900
+nb_execution_in_temp = True
+nb_execution_show_tb = True
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+suppress_warnings = ["mystnb.unknown_mime_type"]
+nitpicky = False

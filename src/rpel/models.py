@@ -3,7 +3,8 @@
 ``C(20)-R-M-C(20)-R-M-L(500)-R-L(10)-S`` reads: C(n) convolution to n channels, R rectifier, M max pooling by 2, B batch
 normalisation, D dropout, L(n) linear to n values (images are flattened before the first), S log-softmax.
 
-Law: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay with their node.
+Invariant: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay with their
+node.
 """
 
 import re

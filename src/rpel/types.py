@@ -7,7 +7,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Models = NDArray[Any]
+Floats = NDArray[Any]
+"""float32 in training; float64 works too and serves the tests."""
+
+Models = Floats
 """(rows, d) models, float32 (or float64 in tests), one per row."""
 
 Integers = NDArray[np.int64]

@@ -1,6 +1,7 @@
-"""CIFAR-10's batches: pickles, read without letting a pickle name anything but NumPy's arrays.
+"""CIFAR-10's batches: pickles, read without letting a pickle name anything but NumPy's arrays; and crops of its images.
 
-Law: no byte reaches the unpickler before its MD5 is known to be right, and the unpickler could not run code even then.
+Invariant: no byte reaches the unpickler before its MD5 is known to be right, and the unpickler could not run code even
+then.
 """
 
 import io
@@ -120,3 +121,24 @@ def read_batches(
     test_x, test_y = parse_batch(members["test_batch"], "test_batch")
     train_x, train_y = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
     return (train_x, train_y, test_x, test_y), {f"{FOLDER}/{name}": sha256(members[name]) for name in MEMBERS}
+
+
+def crop_flip(images: NDArray[np.uint8], uniform: NDArray[np.floating], padding: int = 4) -> NDArray[np.uint8]:
+    """Random crops of the original size after padding with black, each mirrored with probability one half.
+
+    images (N, C, H, W); uniform (N, 3) in [0, 1): row offset, column offset, mirror. Padding comes before
+    normalisation, as in the published recipe, so it is black and not the mean colour.
+
+    >>> image = np.arange(1, 5, dtype=np.uint8).reshape(1, 1, 2, 2)
+    >>> crop_flip(image, np.array([[0.5, 0.5, 0.9]]), padding=1)[0, 0]
+    array([[2, 1],
+           [4, 3]], dtype=uint8)
+    """
+    n, _, height, width = images.shape
+    padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    top, left = ((uniform[:, k] * (2 * padding + 1)).astype(np.int64)[:, None] for k in (0, 1))
+    rows = top + np.arange(height)
+    columns = left + np.arange(width)
+    columns = np.where(uniform[:, 2:] < 0.5, columns, columns[:, ::-1])
+    picked: NDArray[np.uint8] = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return np.ascontiguousarray(picked.transpose(0, 3, 1, 2))

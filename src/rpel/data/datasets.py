@@ -1,7 +1,7 @@
 """Data sets by name: found in a folder, in the cache, or downloaded; checked, and returned as compact arrays.
 
-Laws: images stay uint8 as published and are normalised by whoever trains; every source file's SHA-256 travels with the
-arrays; a file that is not the published one is never used.
+Invariants: images stay uint8 as published and are normalised by whoever trains; every source file's SHA-256 travels
+with the arrays; a file that is not the published one is never used.
 """
 
 import os
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.data import cifar, idx, leaf
-from rpel.data.download import Progress, Remote, fetch
-from rpel.data.files import DataError, cache_folder, search_folders, sha256
+from rpel.data.files import DataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
 from rpel.data.idx import Digests
 from rpel.errors import nearest
 
@@ -67,10 +66,10 @@ MNIST_DIGESTS = (
     Digests("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
 )
 FASHION_DIGESTS = (
-    Digests("8d4fb7e6c68d591d4c3dfef9ec88bf0d", None),
-    Digests("25c81989df183df01b3e8a0aad5dffbe", None),
-    Digests("bef4ecab320f06d8554ea6380940ec79", None),
-    Digests("bb300cfdad3c16e7a12a480ee83cd310", None),
+    Digests("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+    Digests("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+    Digests("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+    Digests("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
 )
 SAMPLE_DIGESTS = (
     Digests(None, "e07065aa00c34f3e5d6b97dc6b181484"),

@@ -1,6 +1,6 @@
 """IDX files, the format of MNIST and Fashion-MNIST, gzipped or unpacked, checked before a pixel is used.
 
-Law: what is returned has exactly the shape its header promises, and belongs to the digest it is known by.
+Invariant: what is returned has exactly the shape its header promises, and belongs to the digest it is known by.
 """
 
 import gzip
@@ -30,10 +30,10 @@ _UNSIGNED_BYTE = 8
 
 @dataclass(frozen=True)
 class Digests:
-    """MD5 of one file, packed as published and unpacked; None where the digest is not known."""
+    """MD5 of one file, packed as published (None: not published packed) and unpacked."""
 
     packed: str | None
-    unpacked: str | None
+    unpacked: str
 
 
 def parse(content: bytes, name: str = "the file") -> NDArray[np.uint8]:
@@ -81,16 +81,8 @@ def unpack(content: bytes, name: str = "the file") -> bytes:
 
 
 def verify(stored: bytes, content: bytes, known: Digests, name: str) -> None:
-    """Refuse a file that is neither the published one nor a re-packed copy with the same content.
-
-    An unpacked file whose unpacked digest is not known passes: only its structure can be checked.
-    """
-    packed = stored[:2] == _GZIP
-    if packed and md5(stored) == known.packed:
-        return
-    if known.unpacked is None and not packed:
-        return
-    if known.unpacked is None or md5(content) != known.unpacked:
+    """Refuse a file that is neither the published one nor the same content, unpacked or packed in another way."""
+    if md5(stored) != known.packed and md5(content) != known.unpacked:
         raise DataError(f"{name} is not the published file: its MD5 is {md5(stored)}")
 
 

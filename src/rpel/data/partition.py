@@ -1,6 +1,6 @@
 """Who holds which training examples: Dirichlet, independent, by writer, or virtual (more nodes than examples).
 
-Laws of the first three: no example is held twice, none is lost, every node can fill one batch.
+Invariants of the first three: no example is held twice, none is lost, every node can fill one batch.
 """
 
 import heapq
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.randomness import stream
+from rpel.types import Integers
 
-Indices = NDArray[np.int64]
 _REDRAWS = 100
 
 
-def dirichlet(labels: Indices, nodes: int, alpha: float, batch: int, seed: int) -> list[Indices]:
-    """Indices held by each node: every class is cut among the nodes by shares q ~ Dir(α·1).
+def dirichlet(labels: Integers, nodes: int, alpha: float, batch: int, seed: int) -> list[Integers]:
+    """Integers held by each node: every class is cut among the nodes by shares q ~ Dir(α·1).
 
     Redrawn while a node has less than one batch, at most 100 times.
 
@@ -37,8 +37,8 @@ def dirichlet(labels: Indices, nodes: int, alpha: float, batch: int, seed: int) 
     )
 
 
-def _dirichlet_once(labels: Indices, nodes: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
-    held: list[list[Indices]] = [[] for _ in range(nodes)]
+def _dirichlet_once(labels: Integers, nodes: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
+    held: list[list[Integers]] = [[] for _ in range(nodes)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(nodes, alpha))
@@ -48,8 +48,8 @@ def _dirichlet_once(labels: Indices, nodes: int, alpha: float, rng: np.random.Ge
     return [np.concatenate(parts) for parts in held]
 
 
-def iid(labels: Indices, nodes: int, batch: int, seed: int) -> list[Indices]:
-    """Indices held by each node: all examples shuffled and dealt in parts whose sizes differ by at most one.
+def iid(labels: Integers, nodes: int, batch: int, seed: int) -> list[Integers]:
+    """Integers held by each node: all examples shuffled and dealt in parts whose sizes differ by at most one.
 
     >>> [len(part) for part in iid(np.zeros(10, np.int64), nodes=3, batch=2, seed=0)]
     [4, 3, 3]
@@ -58,8 +58,8 @@ def iid(labels: Indices, nodes: int, batch: int, seed: int) -> list[Indices]:
     return np.array_split(stream(seed, ("partition", 0)).permutation(len(labels)), nodes)
 
 
-def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -> list[Indices]:
-    """Indices held by each node: whole writers, in random order, each to the node that holds least so far.
+def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -> list[Integers]:
+    """Integers held by each node: whole writers, in random order, each to the node that holds least so far.
 
     >>> [part.tolist() for part in by_writer(np.array([7, 7, 8, 9, 9, 8]), nodes=3, batch=2, seed=0)]
     [[2, 5], [0, 1], [3, 4]]
@@ -69,7 +69,7 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
     if len(first) < nodes:
         raise ValueError(f"{len(first)} writers cannot be dealt to {nodes} nodes: each node needs one of its own")
     groups = np.split(np.argsort(writers, kind="stable"), np.cumsum(counts)[:-1])
-    held: list[list[Indices]] = [[] for _ in range(nodes)]
+    held: list[list[Integers]] = [[] for _ in range(nodes)]
     least = [(0, node) for node in range(nodes)]
     for writer in stream(seed, ("partition", 0)).permutation(len(groups)):
         size, node = heapq.heappop(least)
@@ -86,12 +86,12 @@ class Virtual:
 
     mixture: NDArray[np.float64]
     """(nodes, classes), rows sum to one."""
-    pool: Indices
+    pool: Integers
     """(N,) examples sorted by class."""
-    start: Indices
+    start: Integers
     """(classes + 1,) where each class's pool begins, and the end."""
 
-    def draw(self, uniform: NDArray[np.floating], nodes: Indices | None = None) -> Indices:
+    def draw(self, uniform: NDArray[np.floating], nodes: Integers | None = None) -> Integers:
         """A batch for each node: uniform (h, batch, 2) in [0, 1) gives example indices (h, batch).
 
         The first number chooses the class by the node's mixture, the second the example in the class's pool. ``nodes``
@@ -112,17 +112,17 @@ class Virtual:
         label = np.minimum(label, _last_present(mixture)[:, None])
         size = self.start[label + 1] - self.start[label]
         offset = np.minimum((uniform[..., 1] * size).astype(np.int64), size - 1)
-        drawn: Indices = self.pool[self.start[label] + offset]
+        drawn: Integers = self.pool[self.start[label] + offset]
         return drawn
 
 
-def _last_present(mixture: NDArray[np.float64]) -> Indices:
+def _last_present(mixture: NDArray[np.float64]) -> Integers:
     """The last class with a positive share in each row."""
-    last: Indices = mixture.shape[1] - 1 - np.argmax(mixture[:, ::-1] > 0, axis=1)
+    last: Integers = mixture.shape[1] - 1 - np.argmax(mixture[:, ::-1] > 0, axis=1)
     return last
 
 
-def virtual(labels: Indices, nodes: int, alpha: float, seed: int) -> Virtual:
+def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
     """A class mixture q ~ Dir(α·1) for each node over the classes that occur, and the pools to draw from.
 
     >>> shared = virtual(np.arange(100) % 10, nodes=100_000, alpha=1.0, seed=0)
@@ -139,7 +139,7 @@ def virtual(labels: Indices, nodes: int, alpha: float, seed: int) -> Virtual:
     return Virtual(mixture, np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
 
 
-def balanced_subset(labels: Indices, size: int, seed: int) -> Indices:
+def balanced_subset(labels: Integers, size: int, seed: int) -> Integers:
     """``size`` indices in rising order, class counts as equal as the data allow; all indices if there are no more.
 
     >>> subset = balanced_subset(np.arange(100) % 10, 20, seed=0)

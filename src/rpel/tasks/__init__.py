@@ -1,8 +1,7 @@
 """Tasks: what the nodes learn. `Task` is what the simulator and the peers ask for, `Classification` is one.
 
-`base` (the protocols, and who computes what), `examples` (batches by coordinates), `classification` (the task), and the
-engines: `autograd` (any torch module, the plain twin), `convolution` with `windows` and `instructions`, and `linear`
-for the forms that `layers` recognises.
+`task` (the protocols, and who computes what), `batches` (examples by coordinates), `classification` (the task), and the
+engines: `autograd` (any torch module, the plain twin), `convolution` and `linear` for the forms that `layers` knows.
 """
 
 from rpel.tasks.classification import Classification

@@ -1,6 +1,6 @@
 """Any torch module, by autograd: the plain twin of the other engines, and the engine for everything they do not know.
 
-Laws:
+Invariants:
 - the caller's module is never touched: each thread works on a copy of its own, into which a node's row is loaded;
 - buffers (BatchNorm's statistics) are loaded from the node's local state and written back after training;
 - dropout draws from a generator seeded for the node. A module that draws random numbers in any other way is found out

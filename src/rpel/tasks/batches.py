@@ -1,6 +1,6 @@
 """Which examples a node sees in which step, and those examples as numbers.
 
-Laws:
+Invariants:
 - the batch of node i in round t, local step k depends on (seed, ("batch", k), t, i) alone: any step replays by itself.
   That is why a batch is drawn from the shard with replacement: going through the shard in epochs would make a round
   depend on the rounds before it;
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.data import Dataset, Virtual, crop_flip
+from rpel.kernels.cache import compiled
 from rpel.randomness import draws, stream
-from rpel.tasks.instructions import stored
-from rpel.tasks.task import Indices
+from rpel.types import Integers
 
-Shards = Sequence[Indices] | Mapping[int, Indices] | Virtual
+Shards = Sequence[Integers] | Mapping[int, Integers] | Virtual
 
 
-@stored
+@compiled
 def _normalise(images: Any, rows: Any, scale: Any, shift: Any, out: Any) -> None:
     """out[r, j] = images[rows[r], j] · scale[j] + shift[j]."""
     kind = scale.dtype.type
@@ -50,7 +50,7 @@ class Examples:
         self.scale = np.broadcast_to(1 / (255 * std), dataset.shape).ravel()
         self.shift = np.broadcast_to(-mean / std, dataset.shape).ravel()
 
-    def indices(self, ids: Indices, t: int, k: int) -> Indices:
+    def indices(self, ids: Integers, t: int, k: int) -> Integers:
         """The batches (h, batch_size) of nodes ids (h,) in round t, local step k: uniform over each node's examples."""
         numbers = 1 if self.virtual is None else 2
         uniform = draws(self.seed, ("batch", k), t, ids, numbers * self.batch_size)
@@ -62,17 +62,17 @@ class Examples:
         drawn[~own] = self._from_table(uniform[~own, : self.batch_size], ids[~own])
         return drawn
 
-    def _from_table(self, uniform: NDArray[np.float64], ids: Indices) -> Indices:
+    def _from_table(self, uniform: NDArray[np.float64], ids: Integers) -> Integers:
         known = (ids >= 0) & (ids < len(self.size))
         if not known.all() or not self.size[ids].all():
             missing = next(int(i) for i in ids if not 0 <= i < len(self.size) or not self.size[i])
             raise ValueError(f"node {missing} holds no examples")
         size = self.size[ids][:, None]
         offset = np.minimum((uniform * size).astype(np.int64), size - 1)
-        drawn: Indices = self.pool[self.start[ids][:, None] + offset]
+        drawn: Integers = self.pool[self.start[ids][:, None] + offset]
         return drawn
 
-    def train(self, rows: Indices, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
+    def train(self, rows: Integers, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
         """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that."""
         flat = rows.ravel()
         if coins is None:
@@ -82,24 +82,24 @@ class Examples:
             found = self._numbers(varied, np.arange(len(flat)), dtype)
         return found.view(*rows.shape, *found.shape[1:])
 
-    def coins(self, ids: Indices, t: int, k: int) -> NDArray[np.float64] | None:
+    def coins(self, ids: Integers, t: int, k: int) -> NDArray[np.float64] | None:
         """Numbers (h, B, 3) that vary the images of a step; None where images are taken as they are."""
         if self.dataset.augment is None:
             return None
         return draws(self.seed, ("augment", k), t, ids, 3 * self.batch_size).reshape(len(ids), -1, 3)
 
-    def labels(self, rows: Indices, ids: Indices) -> Indices:
+    def labels(self, rows: Integers, ids: Integers) -> Integers:
         """Labels (h, B) of training rows as these nodes see them: C − 1 − y for those that flip."""
         labels = self.dataset.train_y[rows]
         flips = np.isin(ids, self.flipped)
         labels[flips] = self.dataset.classes - 1 - labels[flips]
         return labels
 
-    def test(self, rows: Indices, dtype: torch.dtype) -> Tensor:
+    def test(self, rows: Integers, dtype: torch.dtype) -> Tensor:
         """Test examples (N, …)."""
         return self._numbers(self.dataset.test_x, rows, dtype)
 
-    def _numbers(self, x: NDArray[Any], rows: Indices, dtype: torch.dtype) -> Tensor:
+    def _numbers(self, x: NDArray[Any], rows: Integers, dtype: torch.dtype) -> Tensor:
         """Rows of x, normalised."""
         if x.dtype != np.uint8:
             return torch.from_numpy(self.dataset.normalised(x[rows])).to(dtype)
@@ -108,7 +108,7 @@ class Examples:
         _normalise(x.reshape(len(x), -1), rows, self.scale.astype(kind), self.shift.astype(kind), out.numpy())
         return out.view(len(rows), *self.dataset.shape)
 
-    def honest(self, size: int | None) -> Iterator[tuple[Indices, float]]:
+    def honest(self, size: int | None) -> Iterator[tuple[Integers, float]]:
         """Groups of examples whose weighted mean loss is F_H: exactly, or by `size` fixed draws, right on average."""
         groups = list(self._groups())
         if size is None:
@@ -119,7 +119,7 @@ class Examples:
         rows = [groups[g][0][int(u * len(groups[g][0]))] for g, u in zip(chosen, rng.random(size), strict=True)]
         yield np.array(rows, np.int64), 1.0
 
-    def _groups(self) -> Iterator[tuple[Indices, float]]:
+    def _groups(self) -> Iterator[tuple[Integers, float]]:
         """One group per node, or per class where nodes are mixtures of classes."""
         if self.virtual is None:
             yield from ((part, 1 / len(self.held)) for part in self.held.values())
@@ -131,11 +131,11 @@ class Examples:
             yield self.virtual.pool[start:end], float(share[label] / share.sum())
 
 
-def _by_node(shards: Sequence[Indices] | Mapping[int, Indices]) -> dict[int, Indices]:
+def _by_node(shards: Sequence[Integers] | Mapping[int, Integers]) -> dict[int, Integers]:
     return dict(shards if isinstance(shards, Mapping) else enumerate(shards))
 
 
-def _table(held: dict[int, Indices], flipped: Indices, examples: int) -> tuple[Indices, Indices, Indices]:
+def _table(held: dict[int, Integers], flipped: Integers, examples: int) -> tuple[Integers, Integers, Integers]:
     """All shards in one array, and where each node's begins and how long it is; those that flip hold everything."""
     nodes = 1 + max([*held, *flipped.tolist()], default=-1)
     start, size = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)

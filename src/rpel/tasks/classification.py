@@ -1,6 +1,6 @@
 """A data set, a network and a loss as a Task: any torch module, with faster engines for the forms they know.
 
-Laws:
+Invariants:
 - equal coordinates give equal gradients, whatever ran before and however many threads there are;
 - the plain engine (autograd) and the fast ones differ by rounding only;
 - beside x and the result, memory is a batch and a model or two per thread.
@@ -23,7 +23,8 @@ from rpel.tasks.batches import Examples, Shards
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.layers import recognise
 from rpel.tasks.linear import LinearEngine
-from rpel.tasks.task import Engine, Floats, Indices, share, tensor
+from rpel.tasks.task import Engine, share, tensor
+from rpel.types import Floats, Integers
 
 _BLOCK = 250  # test examples per unit of work
 
@@ -88,11 +89,11 @@ class Classification:
         return np.tile(torch.cat(parts).numpy() if parts else np.empty(0, np.float32), (h, 1))
 
     def gradient(
-        self, x: Floats, local: Floats, ids: Indices, t: int, k: int, out: Floats | None = None
+        self, x: Floats, local: Floats, ids: Integers, t: int, k: int, out: Floats | None = None
     ) -> tuple[Floats, Floats]:
         """Gradients (h, d) at x (h, d) on the batches of nodes ids (h,) in round t, step k, and the new local state.
 
-        Each batch is drawn uniformly, with replacement, from the node's examples: see `examples`.
+        Each batch is drawn uniformly, with replacement, from the node's examples: see `batches`.
         """
         ids = np.asarray(ids, np.int64)
         self._check(x, local, len(ids))
@@ -127,7 +128,7 @@ class Classification:
         share(lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial)
 
     def evaluate(
-        self, x: Floats, local: Floats, subset: Indices | None = None
+        self, x: Floats, local: Floats, subset: Integers | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Accuracy (h,) and mean loss (h,) of each model on the test examples `subset` (all if left out)."""
         self._check(x, local, len(x))

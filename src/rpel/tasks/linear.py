@@ -1,7 +1,7 @@
 """Linear layers of many nodes at once: one batched matrix product per layer instead of a loop over nodes.
 
-Laws: a node's result does not depend on which nodes are computed beside it in value, and for a fixed division of the
-nodes not in a single bit; gradients are written straight into the rows of the result.
+Invariants: a node's result does not depend, in value, on which nodes are computed beside it, and for a fixed division
+of the nodes not in a single bit; gradients are written straight into the rows of the result.
 Plain twin: autograd on `nn.Linear`, `nn.ReLU` and cross-entropy, node by node.
 """
 

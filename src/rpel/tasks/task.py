@@ -1,15 +1,15 @@
 """What the simulator and the peers ask of a task, what a task asks of an engine, and how engines share the cores.
 
-Law: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one thread inside it. So
-results do not depend on the number of threads, bit for bit; two threads with whole nodes each are also faster than
-torch's own threads inside every small product.
+Invariant: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one thread inside
+it. So results do not depend on the number of threads, bit for bit; two threads with whole nodes each are also faster
+than torch's own threads inside every small product.
 """
 
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.kernels.pool import run
-
-Floats = NDArray[Any]  # float32 in training; float64 works too and serves the tests
-Indices = NDArray[np.int64]
+from rpel.types import Floats, Integers
 
 
 class Task(Protocol):
@@ -35,7 +33,7 @@ class Task(Protocol):
         """What stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first: (h, q)."""
 
     def gradient(
-        self, x: Floats, local: Floats, ids: Indices, t: int, k: int, out: Floats | None = None
+        self, x: Floats, local: Floats, ids: Integers, t: int, k: int, out: Floats | None = None
     ) -> tuple[Floats, Floats]:
         """Algorithm 1, lines 3-4: stochastic gradients (h, d) at x (h, d) of nodes ids (h,), and the new local state.
 
@@ -43,7 +41,7 @@ class Task(Protocol):
         """
 
     def evaluate(
-        self, x: Floats, local: Floats, subset: Indices | None = None
+        self, x: Floats, local: Floats, subset: Integers | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Accuracy (h,) and loss (h,) of each model on the test examples `subset`, or on all of them."""
 

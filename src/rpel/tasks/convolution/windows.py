@@ -1,6 +1,6 @@
 """Convolution, rectifier and 2 × 2 max pooling as one pass over the images, and its derivative.
 
-Laws:
+Invariants (arrays of floats are flat):
 - nothing between an image and its pooled result is ever stored: the four sums of a pooling window stay in registers
   until the largest of them is known;
 - only the winner of a window has a gradient, so the derivative touches one patch per pooled value and not four;
@@ -9,14 +9,14 @@ Laws:
 Plain twin: `max_pool2d(relu(conv2d(x, weight, bias)), 2)` of torch and its derivative.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.tasks.instructions import LANES, MOST, NOBODY, add_runs, pool_window, stored
-
-Floats = NDArray[Any]  # flat, float32 or float64
+from rpel.kernels.cache import compiled
+from rpel.tasks.convolution.instructions import LANES, MOST, NOBODY, add_runs, pool_window
+from rpel.types import Floats
 
 
 class Stage(NamedTuple):
@@ -68,7 +68,7 @@ def place(s: Stage, padding: int = 0) -> Place:
     return Place(padding * (width + 1) * s.filters, width * s.filters, (s.rows + 2 * padding) * width * s.filters)
 
 
-@stored
+@compiled
 def arrange(s: Stage, weight: Floats, bias: Floats, weights: Floats, offsets: Floats, taps: Floats) -> None:
     """torch's weight (filters, channels, k, k) in the two orders needed here, the rest left as it is (zero).
 
@@ -89,7 +89,7 @@ def arrange(s: Stage, weight: Floats, bias: Floats, weights: Floats, offsets: Fl
                     taps[(f * s.k + ky) * s.run + tap] = value
 
 
-@stored
+@compiled
 def restore(s: Stage, taps: Floats, weight: Floats) -> None:
     """The taps (filters, k, run) in torch's order (filters, channels, k, k)."""
     for f in range(s.filters):
@@ -100,7 +100,7 @@ def restore(s: Stage, taps: Floats, weight: Floats) -> None:
                     weight[at] = taps[(f * s.k + ky) * s.run + kx * s.channels + c]
 
 
-@stored
+@compiled
 def pool(
     s: Stage, count: int, images: Floats, weights: Floats, offsets: Floats, out: Floats, to: Place,
     winners: NDArray[np.uint8],
@@ -130,7 +130,7 @@ def pool(
                     w += s.filters
 
 
-@stored
+@compiled
 def _add_patches(
     total: Floats, at: int, stride: int, source: Floats, jump: int, begins: NDArray[np.int64], factors: Floats,
     count: int | np.int64, k: int, run: int,
@@ -156,7 +156,7 @@ def _add_patches(
             j += LANES
 
 
-@stored
+@compiled
 def pool_gradient(
     s: Stage, count: int, images: Floats, gradient: Floats, of: Place, winners: NDArray[np.uint8],
     begins: NDArray[np.int64], factors: Floats, d_taps: Floats, d_bias: Floats,
@@ -190,7 +190,7 @@ def pool_gradient(
             _add_patches(d_taps, f * s.k * s.run, s.run, images, row, begins, factors, np.int64(found), s.k, s.run)
 
 
-@stored
+@compiled
 def image_gradient(
     s: Stage, count: int, taps: Floats, gradient: Floats, of: Place, winners: NDArray[np.uint8],
     begins: NDArray[np.int64], factors: Floats, d_images: Floats,

@@ -1,50 +1,28 @@
 """Vector instructions for the inner loops of `windows`, written down because no optimiser finds them by itself.
 
-Laws:
+Invariants:
 - what is added to what, and in which order, is written here, so results repeat to the bit;
 - reads and writes come in whole vectors of `LANES` values: what lies beyond a run of values meets a factor of zero or
   is dropped by the caller, and buffers end in `SPARE` values more than they hold;
 - arrays are flat and contiguous, positions count elements.
 """
 
-import hashlib
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 
-from rpel.kernels.cache import compiled, intrinsic
+from rpel.kernels.cache import intrinsic
 
 LANES = 8
 MOST = 3  # vectors of filters at once: with four sums each, their taps and a pixel they fill the sixteen registers
 SPARE = MOST * LANES
 NOBODY = 4  # the winner of a window in which no sum is positive
 
-F = TypeVar("F", bound=Callable[..., Any])
 Builder = Any  # llvmlite has no types
 cgutils: Any = untyped_cgutils
-
-
-def stored(function: F) -> F:
-    """Compiled and stored under a name that changes with the files here, which the store of `kernels` does not watch.
-
-    >>> stored(lambda x: x + 1)(1)
-    2
-    """
-    function.__qualname__ = f"{function.__name__}_{_sources()}".replace("<lambda>", "nameless")
-    return compiled(function)
-
-
-@cache
-def _sources() -> str:
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _instruction(function: Callable[..., Any]) -> Any:

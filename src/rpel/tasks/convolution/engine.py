@@ -1,7 +1,7 @@
 """Convolutional networks of the paper's plain form, node by node, forward and backward without a graph.
 
-Laws: one node is computed by one thread from beginning to end, so the number of threads cannot change a bit; a thread
-keeps scratch for one batch of one node and nothing else.
+Invariants: one node is computed by one thread from beginning to end, so the number of threads cannot change a bit; a
+thread keeps scratch for one batch of one node and nothing else.
 Plain twin: autograd on the same module (`autograd.AutogradEngine`).
 """
 
@@ -13,11 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.tasks.instructions import LANES, SPARE
+from rpel.tasks.convolution.instructions import LANES, SPARE
+from rpel.tasks.convolution.windows import (
+    Place,
+    Stage,
+    arrange,
+    image_gradient,
+    place,
+    pool,
+    pool_gradient,
+    restore,
+    stage,
+)
 from rpel.tasks.layers import Affine, Layers
 from rpel.tasks.linear import Linears
 from rpel.tasks.task import Own
-from rpel.tasks.windows import Place, Stage, arrange, image_gradient, place, pool, pool_gradient, restore, stage
 
 _IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache
 

@@ -17,21 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
-from flooding import Flood, stall
-from loopback import Papers, Shop, membership, model, papers, signature
-
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.transport import Client, HttpsTransport
+from support.flood import Flood, stall
+from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 
 SIG = signature(176_050)
 NAMES = ("server", "hostile", "a", "b", "c", "d")
 PERIOD = 0.2
 
 
-def held(folder: Path, name: str) -> Papers:
-    return Papers(folder / f"{name}.key", folder / f"{name}.pem", (folder / f"{name}.pem").read_text())
+def held(folder: Path, name: str) -> Credentials:
+    return Credentials(folder / f"{name}.key", folder / f"{name}.pem", (folder / f"{name}.pem").read_text())
 
 
 def members(folder: Path, port: int) -> Membership:
@@ -40,20 +39,20 @@ def members(folder: Path, port: int) -> Membership:
 
 async def serve(folder: Path) -> None:
     """Publish a round every 200 ms; prints the port, ends with its standard input."""
-    own, shop, x = held(folder, "server"), Shop(SIG), model(SIG, 1)
-    transport = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", SIG, shop)
+    own, store, x = held(folder, "server"), MemoryStore(SIG), model(SIG, 1)
+    transport = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", SIG, store)
     await transport.start()
     transport.rotate(members(folder, transport.port), own.certificate, own.key)
     print(transport.port, flush=True)
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-    shop.put(1, x)
-    file, round = shop.files[1], 1
+    store.put(1, x)
+    file, round = store.files[1], 1
     while not ended.done():
         await asyncio.sleep(PERIOD)
         round += 1
-        shop.files[round] = file
-        for gone in shop.desk.publish(round):
-            del shop.files[gone]
+        store.files[round] = file
+        for gone in store.desk.publish(round):
+            del store.files[gone]
         transport.announce()
 
 
@@ -137,7 +136,7 @@ def main() -> None:
     stretches, each = (1, 60) if "--quick" in sys.argv else (4, 150)
     with tempfile.TemporaryDirectory() as place:
         for name in NAMES:
-            papers(Path(place), name)
+            credentials(Path(place), name)
         with running("serve", place) as (_, port):
             quiet, flooded, sent = asyncio.run(measure(Path(place), int(port), stretches, each))
     for q in (50, 99):

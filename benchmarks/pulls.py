@@ -16,21 +16,20 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
-from loopback import Papers, Shop, membership, model, papers, signature
-
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.desk import Desk
 from rpel.peer.transport import Client, HttpsTransport
+from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}
 
 
-def held(folder: Path) -> list[Papers]:
+def held(folder: Path) -> list[Credentials]:
     """Server's and client's key and certificate, as the parent made them."""
     names = ("server", "client")
-    return [Papers(folder / f"{n}.key", folder / f"{n}.pem", (folder / f"{n}.pem").read_text()) for n in names]
+    return [Credentials(folder / f"{n}.key", folder / f"{n}.pem", (folder / f"{n}.pem").read_text()) for n in names]
 
 
 def members(folder: Path, port: int) -> Membership:
@@ -44,9 +43,9 @@ async def serve(folder: Path, d: int) -> None:
     """Both servers in one process; prints their ports, ends with its standard input."""
     own, client = held(folder)
     sig, x = signature(d), model(signature(d), 1)
-    shop = Shop(sig, desk=Desk(bodies=10**9))
-    shop.put(1, x)
-    ours = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, shop)
+    store = MemoryStore(sig, desk=Desk(bodies=10**9))
+    store.put(1, x)
+    ours = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, store)
     await ours.start()
     ours.rotate(members(folder, ours.port), own.certificate, own.key)
     body = sig.header + x.tobytes()
@@ -99,7 +98,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             for who in ("server", "client"):
-                papers(folder, who)
+                credentials(folder, who)
             command = [sys.executable, __file__, "serve", place, str(d)]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
                 assert serving.stdout is not None

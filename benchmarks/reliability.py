@@ -20,15 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
-import segments
-from fleet import PORT, Fleet, Plan, half_step, loopback
-from loopback import papers
-from proxy import Wire, Wires
-
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import flood as flooding
 import machine
 import plain_exchange
+from support import namespaces
+from support.loopback import credentials
+from support.process_network import PORT, Plan, ProcessNetwork, half_step, loopback
+from support.proxy import Proxies, Proxy
 
 Row = tuple[object, ...]
 
@@ -45,7 +44,7 @@ def table(title: str, heads: Row, rows: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Faulted:
-    """One fault: what does it to the fleet, for how many rounds, and whose rounds it may rightly cost."""
+    """One fault: what does it to the net, for how many rounds, and whose rounds it may rightly cost."""
 
     name: str
     begin: Callable[[], AbstractContextManager[None]]
@@ -54,16 +53,16 @@ class Faulted:
 
 
 class Course:
-    """The course of faults over one fleet; honest members are 0 … 9, the last two may turn hostile."""
+    """The course of faults over one net; honest members are 0 … 9, the last two may turn hostile."""
 
-    def __init__(self, fleet: Fleet, network: segments.Segments | None) -> None:
-        self.fleet, self.network = fleet, network
-        self.honest = fleet.members[:10]
+    def __init__(self, net: ProcessNetwork, network: namespaces.Namespaces | None) -> None:
+        self.net, self.network = net, network
+        self.honest = net.members[:10]
 
     def faults(self) -> Iterator[Faulted]:
         yield Faulted("none", nullcontext, 10)
         yield Faulted("kill -9 and restart of one", self._killed, 3, victims=(0,))
-        yield Faulted("SIGSTOP of one for 3 rounds", lambda: self.fleet.stopped(self.fleet.members[1]), 3, victims=(1,))
+        yield Faulted("SIGSTOP of one for 3 rounds", lambda: self.net.stopped(self.net.members[1]), 3, victims=(1,))
         if self.network is not None:
             split, alone, one_way = self.network.split, self.network.isolated, self.network.one_way
             yield Faulted("cut in halves for 10 rounds", split, 10, victims=tuple(range(12)))
@@ -75,31 +74,31 @@ class Course:
 
     @contextmanager
     def _killed(self) -> Iterator[None]:
-        victim = self.fleet.members[0]
-        self.fleet.kill(victim)
-        self.fleet.start(victim)
+        victim = self.net.members[0]
+        self.net.kill(victim)
+        self.net.start(victim)
         yield
 
     @contextmanager
     def _hostile(self, attack: str) -> Iterator[None]:
-        hostile = self.fleet.members[10:]
-        self.fleet.kill(*hostile)
+        hostile = self.net.members[10:]
+        self.net.kill(*hostile)
         for member in hostile:
-            self.fleet.start(member, arguments=["red-team", "--config", str(member.config), "--attack", attack])
+            self.net.start(member, arguments=["red-team", "--config", str(member.config), "--attack", attack])
         try:
             yield
         finally:
-            self.fleet.kill(*hostile)
-            self.fleet.start(*hostile)
+            self.net.kill(*hostile)
+            self.net.start(*hostile)
 
     def measure(self, fault: Faulted, after: int) -> Row:
         """Spread before, then the fault, then ``after`` rounds; the figures are those of all honest rounds since."""
         before = self._spread(10)
         begin = self.now() + 1
         with fault.begin():
-            self.fleet.wait(lambda: min(self._others(fault)) >= begin + fault.rounds, fault.name)
+            self.net.wait(lambda: min(self._others(fault)) >= begin + fault.rounds, fault.name)
         healed = self.now()
-        self.fleet.wait(lambda: min(self._others(fault)) >= healed + after - 5, "healing")
+        self.net.wait(lambda: min(self._others(fault)) >= healed + after - 5, "healing")
         later = self._spread(10)
         return (fault.name, *self._figures(fault, begin, healed + after), f"{later / before:.2f}")
 
@@ -112,7 +111,7 @@ class Course:
         return [member.last for member in rest]
 
     def _figures(self, fault: Faulted, begin: int, end: int) -> Row:
-        terms = self.fleet.membership
+        terms = self.net.membership
         lines = [
             line
             for member in self.honest
@@ -135,8 +134,8 @@ class Course:
         """Mean squared distance of honest half-steps to their mean, over the next few rounds."""
         found = []
         for t in range(self.now() + 1, self.now() + 1 + rounds):
-            self.fleet.wait(lambda t=t: min(member.last for member in self.honest) >= t, f"round {t}")  # type: ignore[misc]
-            rows = [half_step(self.fleet, member, t) for member in self.honest]
+            self.net.wait(lambda t=t: min(member.last for member in self.honest) >= t, f"round {t}")  # type: ignore[misc]
+            rows = [half_step(self.net, member, t) for member in self.honest]
             models = np.array([row for row in rows if row is not None])
             found.append(float(np.square(models - models.mean(axis=0)).mean()))
         return float(np.mean(found))
@@ -152,17 +151,17 @@ def faults(quick: bool) -> None:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         network = None
         plan = Plan(period=period, deadline=deadline, hyperparameters={"lr": 0.1, "momentum": 0.5, "d": 1024})
-        if why := segments.possible():
+        if why := namespaces.possible():
             print(f"no partitions: {why}", file=sys.stderr)
         else:
-            network = segments.Segments(12)
+            network = namespaces.Namespaces(12)
             opened.callback(network.remove)
             network.make()
-            plan = replace(plan, urls=segments.url, namespace=network.namespace)
-        fleet = opened.enter_context(Fleet(folder, plan))
-        fleet.start()
-        fleet.wait_aggregated(times=5)
-        course = Course(fleet, network)
+            plan = replace(plan, urls=namespaces.url, namespace=network.namespace)
+        net = opened.enter_context(ProcessNetwork(folder, plan))
+        net.start()
+        net.wait_aggregated(times=5)
+        course = Course(net, network)
         rows = [course.measure(fault, after) for fault in course.faults()]
     heads = ("fault", "honest rounds", "aggregated", "within the period", "p99 past the deadline", "worst", "spread")
     title = f"Faults: rounds of {period:g} s, pulls end after {deadline:g} s; spread {after} rounds later / before"
@@ -177,7 +176,7 @@ def flood(quick: bool) -> None:
     stretches, each = (1, 60) if quick else (4, 150)
     with tempfile.TemporaryDirectory() as place:
         for name in flooding.NAMES:
-            papers(Path(place), name)
+            credentials(Path(place), name)
         with flooding.running("serve", place) as (_, port):
             quiet, flooded, sent = asyncio.run(flooding.measure(Path(place), int(port), stretches, each))
     rows: list[Row] = []
@@ -194,54 +193,54 @@ def flood(quick: bool) -> None:
 
 def wire(quick: bool) -> None:
     """Bytes that really travelled, counted between the peers, TLS and all requests included."""
-    d, rounds, net = (50_000, 3, loopback()) if quick else (500_000, 5, loopback())
+    d, rounds, address = (50_000, 3, loopback()) if quick else (500_000, 5, loopback())
     plan = Plan(
         period=6.0,
         deadline=5.0,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d},
-        urls=lambda i: f"https://{net}.{i + 101}:{PORT}",
-        listen=lambda i: f"{net}.{i + 1}:{PORT}",
+        urls=lambda i: f"https://{address}.{i + 101}:{PORT}",
+        listen=lambda i: f"{address}.{i + 1}:{PORT}",
     )
-    wires = Wires([Wire((f"{net}.{i + 101}", PORT), (f"{net}.{i + 1}", PORT)) for i in range(12)])
-    with tempfile.TemporaryDirectory() as place, Fleet(Path(place), plan) as fleet, wires:
-        fleet.start()
-        fleet.wait_aggregated(times=1)
-        first, before = settled(fleet, wires)
-        fleet.wait_round(first + rounds)
-        last, after = settled(fleet, wires)
-        pulled = sum(line["received"] for m in fleet.members for line in m.lines if first < line["round"] <= last)
+    proxies = Proxies([Proxy((f"{address}.{i + 101}", PORT), (f"{address}.{i + 1}", PORT)) for i in range(12)])
+    with tempfile.TemporaryDirectory() as place, ProcessNetwork(Path(place), plan) as net, proxies:
+        net.start()
+        net.wait_aggregated(times=1)
+        first, before = settled(net, proxies)
+        net.wait_round(first + rounds)
+        last, after = settled(net, proxies)
+        pulled = sum(line["received"] for m in net.members for line in m.lines if first < line["round"] <= last)
     ratio = (after - before) / (pulled * 4 * d)
     heads = ("parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
     table("Bytes on the wire", heads, [(f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01")])
 
 
-def settled(fleet: Fleet, wires: Wires) -> tuple[int, int]:
+def settled(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:
     """A round that all have ended while the next has not begun, and the bytes carried until then."""
     while True:
-        t = max(member.last for member in fleet.members) + 1
-        fleet.wait_round(t)
-        carried = sum(wire.carried for wire in wires.wires)
-        position = datetime.now().timestamp() - fleet.membership.epoch
-        if position < t * fleet.membership.period:
+        t = max(member.last for member in net.members) + 1
+        net.wait_round(t)
+        carried = sum(wire.carried for wire in proxies.proxies)
+        position = datetime.now().timestamp() - net.membership.epoch
+        if position < t * net.membership.period:
             return t, carried
 
 
 def exchange(quick: bool) -> None:
     """A round's exchange of 12 processes against plain aiohttp moving the same bytes, and the memory of one of them."""
     d, period, rounds = (1_000_000, 12.0, 2) if quick else (10_000_000, 75.0, 3)
-    net = loopback()
+    address = loopback()
     plan = Plan(
         period=period,
         deadline=0.9 * period,
         start=20.0,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
-        urls=lambda i: f"https://{net}.{i + 1}:{PORT}",
+        urls=lambda i: f"https://{address}.{i + 1}:{PORT}",
     )
     imported = after_import()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, Fleet(Path(place), plan) as fleet:
-        alone = fleet.members[0]  # a process of its own making, whose memory is its own
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, ProcessNetwork(Path(place), plan) as net:
+        alone = net.members[0]  # a process of its own making, whose memory is its own
         command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(alone.config)]
-        path = str(Path(__file__).parents[1] / "tests" / "peers")
+        path = str(Path(__file__).parents[1] / "tests")
         cold = subprocess.Popen(
             command,
             env=os.environ | {"PYTHONPATH": path},
@@ -249,17 +248,17 @@ def exchange(quick: bool) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            fleet.start(*fleet.members[1:], environment={"RPEL_TEST_TIMES": "1"})
-            fleet.wait(lambda: all(m.last >= rounds for m in fleet.members[1:]), "large rounds", 600 + rounds * period)
+            net.start(*net.members[1:], environment={"RPEL_TEST_TIMES": "1"})
+            net.wait(lambda: all(m.last >= rounds for m in net.members[1:]), "large rounds", 600 + rounds * period)
             peak = status(cold.pid, "VmHWM")
-            ours = min(spans(fleet))
-            size, membership = fleet.signature.size, fleet.membership
+            ours = min(spans(net))
+            size, membership = net.signature.size, net.membership
             draws = [drawn(i, membership.nodes, membership.pull) for i in range(membership.nodes)]
         finally:
             cold.kill()
             cold.wait()
-            fleet.kill(*fleet.members)
-        theirs = min(plain_exchange.measure(Path(place), net, size, draws) for _ in range(rounds))
+            net.kill(*net.members)
+        theirs = min(plain_exchange.measure(Path(place), address, size, draws) for _ in range(rounds))
     used, one = peak - imported, 4 * d
     rows: list[Row] = [
         ("a round's exchange", f"{ours:.2f} s", f"plain aiohttp {theirs:.2f} s", f"{ours / theirs:.2f}", "≤ 2"),
@@ -268,13 +267,13 @@ def exchange(quick: bool) -> None:
     table(f"Models of {d:,} parameters", ("measured", "rpel", "beside", "ratio", "promised"), rows)
 
 
-def spans(fleet: Fleet) -> list[float]:
+def spans(net: ProcessNetwork) -> list[float]:
     """Seconds of each round from its first publication until the last pull has ended, where all pulls came."""
     found = []
-    for t in {line["round"] for line in fleet.members[1].lines}:
-        times = [deed for m in fleet.members[1:] for deed in m.process.deeds if deed["round"] == t]
-        whole = all(line["received"] == 8 for m in fleet.members[1:] for line in m.lines if line["round"] == t)
-        if whole and len(times) == len(fleet.members) - 1:
+    for t in {line["round"] for line in net.members[1].lines}:
+        times = [deed for m in net.members[1:] for deed in m.process.deeds if deed["round"] == t]
+        whole = all(line["received"] == 8 for m in net.members[1:] for line in m.lines if line["round"] == t)
+        if whole and len(times) == len(net.members) - 1:
             found.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
     return found
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
+from support.paths import REAL_DATA
 
 # Generated tests draw the same examples on every machine; no deadline, because machines here are shared.
 settings.register_profile(
@@ -19,10 +18,10 @@ settings.load_profile("rpel")
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The real data sets beside the repository; skipped, visibly, where they are not."""
-    if not (SHARED / "data").is_dir():
-        pytest.skip("needs ../shared/data")
-    return SHARED / "data"
+    """The folder of full data sets; skipped, visibly, where there is none."""
+    if not REAL_DATA.is_dir():
+        pytest.skip("needs full data sets in RPEL_TEST_DATA")
+    return REAL_DATA
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

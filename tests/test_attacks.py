@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from conftest import ROOT
 from rpel.attacks import ATTACKS, Attack, View
 from rpel.kernels import compiled, plain
+from support.paths import ROOT
 
 Array = NDArray[Any]
 FORGING: list[tuple[str, dict[str, Any]]] = [

@@ -17,7 +17,7 @@ from rpel.cli import main
 from rpel.config.spec import Spec
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.run import simulate
-from test_run import same_bytes
+from support.runs import same_bytes
 
 SMALL = {
     "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50", "lr": "0.1",

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from rpel.data import DataError, cifar, crop_flip, datasets, from_arrays, idx, load
 from rpel.data.files import TIMEOUT, Remote, fetch
 from rpel.data.idx import Digests
-
-ROOT = Path(__file__).parents[1]
+from support.data_files import femnist, leaf_file, put
+from support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +109,6 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 def _md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
-
-
-def put(files: dict[str, bytes], folder: Path) -> Path:
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
 
 
 def test_search_goes_from_the_argument_to_the_environment_to_the_cache(
@@ -393,16 +386,6 @@ def test_crops_stay_inside_the_padded_image_and_mirror_half_of_them() -> None:
 
 
 # FEMNIST
-
-
-def leaf_file(users: dict[str, list[int]], pixel: float = 1.0) -> dict[str, Any]:
-    data = {user: {"x": [[pixel] * 783 + [0.5]] * len(labels), "y": labels} for user, labels in users.items()}
-    return {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
-
-
-def femnist(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> Path:
-    contents = {"femnist/train/a.json": train, "femnist/test/a.json": test}
-    return put({path: json.dumps(content).encode() for path, content in contents.items()}, folder)
 
 
 def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:

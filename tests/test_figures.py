@@ -21,7 +21,7 @@ from rpel.experiments.scales import ScaleName, shortened, sized, stamp
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.running import Tick
 from rpel.simulation.settle import settle, spec_hash
-from test_data import femnist, leaf_file
+from support.data_files import femnist, leaf_file
 
 
 def listed() -> list[str]:

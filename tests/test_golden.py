@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import rpel
-from conftest import ROOT
 from rpel.aggregation.graph import GraphRule
+from support.paths import ROOT
 
 VECTORS = np.load(ROOT / "tests" / "golden" / "reference-vectors.npz")
 CASES: list[dict[str, Any]] = json.loads(str(VECTORS["manifest"]))

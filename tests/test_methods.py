@@ -18,7 +18,7 @@ from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.simulation.methods import METHODS, build_network, messages
 from rpel.simulation.simulator import Simulation
 from rpel.topology import FixedGraph, Push, RandomRegular
-from test_engine import BASE, Quadratic
+from support.simulations import BASE, Quadratic
 
 Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT
+from support.paths import ROOT
 
 _spec = importlib.util.spec_from_file_location("paper_results", ROOT / "tools" / "paper_results.py")
 assert _spec is not None

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import typer
 
-from conftest import ROOT
 from rpel.cli import app
 from rpel.config.spec import load
 from rpel.experiments.panels import chosen
 from rpel.experiments.sweep import read
+from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()
 CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)

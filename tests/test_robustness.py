@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel import aggregation as A
 from rpel.aggregation.graph import GraphRule
-from rules_table import CASES, GRAPH_RULES, IDS, cloud
+from support.rule_cases import CASES, GRAPH_RULES, IDS, cloud
 
 Array = NDArray[Any]
 ROBUST = [case for case in CASES if case[3] > 0]

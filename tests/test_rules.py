@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from conftest import ROOT
 from rpel import aggregation as A
 from rpel.aggregation.graph import GraphRule
 from rpel.kernels import compiled, plain, tensor
-from rules_table import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
+from support.paths import ROOT
+from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
 
 Array = NDArray[Any]
 

@@ -23,31 +23,13 @@ from rpel.simulation.material import taken
 from rpel.simulation.metrics import COLUMNS
 from rpel.simulation.result import Result, Results
 from rpel.simulation.run import Interrupted, Own, Tick, resume, simulate
+from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 FILES = {
     "spec.toml", "metrics.jsonl", "certificate.json", "counts.npz", "nodes.npz", "models.safetensors", "accuracy.svg",
     "checkpoint",
 }  # fmt: skip
-TINY: dict[str, Any] = {
-    "model": "linear", "nodes": 8, "byzantine": 1, "pull": 4, "rounds": 6, "eval_every": 2, "eval_size": 50,
-    "checkpoint_every": 2, "lr": 0.1,
-}  # fmt: skip
 EVALUATED = COLUMNS[1:8]
-
-
-def tiny(out: Path | None, **fields: Any) -> Result:
-    return simulate(out=out, **{**TINY, **fields})
-
-
-def without_seconds(path: Path) -> list[dict[str, Any]]:
-    return [{**json.loads(line), "seconds": 0} for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def same_bytes(a: Path, b: Path) -> None:
-    """Everything a run computed is equal to the last byte; only times differ."""
-    for name in ("models.safetensors", "counts.npz", "nodes.npz", "accuracy.svg", "spec.toml", "certificate.json"):
-        assert (a / name).read_bytes() == (b / name).read_bytes(), name
-    assert without_seconds(a) == without_seconds(b)
 
 
 @pytest.fixture(scope="module")
@@ -143,18 +125,6 @@ def test_nothing_is_kept_when_out_is_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # --- stopping and going on -------------------------------------------------------------------------------------------
-
-
-class CrashError(Exception):
-    pass
-
-
-def crash_after(round_: int) -> Any:
-    def progress(tick: Tick) -> None:
-        if tick.round == round_:
-            raise CrashError
-
-    return progress
 
 
 @pytest.mark.parametrize(

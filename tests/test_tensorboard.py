@@ -13,7 +13,7 @@ from rpel.experiments.sweep import Sweep, read
 from rpel.simulation import events
 from rpel.simulation.folder import RunFolder
 from rpel.simulation.run import Tick, resume, simulate
-from test_run import TINY, CrashError, crash_after, same_bytes, tiny
+from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 Scalars = dict[str, list[tuple[int, Any]]]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from conftest import ROOT
 from rpel.config.spec import load
 from rpel.simulation.settle import settle, spec_hash
+from support.paths import ROOT
 
 OLD = ROOT / "tests" / "data" / "v0.1"
 HASHES = json.loads((OLD / "hashes.json").read_text())

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from consortium import Consortium, found
 from torch import nn
 
 import rpel
-from conftest import ROOT
 from rpel.aggregation import rule
 from rpel.config import membership
 from rpel.models import flatten, model
@@ -27,6 +25,8 @@ from rpel.optim import LocalMomentum
 from rpel.peer.ready import make_ready
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
+from support.paths import ROOT
+from support.thread_network import NetworkFiles, found
 
 PERIOD = 2.0
 
@@ -39,13 +39,13 @@ def a_model() -> nn.Module:
 SIGNATURE = Signature.of(a_model().named_parameters())
 
 
-def a_network(folder: Path, n: int = 4, **terms: Any) -> Consortium:
+def a_network(folder: Path, n: int = 4, **terms: Any) -> NetworkFiles:
     terms = {"rounds": 3, "period": PERIOD, "soon": 2.0} | terms
     return found(folder, n, signature=SIGNATURE, initial=flatten(a_model()).numpy(), **terms)
 
 
-def path(consortium: Consortium, number: int) -> Path:
-    return consortium.folder / f"peer-{number}" / "peer.toml"
+def path(files: NetworkFiles, number: int) -> Path:
+    return files.folder / f"peer-{number}" / "peer.toml"
 
 
 def train_step(network: nn.Module, optimizer: torch.optim.Optimizer, slope: float) -> None:
@@ -89,13 +89,13 @@ def together(n: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(tmp_path: Path) -> None:
-    consortium = a_network(tmp_path, byzantine=1)
+    files = a_network(tmp_path, byzantine=1)
 
     def work(i: int) -> tuple[list[Any], np.ndarray, dict[str, Any]]:
         network = nn.Linear(2, 1)  # what it begins with does not matter: the network's first model is loaded
         optimizer = LocalMomentum(network.parameters(), lr=0.1)
         rounds = []
-        with rpel.Peer(path(consortium, i)) as peer:
+        with rpel.Peer(path(files, i)) as peer:
             for round in peer.rounds(network, state={"optimizer": optimizer}):
                 rounds.append(round)
                 train_step(network, optimizer, slope=1.0 + i)
@@ -112,24 +112,24 @@ def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(t
 
 
 def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> None:
-    consortium = a_network(tmp_path, 2)
+    files = a_network(tmp_path, 2)
     network = a_model()
-    with rpel.Peer(path(consortium, 0)) as peer:
+    with rpel.Peer(path(files, 0)) as peer:
         for round in peer.rounds(network):
             assert round.number == 1
             break
-    with Store(consortium.configs[0].state_dir, SIGNATURE) as store:
+    with Store(files.configs[0].state_dir, SIGNATURE) as store:
         assert store.memory().last_round == 0
 
 
 def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
-    consortium = a_network(tmp_path, 2, rounds=2)
-    consortium.membership = replace(consortium.membership, pull=1, b_hat=0)
-    membership.save(consortium.membership, tmp_path / "members.toml")
+    files = a_network(tmp_path, 2, rounds=2)
+    files.membership = replace(files.membership, pull=1, b_hat=0)
+    membership.save(files.membership, tmp_path / "members.toml")
 
     def work(i: int) -> list[int]:
         network, numbers = a_model(), []
-        with rpel.Peer(path(consortium, i)) as peer:
+        with rpel.Peer(path(files, i)) as peer:
             for round in peer.rounds(network):
                 numbers.append(round.number)
                 break
@@ -142,8 +142,8 @@ def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None
 
 
 def test_a_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
-    consortium = a_network(tmp_path, 2)
-    with rpel.Peer(path(consortium, 0)) as peer, pytest.raises(ValueError, match="'weight' of shape"):
+    files = a_network(tmp_path, 2)
+    with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match="'weight' of shape"):
         peer.rounds(nn.Linear(3, 1))
 
 
@@ -164,7 +164,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
     peer_pytorch = example("peer_pytorch")
 
     module = peer_pytorch.make_model()
-    consortium = found(
+    files = found(
         tmp_path,
         3,
         rounds=3,
@@ -173,7 +173,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
         signature=Signature.of(module.named_parameters()),
         initial=flatten(module).numpy(),
     )
-    accuracies = together(3, lambda i: peer_pytorch.train(path(consortium, i)))
+    accuracies = together(3, lambda i: peer_pytorch.train(path(files, i)))
     assert min(accuracies) > 0.15  # better than chance after three steps
     assert capsys.readouterr().out.count("round 3: loss") == 3
 
@@ -182,7 +182,7 @@ def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) 
     """Driven by its hooks in the order in which transformers documents and calls them."""
     peer_callback = example("peer_callback")
 
-    consortium = a_network(tmp_path, byzantine=1)
+    files = a_network(tmp_path, byzantine=1)
 
     def work(i: int) -> tuple[int, np.ndarray]:
         network = a_model()
@@ -190,7 +190,7 @@ def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         control, steps = SimpleNamespace(should_training_stop=False), 0
         given = {"model": network, "optimizer": optimizer, "lr_scheduler": schedule}
-        with rpel.Peer(path(consortium, i)) as peer:
+        with rpel.Peer(path(files, i)) as peer:
             callback = peer_callback.StepIsRound(peer)
             callback.on_train_begin(None, None, control, **given)
             while not control.should_training_stop:
@@ -210,12 +210,12 @@ def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) 
 # --- rpel peer run ---------------------------------------------------------------------------------------------------
 
 
-def started(consortium: Consortium, number: int, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(path(consortium, number)), *more]
+def started(files: NetworkFiles, number: int, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(path(files, number)), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def a_sample(folder: Path, rounds: int, soon: float) -> Consortium:
+def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
     """Three peers that learn the MNIST sample with a linear model."""
     module = model("linear")
     return found(
@@ -231,8 +231,8 @@ def a_sample(folder: Path, rounds: int, soon: float) -> Consortium:
 
 
 def test_peers_as_processes_run_to_the_last_round_and_tell_how_it_went(tmp_path: Path) -> None:
-    consortium = a_sample(tmp_path, rounds=3, soon=20.0)
-    processes = [started(consortium, i, *(["--json"] if i else [])) for i in range(3)]
+    files = a_sample(tmp_path, rounds=3, soon=20.0)
+    processes = [started(files, i, *(["--json"] if i else [])) for i in range(3)]
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert ends[0][0].startswith("peer-0: last round 3 of 3; rounds here: ")
@@ -245,8 +245,8 @@ def test_peers_as_processes_run_to_the_last_round_and_tell_how_it_went(tmp_path:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    consortium = a_sample(tmp_path, rounds=1000, soon=1.0)
-    process = started(consortium, 0)
+    files = a_sample(tmp_path, rounds=1000, soon=1.0)
+    process = started(files, 0)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("round ")  # a round has ended
     process.send_signal(number)
@@ -254,7 +254,7 @@ def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, s
     assert process.returncode == status
     assert "everything is on disk" in err
     assert "Traceback" not in err
-    with Store(consortium.configs[0].state_dir, Signature.of(model("linear").named_parameters())) as store:
+    with Store(files.configs[0].state_dir, Signature.of(model("linear").named_parameters())) as store:
         assert store.memory().checkpoint is not None
 
 

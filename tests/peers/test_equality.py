@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consortium import Consortium, found
 
 from rpel.config.peer import Config
 from rpel.kernels.pool import set_threads, threads
@@ -28,6 +27,7 @@ from rpel.simulation.simulator import Setting, Simulation
 from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models
+from support.thread_network import NetworkFiles, found
 
 NODES, BYZANTINE, PULL, B_HAT, PERIOD = 12, 2, 8, 2, 1000.0
 HYPER: Mapping[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "eval_every": 1000}
@@ -100,10 +100,10 @@ class LeastSquares:
         raise NotImplementedError
 
 
-def by_peers(consortium: Consortium, task: Task, dtype: Any) -> Models:
+def by_peers(files: NetworkFiles, task: Task, dtype: Any) -> Models:
     """The models (n, d) after the last round of real peers."""
     together, hyper = Together(), Hyperparameters.of(HYPER)
-    nodes = [Paced(config, together) for config in consortium.configs]
+    nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
         try:
@@ -117,7 +117,7 @@ def by_peers(consortium: Consortium, task: Task, dtype: Any) -> Models:
         for node in nodes:  # all listen before the first asks for a clock
             open_nodes.enter_context(node)
         list(pool.map(live, range(NODES)))
-    rounds = consortium.membership.rounds
+    rounds = files.membership.rounds
     for node in nodes:
         assert node.summary()["outcomes"] == {"aggregated": rounds, "local_only": 0, "caught_up": 0}
         assert node.summary()["pulls"]["ok"] == PULL * rounds
@@ -154,10 +154,10 @@ def one_thread() -> Iterator[None]:
 def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = built_in("mnist-sample", Hyperparameters.of(HYPER), NODES, run="consortium")
     signature = Signature.of(task.module.named_parameters())
-    consortium = found(
+    files = found(
         tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
     )
-    real, simulated = by_peers(consortium, task, np.float32), by_simulator(task, 5)
+    real, simulated = by_peers(files, task, np.float32), by_simulator(task, 5)
     assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(real - simulated).max() <= 1e-6
 
@@ -165,10 +165,10 @@ def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_threa
 def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = LeastSquares()
     signature = Signature.of({"w": task.initial()})
-    consortium = found(
+    files = found(
         tmp_path, NODES, rounds=100, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
     )
-    real, simulated = by_peers(consortium, task, np.float64), by_simulator(task, 100)
+    real, simulated = by_peers(files, task, np.float64), by_simulator(task, 100)
     assert real.dtype == np.float64
     assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6

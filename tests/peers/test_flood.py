@@ -5,22 +5,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from flooding import Flood, stall
-from loopback import SMALL, asking, loopback, model, wanted
 
 from rpel.peer.limits import Gate, Limits, Pace
+from support.flood import Flood, stall
+from support.loopback import SMALL, asking, loopback, model, wanted
 
 
 def test_the_others_get_their_models(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, n=6) as net:
-            shop, served = net.shops[1], net.transports[1]
-            shop.put(1, model(SMALL, 1))
+            store, served = net.stores[1], net.transports[1]
+            store.put(1, model(SMALL, 1))
             newest = 1
-            flood = Flood(served.port, asking(net, net.papers[0]), lambda: wanted(net, f"/v1/model/{newest}"))
+            flood = Flood(served.port, asking(net, net.credentials[0]), lambda: wanted(net, f"/v1/model/{newest}"))
             attacks = [asyncio.create_task(flood.run()), asyncio.create_task(stall(served.port))]
             for newest in range(2, 12):
-                shop.put(newest, model(SMALL, newest))
+                store.put(newest, model(SMALL, newest))
                 served.announce()
                 sent = flood.sent
                 while flood.sent < sent + 100:
@@ -30,7 +30,7 @@ def test_the_others_get_their_models(tmp_path: Path) -> None:
                     assert result == "ok"
                     np.testing.assert_array_equal(row, model(SMALL, newest))
             assert flood.sent >= 1000
-            answered = [code for member, code, sent in shop.answered if member == 0 and sent]
+            answered = [code for member, code, sent in store.answered if member == 0 and sent]
             assert len(answered) <= 2 * newest  # two bodies a round, flood or no flood
             assert len(served.server._gate._pending) <= Limits().pending
             assert len(served.server._greeting) <= 2 * Limits().pending

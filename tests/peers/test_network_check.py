@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found, write_init
 
 from rpel import cli
 from rpel.config import membership
 from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
+from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
 
 
 @contextmanager
-def waiting(net: Consortium, numbers: list[int]) -> Iterator[None]:
+def waiting(net: NetworkFiles, numbers: list[int]) -> Iterator[None]:
     """These members run, and wait for an epoch that is far away."""
-    peers = [Running(Node(net.configs[i]), Bowl(i)).start() for i in numbers]
+    peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in numbers]
     with ended(peers):
         for peer in peers:
             assert peer.entered.wait(60)
@@ -28,7 +28,7 @@ def waiting(net: Consortium, numbers: list[int]) -> Iterator[None]:
         yield
 
 
-def checked(net: Consortium, capsys: pytest.CaptureFixture[str], status: int) -> dict[str, Any]:
+def checked(net: NetworkFiles, capsys: pytest.CaptureFixture[str], status: int) -> dict[str, Any]:
     path = net.configs[3].state_dir.parent / "peer.toml"
     with pytest.raises(SystemExit, match=str(status)):
         cli.main(["network", "check", "--config", str(path), "--json", "--step-seconds", "0.5"])
@@ -91,7 +91,7 @@ def test_a_wrong_clock_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
-    peers = [Running(Node(net.configs[i]), Bowl(i)) for i in range(3)]
+    peers = [Running(Node(net.configs[i]), QuadraticLearner(i)) for i in range(3)]
     monkeypatch.setattr(peers[1].node, "position", lambda: peers[1].node.clock.position() - 3600)
     for peer in peers:
         peer.start()

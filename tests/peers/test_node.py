@@ -15,7 +15,6 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found
 
 from rpel import certificates
 from rpel.aggregation import rule
@@ -26,17 +25,18 @@ from rpel.peer.node import Node, Round, from_os
 from rpel.peer.ready import make_ready, sizes
 from rpel.peer.standing import News, initial_body
 from rpel.peer.store import Store
+from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 
 ROUNDS, PERIOD = 4, 2.0
 
 
-def peers(consortium: Consortium, **given: object) -> list[Running]:
-    nodes = [Node(config, **given) for config in consortium.configs]  # type: ignore[arg-type]
-    return [Running(node, Bowl(i)) for i, node in enumerate(nodes)]
+def peers(files: NetworkFiles, **given: object) -> list[Running]:
+    nodes = [Node(config, **given) for config in files.configs]  # type: ignore[arg-type]
+    return [Running(node, QuadraticLearner(i)) for i, node in enumerate(nodes)]
 
 
-def lines(consortium: Consortium, number: int) -> list[dict[str, object]]:
-    text = (consortium.folder / f"peer-{number}" / "rounds.jsonl").read_text()
+def lines(files: NetworkFiles, number: int) -> list[dict[str, object]]:
+    text = (files.folder / f"peer-{number}" / "rounds.jsonl").read_text()
     return [json.loads(one) for one in text.splitlines()]
 
 
@@ -50,10 +50,10 @@ def compiled() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Consortium, list[Running], list[str]]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NetworkFiles, list[Running], list[str]]]:
     """Five peers after their last round, and what /readyz of the first said: before its life, and in each round."""
-    consortium = found(tmp_path_factory.mktemp("whole"), 5, rounds=ROUNDS, period=PERIOD, soon=2.0, byzantine=1)
-    running = peers(consortium)
+    files = found(tmp_path_factory.mktemp("whole"), 5, rounds=ROUNDS, period=PERIOD, soon=2.0, byzantine=1)
+    running = peers(files)
     said: list[str] = []
 
     def visit(peer: Running, _: Round) -> bool:
@@ -64,7 +64,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Consort
         for peer in running[1:]:
             peer.start()
         running[0].start(visit)
-        yield consortium, [peer.join() for peer in running], said
+        yield files, [peer.join() for peer in running], said
 
 
 def page(node: Node, path: str) -> str:
@@ -76,7 +76,7 @@ def page(node: Node, path: str) -> str:
     return asyncio.run(get())
 
 
-Finished = tuple[Consortium, list[Running], list[str]]
+Finished = tuple[NetworkFiles, list[Running], list[str]]
 
 
 def test_all_rounds_aggregate_and_all_models_agree(finished: Finished) -> None:
@@ -86,23 +86,23 @@ def test_all_rounds_aggregate_and_all_models_agree(finished: Finished) -> None:
         assert [round.outcome for round in peer.rounds] == [None, "aggregated", "aggregated", "aggregated"]
         assert peer.rounds[-1] == Round(4, "aggregated", asked=4, received=4, trim=1)
         assert peer.node.summary()["outcomes"]["aggregated"] == ROUNDS
-        assert isinstance(peer.learner, Bowl)
-        assert isinstance(running[0].learner, Bowl)
+        assert isinstance(peer.learner, QuadraticLearner)
+        assert isinstance(running[0].learner, QuadraticLearner)
         # Everybody pulled everybody, and the learner holds the last round's model.
         np.testing.assert_allclose(peer.learner.x, running[0].learner.x, rtol=1e-12)
         assert abs(peer.learner.x - np.arange(6)).max() < 0.4
 
 
 def test_the_log_has_a_line_for_each_round_without_weights(finished: Finished) -> None:
-    consortium, _, _ = finished
+    files, _, _ = finished
     for number in range(5):
-        found_lines = lines(consortium, number)
+        found_lines = lines(files, number)
         assert [one["round"] for one in found_lines] == [1, 2, 3, 4]
         others = {f"peer-{i}": "ok" for i in range(5) if i != number}
         assert all(one["results"] == others for one in found_lines)
     # In the first round all start from zero: the digest is that of the bytes that were served.
     half = 0.5 * (np.arange(6) + 0.1 * 2)
-    assert lines(consortium, 2)[0]["digest"] == wire.digest(SIGNATURE, half)
+    assert lines(files, 2)[0]["digest"] == wire.digest(SIGNATURE, half)
 
 
 def test_bytes_on_the_wire_are_the_models_that_were_asked_for(finished: Finished) -> None:
@@ -119,14 +119,14 @@ def test_the_peer_is_ready_while_it_lives_and_says_so(finished: Finished) -> Non
 
 
 def test_after_the_end_a_new_start_gives_the_last_model_and_no_round(finished: Finished) -> None:
-    consortium, running, _ = finished
-    again = Running(Node(consortium.configs[1]), Bowl(1))
-    last = replace(consortium.membership, byzantine=0)  # nobody else is there to tell the time
+    files, running, _ = finished
+    again = Running(Node(files.configs[1]), QuadraticLearner(1))
+    last = replace(files.membership, byzantine=0)  # nobody else is there to tell the time
     again.node.standing = replace(again.node.standing, membership=last)
     again.start().join()
     assert again.rounds == []
-    assert isinstance(again.learner, Bowl)
-    assert isinstance(running[1].learner, Bowl)
+    assert isinstance(again.learner, QuadraticLearner)
+    assert isinstance(running[1].learner, QuadraticLearner)
     assert np.array_equal(again.learner.x, running[1].learner.x)
 
 
@@ -134,48 +134,48 @@ def test_after_the_end_a_new_start_gives_the_last_model_and_no_round(finished: F
 
 
 def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 5, rounds=7, period=PERIOD, soon=2.0, byzantine=1)
-    running = peers(consortium)
+    files = found(tmp_path, 5, rounds=7, period=PERIOD, soon=2.0, byzantine=1)
+    running = peers(files)
     with ended(running):
         for peer in running[:4]:
             peer.start()
         first = running[4].start(lambda _, round: round.number == 3).join()
-        with Store(consortium.configs[4].state_dir, SIGNATURE) as store:
+        with Store(files.configs[4].state_dir, SIGNATURE) as store:
             memory = store.memory()
         assert memory.last_round < first.rounds[-1].number == 3
         assert 3 not in first.node.desk.published
-        assert isinstance(first.learner, Bowl)
+        assert isinstance(first.learner, QuadraticLearner)
 
-        second = Running(Node(consortium.configs[4]), Bowl(4)).start()
+        second = Running(Node(files.configs[4]), QuadraticLearner(4)).start()
         running.append(second)
         second.join()
-        assert isinstance(second.learner, Bowl)
+        assert isinstance(second.learner, QuadraticLearner)
         assert second.learner.restored == memory.last_round == first.learner.steps
         assert min(round.number for round in second.rounds) > memory.last_round
         assert second.node.summary()["round"] == 7
         for peer in running[:4]:
             assert peer.join().node.summary()["outcomes"]["aggregated"] == 7
-    rounds = [one["round"] for one in lines(consortium, 4)]
+    rounds = [one["round"] for one in lines(files, 4)]
     assert len(rounds) == len(set(rounds))
 
 
 def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2, rounds=5, period=PERIOD, soon=0.5)
-    peer = Running(Node(consortium.configs[0]), Bowl(0))
+    files = found(tmp_path, 2, rounds=5, period=PERIOD, soon=0.5)
+    peer = Running(Node(files.configs[0]), QuadraticLearner(0))
 
     def fail(_: Running, round: Round) -> bool:
         raise RuntimeError("out of batches")
 
     with pytest.raises(RuntimeError, match="out of batches"):
         peer.start(fail).join()
-    with Store(consortium.configs[0].state_dir, SIGNATURE) as store:
+    with Store(files.configs[0].state_dir, SIGNATURE) as store:
         assert store.memory().last_round == 0
     assert peer.node.desk.published == []
 
 
 def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2, rounds=5, period=PERIOD, soon=3600.0)
-    peer = Running(Node(consortium.configs[0]), Bowl(0)).start()
+    files = found(tmp_path, 2, rounds=5, period=PERIOD, soon=3600.0)
+    peer = Running(Node(files.configs[0]), QuadraticLearner(0)).start()
     peer.entered.wait(60)
     peer.node.stop()
     assert peer.join().rounds == []
@@ -183,9 +183,9 @@ def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None
 
 
 def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 4, rounds=12, period=0.3, soon=1.0, byzantine=0, no_shows=1)
-    peer = Running(Node(consortium.configs[0]), Bowl(0))
-    peer.node.standing = replace(peer.node.standing, membership=_needing_answers(consortium))
+    files = found(tmp_path, 4, rounds=12, period=0.3, soon=1.0, byzantine=0, no_shows=1)
+    peer = Running(Node(files.configs[0]), QuadraticLearner(0))
+    peer.node.standing = replace(peer.node.standing, membership=_needing_answers(files))
     reports: list[str] = []
     peer.node._progress = lambda report, _: reports.append(f"{report.outcome} {report.frozen} {peer.node._unready}")
     peer.start().join()
@@ -196,16 +196,16 @@ def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -
     assert peer.node.summary()["pulls"]["unreachable"] > 0
 
 
-def _needing_answers(consortium: Consortium) -> membership.Membership:
+def _needing_answers(files: NetworkFiles) -> membership.Membership:
     """One hostile model may be among three, so two answers are needed; but nobody need tell the time."""
-    return replace(consortium.membership, pull=3, b_hat=1, byzantine=0)
+    return replace(files.membership, pull=3, b_hat=1, byzantine=0)
 
 
 def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consortium = found(tmp_path, 2, rounds=2, period=0.5, soon=0.5)
-    peer = Running(Node(consortium.configs[0]), Bowl(0))
+    files = found(tmp_path, 2, rounds=2, period=0.5, soon=0.5)
+    peer = Running(Node(files.configs[0]), QuadraticLearner(0))
 
     async def broken(*_: object) -> None:
         raise LookupError("never seen before")
@@ -227,13 +227,13 @@ def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> 
 # --- a new membership ------------------------------------------------------------------------------------------------
 
 
-def successor(consortium: Consortium, from_round: int) -> membership.Membership:
+def successor(files: NetworkFiles, from_round: int) -> membership.Membership:
     """Without peer-4, and with a new key for peer-3."""
     secret, pem = certificates.create("peer-3")
-    home = consortium.folder / "peer-3"
+    home = files.folder / "peer-3"
     identity.write_key(home / "peer.next.key", secret)
     (home / "peer.next.crt").write_text(pem)
-    old = consortium.membership
+    old = files.membership
     members = [*old.members[:3], Member.of("peer-3", old.members[3].url, pem)]
     return replace(old, members=tuple(members), nodes=4, pull=3, from_round=from_round)
 
@@ -241,9 +241,9 @@ def successor(consortium: Consortium, from_round: int) -> membership.Membership:
 def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consortium = found(tmp_path, 5, rounds=6, period=PERIOD, soon=2.0, byzantine=1)
-    running = peers(consortium)
-    new = successor(consortium, from_round=4)
+    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=2.0, byzantine=1)
+    running = peers(files)
+    new = successor(files, from_round=4)
     membership.save(new, tmp_path / "members.next.toml")
     with ended(running), caplog.at_level("INFO", "rpel"):
         for peer in running:
@@ -253,15 +253,15 @@ def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
     for peer in running[:4]:
         assert peer.node.standing.membership.hash == new.hash
         assert peer.node.summary()["outcomes"] == {"aggregated": 6, "local_only": 0, "caught_up": 0}
-    assert [one["asked"] for one in lines(consortium, 0)] == [4, 4, 4, 3, 3, 3]
+    assert [one["asked"] for one in lines(files, 0)] == [4, 4, 4, 3, 3, 3]
     assert [round.number for round in running[4].rounds] == [1, 2, 3]
     assert "'peer-4' is not a member from round 4 on: this peer stops" in caplog.text
     assert running[3].node.standing.certificate.name == "peer.next.crt"
 
 
 def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    consortium = found(tmp_path, 5, byzantine=1)
-    now, news = consortium.membership, News(consortium.configs[0])
+    files = found(tmp_path, 5, byzantine=1)
+    now, news = files.membership, News(files.configs[0])
     assert news.due(now, round=9) is None
     membership.save(replace(now, run="another", from_round=2), tmp_path / "members.next.toml")
     with caplog.at_level("WARNING", "rpel"):
@@ -273,49 +273,49 @@ def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, capl
 def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consortium = found(tmp_path, 5, byzantine=1)
-    new = successor(consortium, from_round=7)
-    (consortium.folder / "peer-3" / "peer.next.key").unlink()
+    files = found(tmp_path, 5, byzantine=1)
+    new = successor(files, from_round=7)
+    (files.folder / "peer-3" / "peer.next.key").unlink()
     membership.save(new, tmp_path / "members.next.toml")
-    news = News(consortium.configs[3])
+    news = News(files.configs[3])
     with caplog.at_level("WARNING", "rpel"):
-        assert news.due(consortium.membership, round=6) is None
-        due = news.due(consortium.membership, round=7)
+        assert news.due(files.membership, round=6) is None
+        due = news.due(files.membership, round=7)
     assert due is not None
     assert due.hash == new.hash
     assert "this peer will have to stop at round 7: the entry of 'peer-3' names the fingerprint" in caplog.text
 
 
 def test_a_peer_that_starts_after_the_change_begins_with_the_new_membership(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
-    new = successor(consortium, from_round=2)
+    files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
+    new = successor(files, from_round=2)
     membership.save(new, tmp_path / "members.next.toml")
-    assert Node(consortium.configs[0]).standing.membership.hash == new.hash
+    assert Node(files.configs[0]).standing.membership.hash == new.hash
 
 
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
 def test_a_peer_does_not_start_without_its_papers(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2)
-    config = consortium.configs[0]
+    files = found(tmp_path, 2)
+    config = files.configs[0]
     with pytest.raises(ValueError, match="'stranger' is not a member: the members are peer-0, peer-1"):
         Node(replace(config, id="stranger"))
     with pytest.raises(ValueError, match="there is no key"):
         Node(replace(config, key=tmp_path / "none.key"))
     with pytest.raises(ValueError, match=r"names the fingerprint .* but peer\.crt has"):
-        Node(replace(config, certificate=consortium.configs[1].certificate))
+        Node(replace(config, certificate=files.configs[1].certificate))
     (tmp_path / "init.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match=r"init\.safetensors has the hash .* but members\.toml says"):
         Node(config)
 
 
 def test_two_processes_never_share_a_state_folder_and_nothing_stays_open(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2)
-    with Node(consortium.configs[0]), pytest.raises(ValueError, match="in use by another peer"):
-        Node(consortium.configs[0]).__enter__()
-    other = replace(consortium.configs[0], state_dir=tmp_path / "other")
-    with Node(consortium.configs[0]), pytest.raises(OSError, match=r"listen 127\.0\.0\.1:\d+ cannot be used"):
+    files = found(tmp_path, 2)
+    with Node(files.configs[0]), pytest.raises(ValueError, match="in use by another peer"):
+        Node(files.configs[0]).__enter__()
+    other = replace(files.configs[0], state_dir=tmp_path / "other")
+    with Node(files.configs[0]), pytest.raises(OSError, match=r"listen 127\.0\.0\.1:\d+ cannot be used"):
         Node(other).__enter__()
     with Node(other):  # the folder was given free, though the start failed
         pass
@@ -330,16 +330,16 @@ def test_coins_are_the_systems_and_every_set_of_others_is_as_likely() -> None:
 
 
 def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 3, rounds=2, period=PERIOD, soon=1.0)
-    consortium.membership = replace(consortium.membership, pull=1)
-    membership.save(consortium.membership, tmp_path / "members.toml")
-    running = peers(consortium, coins=lambda round, me, nodes, s: ((me + round) % 3,))
+    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=1.0)
+    files.membership = replace(files.membership, pull=1)
+    membership.save(files.membership, tmp_path / "members.toml")
+    running = peers(files, coins=lambda round, me, nodes, s: ((me + round) % 3,))
     with ended(running):
         for peer in running:
             peer.start()
         for peer in running:
             peer.join()
-    asked = [list(one["results"]) for number in range(3) for one in lines(consortium, number)]  # type: ignore[call-overload]
+    asked = [list(one["results"]) for number in range(3) for one in lines(files, number)]  # type: ignore[call-overload]
     assert asked == [["peer-1"], ["peer-2"], ["peer-2"], ["peer-0"], ["peer-0"], ["peer-1"]]
 
 
@@ -347,18 +347,18 @@ def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> Non
 
 
 def test_the_initial_model_travels_with_our_own_header_whatever_the_files_is(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2)
+    files = found(tmp_path, 2)
     x = np.arange(6.0)
     header = json.dumps({"__metadata__": {"by": "somebody"}} | json.loads(SIGNATURE.header[8:]), indent=1).encode()
     (tmp_path / "init.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + x.tobytes())
-    body = initial_body(consortium.configs[0], SIGNATURE)
+    body = initial_body(files.configs[0], SIGNATURE)
     assert body is not None
     whole = SIGNATURE.header + x.tobytes()
     for piece in (1, 7, 64, 1000):
         assert b"".join(body.read(begin, piece) for begin in range(0, body.size, piece)) == whole
     body.close()
     (tmp_path / "init.safetensors").unlink()
-    assert initial_body(consortium.configs[0], SIGNATURE) is None
+    assert initial_body(files.configs[0], SIGNATURE) is None
 
 
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "median", "geometric_median", "mean", "monna"])
@@ -371,8 +371,8 @@ def test_a_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: st
 
 
 def test_clocks_of_the_machine_only_go_forward(tmp_path: Path) -> None:
-    consortium = found(tmp_path, 2, soon=100.0)
-    node = Node(consortium.configs[0])
+    files = found(tmp_path, 2, soon=100.0)
+    node = Node(files.configs[0])
     before = node.position()
     assert -101 < before < -90
     assert node.position() >= before

@@ -17,13 +17,14 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from faulty import POINTS
-from fleet import HERE, Fleet, Member, Plan, check_laws
-from spy import Spy
 
 from rpel import certificates
 from rpel.config import membership
 from rpel.peer import identity
+from support.observer import Observer
+from support.paths import TESTS
+from support.process_faults import POINTS
+from support.process_network import Member, Plan, ProcessNetwork, check_laws
 
 ROOT_NEEDED = "needs root to mount a small disk"
 
@@ -41,54 +42,54 @@ def records(member: Member) -> dict[int, str]:
 
 
 def test_kill_at_any_point_of_the_round_never_makes_two_versions_of_it_and_the_peer_comes_back(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet, Spy(fleet, fleet.members[11]) as spy:
-        victims = dict(zip(fleet.members, POINTS, strict=False))
+    with ProcessNetwork(tmp_path) as net, Observer(net, net.members[11]) as observer:
+        victims = dict(zip(net.members, POINTS, strict=False))
         for place, (victim, point) in enumerate(victims.items()):
-            fleet.start(victim, environment={"RPEL_TEST_DIE": f"{point}:{3 + place}"})
-        fleet.start(*fleet.members[8:11])
+            net.start(victim, environment={"RPEL_TEST_DIE": f"{point}:{3 + place}"})
+        net.start(*net.members[8:11])
         died = {}
         for victim in victims:
-            fleet.wait(lambda victim=victim: not victim.running, f"the death of {victim.id}")  # type: ignore[misc]
+            net.wait(lambda victim=victim: not victim.running, f"the death of {victim.id}")  # type: ignore[misc]
             died[victim] = records(victim)
-            fleet.start(victim)
-        fleet.wait_aggregated(*fleet.members[:11], times=2)
-        fleet.wait(lambda: spy.looked_twice() > 20, "the spy to look twice")
-        check_laws(fleet)
+            net.start(victim)
+        net.wait_aggregated(*net.members[:11], times=2)
+        net.wait(lambda: observer.looked_twice() > 20, "the observer to look twice")
+        check_laws(net)
 
     for victim, on_disk in died.items():
         assert [process.status for process in victim.processes] == [-signal.SIGKILL, -signal.SIGKILL]
         assert "aggregated" in {line["outcome"] for line in victim.process.lines}
         for round, digest in on_disk.items():
-            assert spy.seen[victim.number, round] <= {digest}, (victim.id, round)
-    for member in fleet.members:
+            assert observer.seen[victim.number, round] <= {digest}, (victim.id, round)
+    for member in net.members:
         for line in member.lines:
-            seen = spy.seen[member.number, line["round"]]
+            seen = observer.seen[member.number, line["round"]]
             assert len(seen) <= 1
             assert seen <= {line["digest"]} or not line["digest"], (member.id, line)
 
 
 def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
-    with Fleet(tmp_path, Plan(peers=4, byzantine=0)) as fleet, Spy(fleet, fleet.members[3]) as spy:
-        liar = fleet.members[0]
-        fleet.start(*fleet.members[:3])
-        while not spy.caught(liar):
-            assert liar.last < 50, "the spy is blind"
-            fleet.wait_round(liar.last + 1, liar)
+    with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=0)) as net, Observer(net, net.members[3]) as observer:
+        liar = net.members[0]
+        net.start(*net.members[:3])
+        while not observer.caught(liar):
+            assert liar.last < 50, "the observer is blind"
+            net.wait_round(liar.last + 1, liar)
             for path in (liar.folder / "state").glob("half-*.rec"):  # what is published changes under the server
                 with path.open("r+b") as file:
-                    file.seek(path.read_bytes().index(b"\n") + 1 + fleet.signature.size - 8)
+                    file.seek(path.read_bytes().index(b"\n") + 1 + net.signature.size - 8)
                     file.write(os.urandom(4))
 
 
-# --- 5: papers -------------------------------------------------------------------------------------------------------
+# --- 5: credentials -------------------------------------------------------------------------------------------------
 
 
 def test_without_its_key_a_peer_refuses_to_start_in_one_sentence(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    peer = fleet.members[3]
+    net = ProcessNetwork(tmp_path)
+    peer = net.members[3]
     (peer.folder / "peer.key").unlink()
     command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(peer.config)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(HERE)})
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(TESTS)})
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("rpel: there is no key ")
@@ -126,70 +127,70 @@ def fill(place: Path) -> Path:
 def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_there_is_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    home = tmp_path / "fleet"
+    home = tmp_path / "net"
     home.mkdir()
-    with Fleet(home) as fleet, Spy(fleet, fleet.members[11]) as spy:
-        peer, others = fleet.members[0], fleet.members[1:11]
+    with ProcessNetwork(home) as net, Observer(net, net.members[11]) as observer:
+        peer, others = net.members[0], net.members[1:11]
         (peer.folder / "state").symlink_to(small_disk)
-        fleet.start(peer, *others)
-        fleet.wait_aggregated(peer, times=2)
+        net.start(peer, *others)
+        net.wait_aggregated(peer, times=2)
         filler = fill(small_disk)
-        fleet.wait(lambda: "could not write" in peer.errors, "the disk to be full")
+        net.wait(lambda: "could not write" in peer.errors, "the disk to be full")
         kept = {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")}
         begin = peer.last
-        fleet.wait_round(begin + 3, peer)
-        fleet.kill(peer)
+        net.wait_round(begin + 3, peer)
+        net.kill(peer)
         assert {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")} == kept != {}
         played = {line["round"] for line in peer.lines if begin < line["round"]}
         assert {line["outcome"] for line in peer.lines if line["round"] in played} == {"local_only"}
-        fleet.start(peer)
-        fleet.wait(lambda: bool(peer.process.lines), "the first round after the restart, the disk still full")
+        net.start(peer)
+        net.wait(lambda: bool(peer.process.lines), "the first round after the restart, the disk still full")
         filler.unlink()
-        fleet.wait_aggregated(*fleet.members[:11], times=2)
-        check_laws(fleet, *others)
-    assert not any(spy.seen[0, round] for round in played), "a half-step that is not on disk was served"
+        net.wait_aggregated(*net.members[:11], times=2)
+        check_laws(net, *others)
+    assert not any(observer.seen[0, round] for round in played), "a half-step that is not on disk was served"
 
 
 def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
-        peer = fleet.members[0]
-        fleet.start()
-        fleet.wait_aggregated(times=3)
-        fleet.kill(peer)
+    with ProcessNetwork(tmp_path) as net:
+        peer = net.members[0]
+        net.start()
+        net.wait_aggregated(times=3)
+        net.kill(peer)
         rounds = sorted(int(path.stem.partition("-")[2]) for path in (peer.folder / "state").glob("*.ckpt"))
         newest = peer.folder / "state" / f"checkpoint-{rounds[-1]}.ckpt"
         os.truncate(newest, newest.stat().st_size // 2)
-        fleet.start(peer)
-        fleet.wait_aggregated(peer, times=2)
-        check_laws(fleet)
+        net.start(peer)
+        net.wait_aggregated(peer, times=2)
+        check_laws(net)
     assert len(rounds) == 2
     assert f"checkpoint-{rounds[-1]}.ckpt is damaged, the one before it is used" in peer.errors
 
 
 def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
-        forward, back = fleet.members[:2]
-        fleet.start()
-        fleet.wait_aggregated(times=2)
-        before = max(member.last for member in fleet.members)
-        fleet.signal(signal.SIGUSR1, forward)
-        fleet.signal(signal.SIGUSR2, back)
-        fleet.wait_aggregated(times=4)
-        check_laws(fleet)
+    with ProcessNetwork(tmp_path) as net:
+        forward, back = net.members[:2]
+        net.start()
+        net.wait_aggregated(times=2)
+        before = max(member.last for member in net.members)
+        net.signal(signal.SIGUSR1, forward)
+        net.signal(signal.SIGUSR2, back)
+        net.wait_aggregated(times=4)
+        check_laws(net)
         now = time.time()
         for member, hour in ((forward, 3600), (back, -3600)):
             stamp = member.lines[-1]["time"]
             assert abs(_seconds(stamp) - hour - now) < 600, "the clock was not set"
             later = [round for round in member.rounds if round > before]
-            assert all(round <= max(other.last for other in fleet.members[2:]) + 2 for round in later)
+            assert all(round <= max(other.last for other in net.members[2:]) + 2 for round in later)
 
-        fleet.kill(forward)
-        fleet.start(forward, environment={"RPEL_TEST_WALL": "3600"})
-        fleet.wait(lambda: not forward.running, "a refusal")
+        net.kill(forward)
+        net.start(forward, environment={"RPEL_TEST_WALL": "3600"})
+        net.wait(lambda: not forward.running, "a refusal")
         assert forward.process.status == 2
         assert "this machine's clock is" in forward.process.errors[-1]
         assert forward.process.lines == []
-        fleet.wait_aggregated(*fleet.members[1:])
+        net.wait_aggregated(*net.members[1:])
 
 
 def _seconds(stamp: str) -> float:
@@ -199,21 +200,21 @@ def _seconds(stamp: str) -> float:
 # --- 10: a new membership --------------------------------------------------------------------------------------------
 
 
-def announce(fleet: Fleet, coming: membership.Membership, *members: Member) -> None:
+def announce(net: ProcessNetwork, coming: membership.Membership, *members: Member) -> None:
     """Put the coming membership where these members look for it."""
     for member in members:
         path = member.folder / "members.next.toml"
         membership.save(coming, path)
 
 
-def rotated(fleet: Fleet, member: Member, from_round: int) -> membership.Membership:
+def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.Membership:
     """The membership with a new key for one member, whose files are laid beside the old ones."""
     secret, pem = certificates.create(member.id)
     identity.write_key(member.folder / "peer.next.key", secret)
     (member.folder / "peer.next.crt").write_text(pem)
-    entries = list(fleet.membership.members)
+    entries = list(net.membership.members)
     entries[member.number] = membership.Member.of(member.id, entries[member.number].url, pem)
-    return replace(fleet.membership, from_round=from_round, members=tuple(entries))
+    return replace(net.membership, from_round=from_round, members=tuple(entries))
 
 
 def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> set[str]:
@@ -226,26 +227,26 @@ def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> se
 def test_a_rotated_key_takes_effect_while_training_goes_on_and_whoever_lacks_the_file_is_told_and_harms_nobody(
     tmp_path: Path,
 ) -> None:
-    with Fleet(tmp_path) as fleet:
-        turning, behind = fleet.members[0], fleet.members[5]
-        others = [member for member in fleet.members if member is not behind]
-        fleet.start()
-        fleet.wait_aggregated(times=2)
-        start = max(member.last for member in fleet.members) + 3
-        coming = rotated(fleet, turning, start)
-        announce(fleet, coming, *others)
-        fleet.wait(lambda: all("is in force" in member.errors for member in others), "the new membership")
-        fleet.wait_round(start, *others)
-        after = {member.id: member.last for member in fleet.members}
-        fleet.wait_aggregated(*others, times=3)
-        fleet.wait_round(after[behind.id] + 2, behind)
+    with ProcessNetwork(tmp_path) as net:
+        turning, behind = net.members[0], net.members[5]
+        others = [member for member in net.members if member is not behind]
+        net.start()
+        net.wait_aggregated(times=2)
+        start = max(member.last for member in net.members) + 3
+        coming = rotated(net, turning, start)
+        announce(net, coming, *others)
+        net.wait(lambda: all("is in force" in member.errors for member in others), "the new membership")
+        net.wait_round(start, *others)
+        after = {member.id: member.last for member in net.members}
+        net.wait_aggregated(*others, times=3)
+        net.wait_round(after[behind.id] + 2, behind)
         assert "refused" in exchanged(others, behind, after)
         assert "ok" not in exchanged(others, behind, after)
         assert "membership" in behind.errors.lower(), "it was not told"
 
-        announce(fleet, coming, behind)  # late is better than never
-        fleet.wait_aggregated(times=2)
-        fleet.kill(turning)
-        fleet.start(turning)
-        fleet.wait_aggregated(times=2)
-        check_laws(fleet)
+        announce(net, coming, behind)  # late is better than never
+        net.wait_aggregated(times=2)
+        net.kill(turning)
+        net.start(turning)
+        net.wait_aggregated(times=2)
+        check_laws(net)

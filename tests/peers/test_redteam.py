@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consortium import SIGNATURE, Bowl, Consortium, Running, ended, found
-from loopback import Shop, model
 
 from rpel import attack, cli, rule
 from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
@@ -21,6 +19,8 @@ from rpel.peer.node import Node
 from rpel.peer.ready import make_ready
 from rpel.peer.transport import HttpsTransport
 from rpel.types import Models
+from support.loopback import MemoryStore, model
+from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 
 HONEST = 4
 MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
@@ -29,8 +29,8 @@ MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
 class Drill:
     """Four honest members that have published round 1, which lasts ten minutes, and a hostile fifth."""
 
-    def __init__(self, net: Consortium, transports: list[HttpsTransport], shops: list[Shop]) -> None:
-        self.net, self.transports, self.shops = net, transports, shops
+    def __init__(self, net: NetworkFiles, transports: list[HttpsTransport], stores: list[MemoryStore]) -> None:
+        self.net, self.transports, self.stores = net, transports, stores
 
     async def pull(self, victim: int, round: int = 1, within: float = 60.0) -> tuple[str, Models]:
         row = np.zeros(SIGNATURE.d, SIGNATURE.dtype)
@@ -47,26 +47,26 @@ class Drill:
 @asynccontextmanager
 async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[Drill]:
     net = found(folder, HONEST + 1, rounds=2, period=600.0, soon=0.0, byzantine=1)
-    shops = [Shop(SIGNATURE) for _ in range(HONEST)]
+    stores = [MemoryStore(SIGNATURE) for _ in range(HONEST)]
     transports = []
-    for own, shop, x in zip(net.configs, shops, MODELS, strict=False):
-        shop.ahead = time.time() - net.membership.epoch - asyncio.get_running_loop().time()
-        shop.put(1, x)
+    for own, store, x in zip(net.configs, stores, MODELS, strict=False):
+        store.ahead = time.time() - net.membership.epoch - asyncio.get_running_loop().time()
+        store.put(1, x)
         transports.append(
-            HttpsTransport(net.membership, own.certificate, own.key, own.listen, SIGNATURE, shop, clock_timeout=60.0)
+            HttpsTransport(net.membership, own.certificate, own.key, own.listen, SIGNATURE, store, clock_timeout=60.0)
         )
         await transports[-1].start()
     red = asyncio.create_task(RedTeam(net.configs[HONEST], name, parameters).run())
     try:
-        yield Drill(net, transports, shops)
+        yield Drill(net, transports, stores)
     finally:
         red.cancel()
         await asyncio.gather(red, return_exceptions=True)
         await asyncio.sleep(0.05)  # connections of a flood that nobody has accepted yet
         for transport in transports:
             await transport.stop()
-        for shop in shops:
-            shop.close()
+        for store in stores:
+            store.close()
         await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
 
 
@@ -139,13 +139,13 @@ def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
             assert results == {"ok"}
             np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
             async with asyncio.timeout(60):
-                while not all(shop.codes()[429] for shop in drill.shops):
+                while not all(store.codes()[429] for store in drill.stores):
                     await asyncio.sleep(0)
             row = np.zeros(SIGNATURE.d)
             answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
             assert answer.result == "ok"
             bodies = [
-                sum(member == HONEST and code == 200 for member, code, _ in shop.answered) for shop in drill.shops
+                sum(member == HONEST and code == 200 for member, code, _ in store.answered) for store in drill.stores
             ]
             assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
 
@@ -162,7 +162,7 @@ def test_every_misbehaviour_is_drilled_here() -> None:
 class Drilling:
     """A red-team member in a thread of its own."""
 
-    def __init__(self, net: Consortium, number: int, name: str, ally: int) -> None:
+    def __init__(self, net: NetworkFiles, number: int, name: str, ally: int) -> None:
         self.deeds: list[Deed] = []
         member = RedTeam(net.configs[number], name, {}, [f"peer-{ally}"], self.deeds.append)
         self.thread = threading.Thread(target=lambda: asyncio.run(member.run()), daemon=True)
@@ -174,7 +174,7 @@ def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> N
     make_ready(rule("nnm+trimmed_mean", f=2), 6, SIGNATURE.d, SIGNATURE.dtype)  # compiled before the clock runs
     net = found(tmp_path, honest + 2, rounds=rounds, period=4.0, soon=4.0, byzantine=2)
     drills = [Drilling(net, 5, "alie", ally=6), Drilling(net, 6, "garbage", ally=5)]
-    peers = [Running(Node(net.configs[i]), Bowl(i)).start() for i in range(honest)]
+    peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(honest)]
     with ended(peers):
         for peer in peers:
             peer.join()
@@ -198,7 +198,7 @@ def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> N
     assert got <= served
 
 
-def _log(net: Consortium, peer: int) -> list[str]:
+def _log(net: NetworkFiles, peer: int) -> list[str]:
     return (net.configs[peer].state_dir.parent / "rounds.jsonl").read_text().splitlines()
 
 

@@ -7,13 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loopback import SMALL, Papers, Shop, asking, loopback, membership, model, papers, told, wanted
 
 from rpel import certificates
 from rpel.config.membership import Member
 from rpel.peer import identity
 from rpel.peer.limits import Limits
 from rpel.peer.transport import HttpsTransport
+from support.loopback import (
+    SMALL,
+    Credentials,
+    MemoryStore,
+    asking,
+    credentials,
+    loopback,
+    membership,
+    model,
+    told,
+    wanted,
+)
 
 
 def now() -> float:
@@ -24,12 +35,12 @@ def test_a_published_model_arrives_bit_for_bit(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             x = model(SMALL, 1)
-            net.shops[1].put(4, x)
+            net.stores[1].put(4, x)
             for _ in range(2):
                 result, row = await net.pull(0, 1, 4)
                 assert result == "ok"
                 np.testing.assert_array_equal(row, x)
-            assert net.shops[1].answered == [(0, 200, SMALL.size)] * 2
+            assert net.stores[1].answered == [(0, 200, SMALL.size)] * 2
 
     asyncio.run(scenario())
 
@@ -38,7 +49,7 @@ def test_one_connection_serves_many_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for t in range(1, 6):
-                net.shops[1].put(t, model(SMALL, t))
+                net.stores[1].put(t, model(SMALL, t))
                 assert (await net.pull(0, 1, t))[0] == "ok"
             assert sum(len(waiting) for waiting in net.transports[0].client._idle.values()) == 1
 
@@ -52,7 +63,7 @@ def test_a_request_waits_until_its_round_is_published(tmp_path: Path) -> None:
             while not net.transports[1].server.requests:
                 await asyncio.sleep(0)
             x = model(SMALL, 1)
-            net.shops[1].put(1, x)
+            net.stores[1].put(1, x)
             net.transports[1].announce()
             result, row = await waiting
             assert result == "ok"
@@ -65,11 +76,11 @@ def test_a_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path:
     async def scenario() -> None:
         async with loopback(tmp_path, limits=Limits(patience=0.05)) as net:
             assert (await net.pull(0, 1, 1, within=0.4))[0] == "late"
-            assert net.shops[1].codes()[425]
+            assert net.stores[1].codes()[425]
             for t in range(1, 6):
-                net.shops[1].put(t, model(SMALL, t))
+                net.stores[1].put(t, model(SMALL, t))
             assert (await net.pull(0, 1, 1))[0] == "refused"
-            assert net.shops[1].codes()[410]
+            assert net.stores[1].codes()[410]
 
     asyncio.run(scenario())
 
@@ -79,7 +90,7 @@ def test_a_reader_that_leaves_frees_its_place(tmp_path: Path) -> None:
         async with loopback(tmp_path) as net:
             for _ in range(3):  # more than may be open at once
                 assert (await net.pull(0, 1, 1, within=0.1))[0] == "late"
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             net.transports[1].announce()
             assert (await net.pull(0, 1, 1))[0] == "ok"
 
@@ -101,9 +112,9 @@ def test_a_peer_that_starts_late_is_still_reached(tmp_path: Path) -> None:
             port = net.transports[1].port
             await net.transports[1].stop()
             waiting = asyncio.create_task(net.pull(0, 1, 1))
-            own = net.papers[1]
-            again = HttpsTransport(net.membership, own.certificate, own.key, f"127.0.0.1:{port}", SMALL, net.shops[1])
-            net.shops[1].put(1, model(SMALL, 1))
+            own = net.credentials[1]
+            again = HttpsTransport(net.membership, own.certificate, own.key, f"127.0.0.1:{port}", SMALL, net.stores[1])
+            net.stores[1].put(1, model(SMALL, 1))
             await again.start()
             assert (await waiting)[0] == "ok"
             await again.stop()
@@ -114,10 +125,10 @@ def test_a_peer_that_starts_late_is_still_reached(tmp_path: Path) -> None:
 def test_clocks_and_status_and_the_initial_model(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].ahead, net.shops[2].ahead = 100.0, -7.0
+            net.stores[1].ahead, net.stores[2].ahead = 100.0, -7.0
             assert sorted(round(offset) for offset in await net.transports[0].clocks()) == [-7, 100]
             assert await net.transports[0].status(1, now() + 20) == {"round": 0}
-            net.shops[1].put(0, model(SMALL, 0))
+            net.stores[1].put(0, model(SMALL, 0))
             row = np.zeros(SMALL.d, SMALL.dtype)
             answer = await net.transports[0].pull(1, 0, row, now() + 20)
             assert (answer.result, round(answer.offset or 0.0), answer.received) == ("ok", 100, SMALL.size)
@@ -132,21 +143,21 @@ def test_clocks_and_status_and_the_initial_model(tmp_path: Path) -> None:
 def test_strangers_reach_no_handler(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].put(1, model(SMALL, 1))
-            stranger = papers(tmp_path, "stranger")
-            same_name = papers(tmp_path / "other", "peer-0")
+            net.stores[1].put(1, model(SMALL, 1))
+            stranger = credentials(tmp_path, "stranger")
+            same_name = credentials(tmp_path / "other", "peer-0")
             unarmed = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             unarmed.check_hostname, unarmed.verify_mode = False, ssl.CERT_NONE
-            old = asking(net, net.papers[0])
+            old = asking(net, net.credentials[0])
             old.minimum_version = ssl.TLSVersion.TLSv1_2
             old.maximum_version = ssl.TLSVersion.TLSv1_2
             for context in (asking(net, stranger), asking(net, same_name), unarmed, old, None):
                 assert await told(net, context, wanted(net)) == b""
             assert net.transports[1].server.requests == 0
-            assert net.shops[1].answered == []
-            assert (await told(net, asking(net, net.papers[0]), wanted(net, more="Connection: close\r\n")))[:12] == (
-                b"HTTP/1.1 200"
-            )
+            assert net.stores[1].answered == []
+            assert (await told(net, asking(net, net.credentials[0]), wanted(net, more="Connection: close\r\n")))[
+                :12
+            ] == (b"HTTP/1.1 200")
 
     asyncio.run(scenario())
 
@@ -154,13 +165,13 @@ def test_strangers_reach_no_handler(tmp_path: Path) -> None:
 def test_an_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             secret, pem = certificates.create("late", days=1, now=datetime.now(UTC) - timedelta(days=3))
-            late = Papers(tmp_path / "late.key", tmp_path / "late.pem", pem)
+            late = Credentials(tmp_path / "late.key", tmp_path / "late.pem", pem)
             identity.write_key(late.key, secret)
             late.certificate.write_text(pem)
             joined = membership([*net.membership.members, Member.of("late", "https://127.0.0.1:9", pem)])
-            own = net.papers[1]
+            own = net.credentials[1]
             net.transports[1].rotate(joined, own.certificate, own.key)
             with pytest.raises(ValueError, match="expired"):
                 asking(net, late)
@@ -174,7 +185,7 @@ def test_an_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytes
 def test_a_member_at_anothers_address_is_told_nothing_and_believed_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[2].put(1, model(SMALL, 1))
+            net.stores[2].put(1, model(SMALL, 1))
             net.move({1: f"https://127.0.0.1:{net.transports[2].port}"})
             result, row = await net.pull(0, 1, 1, within=0.5)
             assert result == "unreachable"
@@ -187,55 +198,57 @@ def test_a_member_at_anothers_address_is_told_nothing_and_believed_nothing(tmp_p
 def test_other_memberships_are_told_so_and_get_no_model(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].put(1, model(SMALL, 1))
-            own = net.papers[0]
+            net.stores[1].put(1, model(SMALL, 1))
+            own = net.credentials[0]
             other = membership([*net.membership.members, Member.of("new", "https://127.0.0.1:9", _stranger(tmp_path))])
             net.transports[0].rotate(other, own.certificate, own.key)
             row = np.zeros(SMALL.d, SMALL.dtype)
             answer = await net.transports[0].pull(1, 1, row, now() + 0.5)
             assert (answer.result, answer.membership) == ("refused", net.membership.hash)
-            assert set(net.shops[1].codes()) == {409}
-            assert all(sent == 0 for _, _, sent in net.shops[1].answered)
+            assert set(net.stores[1].codes()) == {409}
+            assert all(sent == 0 for _, _, sent in net.stores[1].answered)
 
     asyncio.run(scenario())
 
 
 def _stranger(folder: Path) -> str:
-    return papers(folder, "new").pem
+    return credentials(folder, "new").pem
 
 
 def test_a_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for i in (0, 1):
-                net.shops[i].put(1, model(SMALL, i))
+                net.stores[i].put(1, model(SMALL, i))
             assert (await net.pull(0, 1, 1))[0] == "ok"
             assert (await net.pull(2, 1, 1))[0] == "ok"
-            fresh = papers(tmp_path / "fresh", "peer-0")
+            fresh = credentials(tmp_path / "fresh", "peer-0")
             members = net.membership.members
             later = membership([Member.of("peer-0", members[0].url, fresh.pem), members[1]])
             old = net.membership
-            for i, own in enumerate((fresh, net.papers[1])):
+            for i, own in enumerate((fresh, net.credentials[1])):
                 net.transports[i].rotate(later, own.certificate, own.key)
             net.membership = later
             assert (await net.pull(0, 1, 1))[0] == "ok"
             assert (await net.pull(1, 0, 1))[0] == "ok"
             assert (await net.pull(2, 1, 1, within=0.5))[0] == "unreachable"
-            answered = len(net.shops[1].answered)
-            net.transports[0].client.rotate(later, net.papers[0].certificate, net.papers[0].key)  # the key of before
+            answered = len(net.stores[1].answered)
+            net.transports[0].client.rotate(
+                later, net.credentials[0].certificate, net.credentials[0].key
+            )  # the key of before
             assert (await net.pull(0, 1, 1, within=0.5))[0] == "unreachable"
-            assert len(net.shops[1].answered) == answered
+            assert len(net.stores[1].answered) == answered
             assert old.hash != later.hash
 
     asyncio.run(scenario())
 
 
 def test_without_key_or_certificate_nothing_starts(tmp_path: Path) -> None:
-    own, other = papers(tmp_path, "peer-0"), papers(tmp_path, "peer-1")
+    own, other = credentials(tmp_path, "peer-0"), credentials(tmp_path, "peer-1")
     alone = membership([Member.of("peer-0", "https://127.0.0.1:1", own.pem)])
 
     def transport(certificate: Path, key: Path) -> HttpsTransport:
-        return HttpsTransport(alone, certificate, key, "127.0.0.1:0", SMALL, Shop(SMALL))
+        return HttpsTransport(alone, certificate, key, "127.0.0.1:0", SMALL, MemoryStore(SMALL))
 
     with pytest.raises(ValueError, match="there is no key"):
         transport(own.certificate, tmp_path / "nowhere.key")

@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from loopback import head, model
 
 from rpel.peer.http import LARGEST_HEAD, Connection, Head
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models
+from support.loopback import head, model
 
 ROUND = 3
 

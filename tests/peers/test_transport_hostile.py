@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 
 from rpel.peer.http import LARGEST_HEAD, Connection
 from rpel.peer.wire import Signature
 from rpel.types import Models
+from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 
 ROUND = 3
 RIGHT = model(SMALL, 1)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from loopback import SMALL, asking, loopback, model, signature, told, wanted
 
 from rpel.peer.limits import Limits
+from support.loopback import SMALL, asking, loopback, model, signature, told, wanted
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ from rpel.peer.limits import Limits
 def test_only_plain_requests_are_answered(tmp_path: Path, path: str, method: str, more: str, code: int) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             request = wanted(net, path, method, more + "Connection: close\r\n")
-            reply = await told(net, asking(net, net.papers[0]), request)
+            reply = await told(net, asking(net, net.credentials[0]), request)
             assert reply[9:12].decode() == str(code)
             assert (len(reply) > SMALL.size) == (code == 200)
 
@@ -48,7 +48,7 @@ def test_requests_sent_before_the_answer_wait_and_pile_nothing_up(tmp_path: Path
     async def scenario() -> None:
         async with loopback(tmp_path, limits=Limits(burst=1, hold=0.2)) as net:
             _, writer = await asyncio.open_connection(
-                "127.0.0.1", net.transports[1].port, ssl=asking(net, net.papers[0]), server_hostname=""
+                "127.0.0.1", net.transports[1].port, ssl=asking(net, net.credentials[0]), server_hostname=""
             )
             writer.transport.set_write_buffer_limits(high=1 << 16)
             many = wanted(net, "/v1/clock") * 500
@@ -63,7 +63,7 @@ def test_requests_sent_before_the_answer_wait_and_pile_nothing_up(tmp_path: Path
             writer.transport.abort()
             assert net.transports[1].server.requests < 100
             assert peak < 4 << 20
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             assert (await net.pull(2, 1, 1))[0] == "ok"
 
     asyncio.run(scenario())
@@ -72,9 +72,9 @@ def test_requests_sent_before_the_answer_wait_and_pile_nothing_up(tmp_path: Path
 def test_headers_are_small(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             request = wanted(net, more="Connection: close\r\n")
-            reply = await told(net, asking(net, net.papers[0]), request)
+            reply = await told(net, asking(net, net.credentials[0]), request)
             assert len(reply) - SMALL.size + len(request) < 500  # 1 % of MNIST's 704,200 bytes would be 7,042
 
     asyncio.run(scenario())
@@ -84,10 +84,10 @@ def test_a_member_is_given_two_bodies_of_a_round_then_refused(tmp_path: Path) ->
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for t in (1, 2):
-                net.shops[1].put(t, model(SMALL, t))
+                net.stores[1].put(t, model(SMALL, t))
             results = [(await net.pull(0, 1, 1, within=0.5))[0] for _ in range(3)]
             assert results == ["ok", "ok", "refused"]
-            assert net.shops[1].codes()[429]
+            assert net.stores[1].codes()[429]
             assert (await net.pull(2, 1, 1))[0] == "ok"
             assert (await net.pull(0, 1, 2))[0] == "ok"
 
@@ -99,10 +99,10 @@ def test_a_body_cut_off_by_its_reader_counts(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with loopback(tmp_path, sig=large) as net:
-            net.shops[1].put(1, model(large, 1))
+            net.stores[1].put(1, model(large, 1))
             for _ in range(2):
                 reader, writer = await asyncio.open_connection(
-                    "127.0.0.1", net.transports[1].port, ssl=asking(net, net.papers[0]), server_hostname=""
+                    "127.0.0.1", net.transports[1].port, ssl=asking(net, net.credentials[0]), server_hostname=""
                 )
                 writer.write(wanted(net))
                 await reader.readexactly(1000)
@@ -119,7 +119,7 @@ def test_two_requests_may_be_open_and_a_third_is_refused(tmp_path: Path) -> None
             while net.transports[1].server.requests < 2:
                 await asyncio.sleep(0)
             assert (await net.pull(0, 1, 1, within=0.4))[0] == "refused"
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             net.transports[1].announce()
             assert [result for result, _ in await asyncio.gather(*waiting)] == ["ok", "ok"]
 
@@ -131,18 +131,18 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
 
     async def scenario() -> None:
         async with loopback(tmp_path, sig=large, limits=Limits(write=0.3)) as net:
-            net.shops[1].put(1, model(large, 1))
+            net.stores[1].put(1, model(large, 1))
             raw = socket.create_connection(("127.0.0.1", net.transports[1].port))
             raw.setblocking(False)
             reader, writer = await asyncio.open_connection(
-                sock=raw, ssl=asking(net, net.papers[0]), server_hostname="", limit=1
+                sock=raw, ssl=asking(net, net.credentials[0]), server_hostname="", limit=1
             )
             writer.write(wanted(net))
             assert await reader.read(1) == b"H"
             while net.transports[1].server._lines:  # the reader stays, the server goes
                 await asyncio.sleep(0.05)
             writer.transport.abort()
-            assert net.shops[1].desk._open[0] == 0
+            assert net.stores[1].desk._open[0] == 0
 
     asyncio.run(scenario())
 
@@ -150,11 +150,11 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
 def test_a_members_oldest_connection_gives_way(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
-            context, port = asking(net, net.papers[0]), net.transports[1].port
+            context, port = asking(net, net.credentials[0]), net.transports[1].port
             opened = [
                 await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="") for _ in range(7)
             ]
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             assert (await net.pull(0, 1, 1))[0] == "ok"
             assert max(len(lines) for lines in net.transports[1].server._lines.values()) <= 4
             assert await opened[0][0].read() == b""
@@ -170,7 +170,7 @@ def test_connections_that_never_shake_hands_give_way_and_end(tmp_path: Path) -> 
         async with loopback(tmp_path, limits=limits) as net:
             server = net.transports[1].server
             stalled = [await asyncio.open_connection("127.0.0.1", net.transports[1].port) for _ in range(30)]
-            net.shops[1].put(1, model(SMALL, 1))
+            net.stores[1].put(1, model(SMALL, 1))
             assert (await net.pull(0, 1, 1))[0] == "ok"
             assert len(server._gate._pending) <= 8
             ends = await asyncio.gather(*(reader.read() for reader, _ in stalled), return_exceptions=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consortium import Bowl, Running, ended, found
 
 from rpel import cli
 from rpel.cli import tables
@@ -14,6 +13,7 @@ from rpel.operations.watch import Seen, seen
 from rpel.peer.client import Answer
 from rpel.peer.node import Node
 from rpel.terminal import stdout
+from support.thread_network import QuadraticLearner, Running, ended, found
 
 HONEST = {
     "id": "a",
@@ -81,7 +81,7 @@ def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
-    peers = [Running(Node(net.configs[i]), Bowl(i)).start() for i in range(3)]
+    peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(3)]
     with ended(peers):
         for peer in peers:
             assert peer.entered.wait(60)

@@ -240,7 +240,7 @@ def test_a_wrong_hyper_parameter_is_one_sentence(table: dict[str, object], words
 OWN = """
 import numpy as np
 
-class Bowl:
+class QuadraticLearner:
     d = 3
     def __init__(self, index, hyperparameters):
         self.index, self.pull = index, hyperparameters["pull"]
@@ -252,14 +252,14 @@ class Bowl:
         return np.full(len(x), 0.25), np.zeros(len(x))
 
 def make(index, hyperparameters):
-    return Bowl(index, hyperparameters)
+    return QuadraticLearner(index, hyperparameters)
 
-ready = Bowl(2, {"pull": 10.0})
+ready = QuadraticLearner(2, {"pull": 10.0})
 number = 3
 """
 
 
-@pytest.mark.parametrize("attribute", ["Bowl", "make", "ready"])
+@pytest.mark.parametrize("attribute", ["QuadraticLearner", "make", "ready"])
 def test_a_users_task_is_an_object_a_class_or_a_function(
     attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
-"""A wire that can be bad: TCP between peers through a thread of the test, which delays, damages or starves bytes.
+"""A connection that can be bad: TCP between peers through a thread of the test, which delays, damages or starves bytes.
 
-It sees only what TLS lets anybody see. One :class:`Wire` stands before one member: it is where the others reach it.
+It sees only what TLS lets anybody see. One :class:`Proxy` stands before one member: it is where the others reach it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _PIECE = 64 << 10
 
 
 @dataclass
-class Wire:
+class Proxy:
     """From an address to a member's; what it does to bytes can be changed while it is in use.
 
     ``delay``: seconds before each piece goes on · ``damage``: of a member's bytes, one bit of each so many is turned
@@ -88,11 +88,11 @@ class Wire:
             await asyncio.sleep(1.0)
 
 
-class Wires:
-    """Several wires in one background thread; a context manager."""
+class Proxies:
+    """Several proxies in one background thread; a context manager."""
 
-    def __init__(self, wires: list[Wire]) -> None:
-        self.wires = wires
+    def __init__(self, proxies: list[Proxy]) -> None:
+        self.proxies = proxies
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -108,17 +108,17 @@ class Wires:
         self._loop.close()
 
     def cut(self) -> None:
-        """End all connections, so that the next ones meet the wires as they are now."""
+        """End all connections, so that the next ones meet the proxies as they are now."""
         self._call(self._cut())
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
-        self._servers = [await asyncio.start_server(wire.connected, *wire.at) for wire in self.wires]
+        self._servers = [await asyncio.start_server(proxy.connected, *proxy.at) for proxy in self.proxies]
 
     async def _cut(self) -> None:
-        tasks = [task for wire in self.wires for task in wire.tasks]
+        tasks = [task for proxy in self.proxies for task in proxy.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
 """A network of real peers in a folder: founded, started as processes, watched by their logs, broken, and ended.
 
-Each peer is a process forked by ``nursery.py`` that runs ``rpel peer run``, with its own
+Each peer is a process forked by ``fork_server.py`` that runs ``rpel peer run``, with its own
 folder, key, address and state. Waiting means waiting for a log line, never for a time: what is
 asserted must hold however slow the machine is.
 """
@@ -29,8 +29,8 @@ from rpel.operations.found import new
 from rpel.operations.join import join
 from rpel.peer import wire
 from rpel.types import Models
+from support.paths import TESTS
 
-HERE = Path(__file__).parent
 PORT, METRICS = 7443, 9464
 PATIENCE = 120.0  # seconds for what needs two; only a machine that stands still lets them pass
 
@@ -94,8 +94,8 @@ class Member:
         return next((str(line["outcome"]) for line in self.lines if line["round"] == round), "")
 
 
-class Nursery:
-    """Forks peers and says when they end; see ``nursery.py``. One can serve many fleets."""
+class ForkServer:
+    """Forks peers and says when they end; see ``fork_server.py``. One can serve many networks."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,15 +105,15 @@ class Nursery:
         self._born: list[int] = []
         self._news = threading.Condition()
         with theirs:
-            path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+            path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "nursery.py"), str(theirs.fileno())],
+                [sys.executable, "-m", "support.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | single | {"PYTHONPATH": path},
             )
         if not self._link.recv(1 << 16):
-            raise RuntimeError("the nursery did not start")
+            raise RuntimeError("the fork server did not start")
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -136,7 +136,7 @@ class Nursery:
         with self._news:
             socket.send_fds(self._link, [json.dumps(request).encode()], given)
             if not self._news.wait_for(lambda: self._born, PATIENCE):
-                raise RuntimeError("the nursery does not answer")
+                raise RuntimeError("the fork server does not answer")
             return self._born.pop()
 
     def close(self) -> None:
@@ -153,9 +153,9 @@ def loopback() -> str:
 
 
 @functools.cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The one that all tests of this process share: it takes seconds to begin."""
-    shared = Nursery()
+    shared = ForkServer()
     atexit.register(shared.close)
     return shared
 
@@ -177,18 +177,18 @@ class Plan:
     dtype: str = "float32"
 
 
-class Fleet:
+class ProcessNetwork:
     """The peers of one network, to begin soon; a context manager that kills every process that is left."""
 
     def __init__(self, folder: Path, plan: Plan | None = None) -> None:
-        self.folder, self.plan, self._nursery = folder, plan or Plan(), nursery()
+        self.folder, self.plan, self._fork_server = folder, plan or Plan(), fork_server()
         self.news = threading.Condition()
-        self._net = loopback()
+        self._address = loopback()
         self.membership, self.members = self._found()
         self.signature = wire.Signature.read(folder / membership.INIT_FILE)
 
     def url(self, number: int) -> str:
-        return self.plan.urls(number) if self.plan.urls else f"https://{self._net}.{number + 1}:{PORT}"
+        return self.plan.urls(number) if self.plan.urls else f"https://{self._address}.{number + 1}:{PORT}"
 
     def listen(self, number: int) -> str:
         """Where a member listens."""
@@ -209,7 +209,7 @@ class Fleet:
             epoch=time.time() + self.plan.start,
             period=self.plan.period,
             deadline=self.plan.deadline,
-            task="quadratic:task",
+            task="support.quadratic:task",
             model=self.folder / "model.safetensors",
             hyperparameters=self.plan.hyperparameters,
             out=self.folder,
@@ -229,7 +229,7 @@ class Fleet:
             id=member.id,
             url=self.url(member.number),
             members=member.folder / "members.toml",
-            task="quadratic:task",
+            task="support.quadratic:task",
             listen=self.listen(member.number),
             metrics_listen=self.metrics(member.number),
             folder=member.folder,
@@ -239,13 +239,13 @@ class Fleet:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._nursery.listeners.append(self._notify)
+        self._fork_server.listeners.append(self._notify)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGCONT, *self.members)
         self.kill(*self.members)
-        self._nursery.listeners.remove(self._notify)
+        self._fork_server.listeners.remove(self._notify)
 
     def start(self, *members: Member, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
         """Start processes for these members; for all of them if none is named."""
@@ -255,8 +255,8 @@ class Fleet:
 
     def _start(self, member: Member, command: Sequence[str], environment: dict[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
-        pid = self._nursery.fork(command, environment, self.plan.namespace(member.number), [w for _, w in pipes])
-        process = Process(pid, self._nursery.ended)
+        pid = self._fork_server.fork(command, environment, self.plan.namespace(member.number), [w for _, w in pipes])
+        process = Process(pid, self._fork_server.ended)
         member.processes.append(process)
         for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):
             os.close(write)
@@ -335,9 +335,9 @@ class Fleet:
         return "\n".join(rows)
 
 
-def check_laws(fleet: Fleet, *members: Member) -> None:
+def check_laws(net: ProcessNetwork, *members: Member) -> None:
     """What the logs of all honest members must show, whatever happened and however long it took."""
-    for member in members or fleet.members:
+    for member in members or net.members:
         for process in member.processes:
             rounds = [line["round"] for line in process.lines]
             assert rounds == sorted(set(rounds)), f"{member.id} played a round twice: {rounds}"
@@ -355,7 +355,7 @@ def heard(lines: list[dict[str, Any]], *others: Member) -> set[str]:
     return {result for line in lines for name, result in line["results"].items() if name in names}
 
 
-def half_step(fleet: Fleet, member: Member, round: int | None = None) -> Models | None:
+def half_step(net: ProcessNetwork, member: Member, round: int | None = None) -> Models | None:
     """A member's half-step of a round as it is on its disk, the newest if none is named; None if there is none."""
     state = member.folder / "state"
     if round is None:
@@ -365,4 +365,4 @@ def half_step(fleet: Fleet, member: Member, round: int | None = None) -> Models 
     except FileNotFoundError:
         return None
     body = json.loads(line)["body"]
-    return np.frombuffer(rest[len(fleet.signature.header) : body], fleet.signature.dtype) if body else None
+    return np.frombuffer(rest[len(net.signature.header) : body], net.signature.dtype) if body else None

@@ -96,11 +96,10 @@ def _grow_up(request: dict[str, Any], given: list[int]) -> None:
         os.environ.update(request["environment"])
         if request["namespace"]:
             _enter(request["namespace"])
-        import faulty
-
         import rpel.cli
+        from support import process_faults
 
-        faulty.prepare()
+        process_faults.prepare()
         rpel.cli.main(request["arguments"])
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -25,7 +25,7 @@ D = 6
 SIGNATURE = wire.Signature(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
 
 
-class Bowl:
+class QuadraticLearner:
     """f_i(x) = ‖x − target_i‖² / 2 in float64, one gradient step of length 1/2, and a count of steps as local state."""
 
     def __init__(self, number: int) -> None:
@@ -69,7 +69,7 @@ def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:
 
 
 @dataclass
-class Consortium:
+class NetworkFiles:
     """The files of n peers: members.toml and init.safetensors in ``folder``, the rest in a folder for each peer."""
 
     folder: Path
@@ -94,7 +94,7 @@ def found(
     initial: Models | None = None,
     task: str = "mnist-sample",
     **terms: Any,
-) -> Consortium:
+) -> NetworkFiles:
     """Keys, certificates, peer.toml files and a members.toml whose round 1 begins ``soon`` seconds from now."""
     x = np.zeros(signature.d, signature.dtype) if initial is None else initial
     draft = membership.found(
@@ -121,7 +121,7 @@ def found(
         members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
     whole = replace(draft, members=tuple(members))
     membership.save(whole, folder / "members.toml")
-    return Consortium(folder, configs, whole)
+    return NetworkFiles(folder, configs, whole)
 
 
 @dataclass

@@ -33,7 +33,7 @@ def url(number: int) -> str:
     return f"https://{NET}.{number + 1}:7443"
 
 
-class Segments:
+class Namespaces:
     """Peers 0 … n − 1 with addresses 10.77.0.1 …; the first half left, the second half right."""
 
     def __init__(self, peers: int) -> None:

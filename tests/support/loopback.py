@@ -34,7 +34,7 @@ def model(sig: Signature, seed: int) -> Models:
 
 
 @dataclass(frozen=True)
-class Papers:
+class Credentials:
     """A key, a certificate, and where they are."""
 
     key: Path
@@ -42,9 +42,9 @@ class Papers:
     pem: str
 
 
-def papers(folder: Path, name: str, days: int = 30) -> Papers:
+def credentials(folder: Path, name: str, days: int = 30) -> Credentials:
     secret, pem = certificates.create(name, days=days)
-    found = Papers(folder / f"{name}.key", folder / f"{name}.pem", pem)
+    found = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
     identity.write_key(found.key, secret)
     found.certificate.write_text(pem)
     return found
@@ -75,7 +75,7 @@ def membership(members: Iterable[Member]) -> Membership:
 
 
 @dataclass
-class Shop:
+class MemoryStore:
     """What a served peer has: models by round in memory files, and a record of what was answered."""
 
     sig: Signature
@@ -119,8 +119,8 @@ class Loopback:
     """n peers, all serving; ``transports[i]`` asks and serves as member i."""
 
     membership: Membership
-    papers: list[Papers]
-    shops: list[Shop]
+    credentials: list[Credentials]
+    stores: list[MemoryStore]
     transports: list[HttpsTransport]
     sig: Signature
 
@@ -136,7 +136,7 @@ class Loopback:
         for member, url in urls.items():
             members[member] = replace(members[member], url=url)
         self.membership = membership(members)
-        for transport, own in zip(self.transports, self.papers, strict=True):
+        for transport, own in zip(self.transports, self.credentials, strict=True):
             transport.rotate(self.membership, own.certificate, own.key)
 
 
@@ -145,14 +145,14 @@ async def loopback(
     folder: Path, n: int = 3, sig: Signature = SMALL, limits: Limits | None = None
 ) -> AsyncIterator[Loopback]:
     """Start n peers on free ports, tell everybody where they are, and stop them at the end."""
-    held = [papers(folder, f"peer-{i}") for i in range(n)]
+    held = [credentials(folder, f"peer-{i}") for i in range(n)]
     unplaced = membership(Member.of(f"peer-{i}", "https://127.0.0.1:1", held[i].pem) for i in range(n))
-    shops = [Shop(sig) for _ in range(n)]
+    stores = [MemoryStore(sig) for _ in range(n)]
     transports = [
-        HttpsTransport(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, shop, limits)
-        for own, shop in zip(held, shops, strict=True)
+        HttpsTransport(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, store, limits)
+        for own, store in zip(held, stores, strict=True)
     ]
-    net = Loopback(unplaced, held, shops, transports, sig)
+    net = Loopback(unplaced, held, stores, transports, sig)
     try:
         for transport in transports:
             await transport.start()
@@ -161,8 +161,8 @@ async def loopback(
     finally:
         for transport in transports:
             await transport.stop()
-        for shop in shops:
-            shop.close()
+        for store in stores:
+            store.close()
         await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
 
 
@@ -172,8 +172,8 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @asynccontextmanager
 async def hostile(net: Loopback, member: int, script: Script) -> AsyncIterator[list[bytes]]:
     """A member whose server does what the script says after each request; yields the requests that came."""
-    own = net.papers[member]
-    context = identity.server_context(own.certificate, own.key, [p.pem for p in net.papers])
+    own = net.credentials[member]
+    context = identity.server_context(own.certificate, own.key, [p.pem for p in net.credentials])
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,8 +218,8 @@ async def told(net: Loopback, context: ssl.SSLContext | None, request: bytes) ->
     return b""
 
 
-def asking(net: Loopback, own: Papers) -> ssl.SSLContext:
-    return identity.client_context(own.certificate, own.key, net.papers[1].pem)
+def asking(net: Loopback, own: Credentials) -> ssl.SSLContext:
+    return identity.client_context(own.certificate, own.key, net.credentials[1].pem)
 
 
 def wanted(net: Loopback, path: str = "/v1/model/1", method: str = "GET", more: str = "") -> bytes:

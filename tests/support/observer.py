@@ -10,17 +10,17 @@ from collections import defaultdict
 from typing import Self
 
 import numpy as np
-from fleet import Fleet, Member
 
 from rpel.peer.client import Client
 from rpel.peer.wire import digest
+from support.process_network import Member, ProcessNetwork
 
 
-class Spy:
+class Observer:
     """Pulls in a thread of its own while it is open; ``seen[member number, round]`` are the hashes that came."""
 
-    def __init__(self, fleet: Fleet, member: Member) -> None:
-        self._fleet, self._own = fleet, member
+    def __init__(self, net: ProcessNetwork, member: Member) -> None:
+        self._net, self._own = net, member
         self.seen: dict[tuple[int, int], set[str]] = defaultdict(set)
         self.pulled: dict[tuple[int, int], int] = defaultdict(int)
 
@@ -45,13 +45,13 @@ class Spy:
         return any(number == member.number and len(hashes) > 1 for (number, _), hashes in list(self.seen.items()))
 
     def _position(self) -> float:
-        return time.time() - self._fleet.membership.epoch
+        return time.time() - self._net.membership.epoch
 
     async def _watch(self) -> None:
         key = self._own.folder / "peer.key"
         certificate = self._own.folder / "peer.crt"
-        client = Client(self._fleet.membership, certificate, key, self._fleet.signature, self._position)
-        others = [member.number for member in self._fleet.members if member is not self._own]
+        client = Client(self._net.membership, certificate, key, self._net.signature, self._position)
+        others = [member.number for member in self._net.members if member is not self._own]
         watching = [asyncio.create_task(self._follow(client, number)) for number in others]
         await self._stop.wait()
         for task in watching:
@@ -61,8 +61,8 @@ class Spy:
 
     async def _follow(self, client: Client, number: int) -> None:
         """Each round in its own time and once more in the next one's, so that a crash in between is seen."""
-        period = self._fleet.membership.period
-        row = np.empty(self._fleet.signature.d, self._fleet.signature.dtype)
+        period = self._net.membership.period
+        row = np.empty(self._net.signature.d, self._net.signature.dtype)
         while True:
             now = int(self._position() // period) + 1
             end = asyncio.get_running_loop().time() + now * period - self._position()
@@ -71,6 +71,6 @@ class Spy:
                     continue
                 answer = await client.pull(number, round, row, end)
                 if answer.result == "ok":
-                    self.seen[number, round].add(digest(self._fleet.signature, row))
+                    self.seen[number, round].add(digest(self._net.signature, row))
                     self.pulled[number, round] += 1
             await asyncio.sleep(max(0.0, now * period - self._position()))

@@ -40,5 +40,5 @@ class Quadratic:
 
 
 def task(seed: int, hyperparameters: Mapping[str, Any]) -> Quadratic:
-    """What ``rpel peer run`` calls for the task "quadratic:task"."""
+    """What ``rpel peer run`` calls for the task "support.quadratic:task"."""
     return Quadratic(int(hyperparameters.get("d", 64)), seed, float(hyperparameters.get("noise", 0.01)))

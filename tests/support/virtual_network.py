@@ -1,8 +1,8 @@
 """Peers under a virtual clock: the real protocol and the real serving desk, with a network and disks that fail on cue.
 
-A world is a heap of events; every want of a life takes virtual time, so a crash can fall between any two of them, and
-everything random comes from the world's seed, so any world replays. What must never happen is written down in
-``World.broken`` as it happens.
+The network is a heap of events; every want of a life takes virtual time, so a crash can fall between any two of them,
+and everything random comes from its seed, so any run replays. What must never happen is written down in
+``VirtualNetwork.broken`` as it happens.
 """
 
 import heapq
@@ -25,8 +25,8 @@ PERIOD, DEADLINE = 10.0, 6.0
 D = 3
 Reply = Callable[[int, Models | None, float], None]
 """(status code, model, clock position): what a server sends back."""
-Behaviour = Callable[["World", int, int], tuple[float, Models | None] | None]
-"""(world, own number, round) → when after the request it answers, and with what (None: with a malformed body)."""
+Behaviour = Callable[["VirtualNetwork", int, int], tuple[float, Models | None] | None]
+"""(net, own number, round) → when after the request it answers, and with what (None: with a malformed body)."""
 
 
 class Disk:
@@ -85,8 +85,8 @@ class Asking:
 class Peer:
     """One peer: a life, its desk, its disk and its clock."""
 
-    def __init__(self, world: "World", number: int) -> None:
-        self.world, self.number = world, number
+    def __init__(self, net: "VirtualNetwork", number: int) -> None:
+        self.net, self.number = net, number
         self.disk = Disk()
         self.up = False
         self.incarnation = 0
@@ -94,7 +94,7 @@ class Peer:
         self.wall_error = 0.0
         self.drift = 0.0
         self.compute = 1.0
-        self.target = np.full(D, 1.0) + world.coins.uniform(-0.5, 0.5)
+        self.target = np.full(D, 1.0) + net.coins.uniform(-0.5, 0.5)
         self.momentum = np.zeros(D)
         self.x = np.zeros(D)
         self.reports: list[Report] = []
@@ -112,8 +112,8 @@ class Peer:
         self.desk = Desk()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
-        self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.world.now + self.wall_error, ticks=self.ticks)
-        self.life = life(self.world.terms(self.number, 1), self.clock, self.draw, np.zeros(D))
+        self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
+        self.life = life(self.net.terms(self.number, 1), self.clock, self.draw, np.zeros(D))
         self.momentum = np.zeros(D)
         self.go(None)
 
@@ -122,13 +122,13 @@ class Peer:
         if self.up:
             self.up = False
             self.life.close()
-            self.world.after(down, self.boot)
+            self.net.after(down, self.boot)
 
     def ticks(self) -> float:
-        return self.world.now * (1 + self.drift)
+        return self.net.now * (1 + self.drift)
 
     def draw(self, t: int, me: int, nodes: int, pull: int) -> tuple[int, ...]:
-        return tuple(self.world.coins.sample([i for i in range(nodes) if i != me], pull))
+        return tuple(self.net.coins.sample([i for i in range(nodes) if i != me], pull))
 
     def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do it then, unless this process is gone by then; a stopped process does it when it goes on."""
@@ -137,12 +137,12 @@ class Peer:
         def act() -> None:
             if not self.up or self.incarnation != born:
                 return
-            if self.world.now < self.paused_until:
-                self.world.after(self.paused_until - self.world.now, act)
+            if self.net.now < self.paused_until:
+                self.net.after(self.paused_until - self.net.now, act)
             else:
                 action(*arguments)
 
-        self.world.after(max(0.0, seconds), act)
+        self.net.after(max(0.0, seconds), act)
 
     # --- driving the life ---
 
@@ -159,7 +159,7 @@ class Peer:
         self.wanted.append(kind)
         if self.crash_at == (kind, self.clock.round()):
             self.crash_at = None
-            self.crash(self.world.coins.uniform(0.1, 2.5 * PERIOD))
+            self.crash(self.net.coins.uniform(0.1, 2.5 * PERIOD))
             return
         getattr(self, f"on_{kind.lower()}")(want)
 
@@ -172,23 +172,21 @@ class Peer:
             assert half is not None
             self.bodies[t] = half
         if memory.checkpoint is not None:
-            self.world.recalled(self, memory)
+            self.net.recalled(self, memory)
         self.later(0.01, self.go, memory)
 
     def on_askclocks(self, want: Want) -> None:
-        others = [p for p in self.world.peers if p.number != self.number]
-        heard = [p for p in others if self.world.connected(self.number, p.number)]
-        offsets = [
-            p.clock.position() - self.clock.position() for p in heard if p.up and self.world.now >= p.paused_until
-        ]
-        offsets += [1e6 for p in self.world.hostile if self.world.connected(self.number, p)]
+        others = [p for p in self.net.peers if p.number != self.number]
+        heard = [p for p in others if self.net.connected(self.number, p.number)]
+        offsets = [p.clock.position() - self.clock.position() for p in heard if p.up and self.net.now >= p.paused_until]
+        offsets += [1e6 for p in self.net.hostile if self.net.connected(self.number, p)]
         self.later(0.05, self.go, offsets)
 
     def on_sleep(self, want: protocol.Sleep) -> None:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     def on_enter(self, want: protocol.Enter) -> None:
-        self.later(0.001, self.go, self.world.terms(self.number, want.round))
+        self.later(0.001, self.go, self.net.terms(self.number, want.round))
 
     def on_step(self, want: protocol.Step) -> None:
         if want.fresh:
@@ -203,7 +201,7 @@ class Peer:
         if want.served:
             record = self.disk.records.get(want.round)
             if record is None or record[0].half is None:
-                self.world.break_("published before it was on disk", self.number, want.round)
+                self.net.break_("published before it was on disk", self.number, want.round)
             else:
                 self.bodies[want.round] = record[0].half
             self.desk.publish(want.round)
@@ -217,18 +215,18 @@ class Peer:
     def on_save(self, want: protocol.Save) -> None:
         self.x = want.checkpoint.x.copy()
         if not np.isfinite(want.checkpoint.x).all():
-            self.world.break_("a model that is not finite was kept", self.number, want.checkpoint.round)
+            self.net.break_("a model that is not finite was kept", self.number, want.checkpoint.round)
         self.later(0.05, lambda: self.go(self.disk.save(want.checkpoint)))
 
     def on_tell(self, want: protocol.Tell) -> None:
-        self.world.told(self, want.report)
+        self.net.told(self, want.report)
         self.reports.append(want.report)
         self.later(0.0, self.go, None)
 
     # --- pulling ---
 
     def on_pull(self, want: protocol.Pull) -> None:
-        self.world.asked(self, want)
+        self.net.asked(self, want)
         table = np.full((1 + len(want.members), D), np.nan)
         if want.half is not None:
             table[0] = want.half
@@ -248,11 +246,11 @@ class Peer:
             if self.up and self.incarnation == born and not asking.over:
                 self.answered(asking, place, code, model, position)
 
-        arrived = self.world.send(self.number, member)
+        arrived = self.net.send(self.number, member)
         if arrived is None:
             self.later(0.5, self.ask, asking, place)
         else:
-            self.world.after(arrived, lambda: self.world.serve(member, self.number, t, reply))
+            self.net.after(arrived, lambda: self.net.serve(member, self.number, t, reply))
 
     def answered(self, asking: Asking, place: int, code: int, model: Models | None, position: float) -> None:
         if code in (0, 425):
@@ -271,14 +269,14 @@ class Peer:
         if not asking.over:
             asking.over = True
             results = tuple(asking.results.get(member, "late") for member in asking.want.members)
-            self.world.pulled(self, asking, results)
+            self.net.pulled(self, asking, results)
             self.go(Pulled(asking.table, results, tuple(asking.offsets)))
 
     # --- serving ---
 
     def serve(self, member: int, t: int, reply: Reply) -> None:
         """What the server does with a request, with the real desk."""
-        if self.world.now < self.paused_until:
+        if self.net.now < self.paused_until:
             self.later(0.0, self.serve, member, t, reply)
             return
         decision = self.desk.request(member, t)
@@ -301,15 +299,15 @@ class Peer:
 
     def send(self, member: int, t: int, reply: Reply) -> None:
         body = self.bodies[t].copy()
-        self.world.served(self, t, body)
+        self.net.served(self, t, body)
         self.desk.done(member, t, full=True)
-        way = self.world.send(self.number, member)
+        way = self.net.send(self.number, member)
         if way is not None:
             position = self.clock.position()
-            self.world.after(way, lambda: reply(SERVED, body, position))
+            self.net.after(way, lambda: reply(SERVED, body, position))
 
 
-class World:
+class VirtualNetwork:
     """n peers, the last b of them hostile, joined by a network that does what it is told."""
 
     def __init__(self, seed: int, n: int = 12, b: int = 2, s: int = 8, b_hat: int = 2, rounds: int = 20) -> None:
@@ -338,7 +336,7 @@ class World:
     def at(self, position: float, action: Callable[[], None]) -> None:
         self.after(position - self.now, action)
 
-    def run(self, until: float | None = None) -> "World":
+    def run(self, until: float | None = None) -> "VirtualNetwork":
         """Let it happen; without ``until`` to the end of the last round."""
         end = (self.rounds + 1.5) * PERIOD if until is None else until
         if self.count == 0 or not any(p.incarnation for p in self.peers):
@@ -443,38 +441,38 @@ class World:
 # --- what hostile peers do -------------------------------------------------------------------------------------------
 
 
-def silent(world: World, me: int, t: int) -> None:
+def silent(net: VirtualNetwork, me: int, t: int) -> None:
     """Takes the request and never answers; also what 1 byte/s comes to."""
 
 
-def honest_mean(world: World) -> Models:
-    return np.asarray(np.mean([peer.x for peer in world.peers], axis=0))
+def honest_mean(net: VirtualNetwork) -> Models:
+    return np.asarray(np.mean([peer.x for peer in net.peers], axis=0))
 
 
-def forging(world: World, me: int, t: int) -> tuple[float, Models]:
+def forging(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
     """Answers at once with something that pulls away."""
-    return 0.0, honest_mean(world) - 1.5
+    return 0.0, honest_mean(net) - 1.5
 
 
-def huge(world: World, me: int, t: int) -> tuple[float, Models]:
+def huge(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
     return 0.01, np.full(D, 3.4e38)
 
 
-def not_finite(world: World, me: int, t: int) -> tuple[float, Models]:
+def not_finite(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
     return 0.01, np.array([np.nan, np.inf, 0.0])
 
 
-def malformed(world: World, me: int, t: int) -> tuple[float, None]:
+def malformed(net: VirtualNetwork, me: int, t: int) -> tuple[float, None]:
     return 0.01, None
 
 
-def just_late(world: World, me: int, t: int) -> tuple[float, Models]:
-    return DEADLINE, honest_mean(world) + 1.0
+def just_late(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
+    return DEADLINE, honest_mean(net) + 1.0
 
 
-def wavering(world: World, me: int, t: int) -> tuple[float, Models | None] | None:
+def wavering(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models | None] | None:
     """Something else each time."""
-    return world.coins.choice(BEHAVIOURS)(world, me, t)
+    return net.coins.choice(BEHAVIOURS)(net, me, t)
 
 
 BEHAVIOURS: list[Behaviour] = [silent, forging, huge, not_finite, malformed, just_late]

@@ -1,0 +1,40 @@
+"""A run that takes a second, its interruption, and the comparison of two run folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rpel.simulation.result import Result
+from rpel.simulation.run import Tick, simulate
+
+TINY: dict[str, Any] = {
+    "model": "linear", "nodes": 8, "byzantine": 1, "pull": 4, "rounds": 6, "eval_every": 2, "eval_size": 50,
+    "checkpoint_every": 2, "lr": 0.1,
+}  # fmt: skip
+
+
+def tiny(out: Path | None, **fields: Any) -> Result:
+    return simulate(out=out, **{**TINY, **fields})
+
+
+def without_seconds(path: Path) -> list[dict[str, Any]]:
+    return [{**json.loads(line), "seconds": 0} for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_bytes(a: Path, b: Path) -> None:
+    """Everything a run computed is equal to the last byte; only times differ."""
+    for name in ("models.safetensors", "counts.npz", "nodes.npz", "accuracy.svg", "spec.toml", "certificate.json"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    assert without_seconds(a) == without_seconds(b)
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash_after(round_: int) -> Any:
+    def progress(tick: Tick) -> None:
+        if tick.round == round_:
+            raise CrashError
+
+    return progress

@@ -1,0 +1,57 @@
+"""The smallest simulation worth running: a quadratic task in seven dimensions, three hostile nodes."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.randomness import stream
+from rpel.simulation.simulator import Setting
+
+Array = NDArray[Any]
+
+
+class Quadratic:
+    """Node i pulls towards its own target, with noise from coordinates: f_i(x) = ‖x − c_i‖² / 2."""
+
+    d = 7
+
+    def __init__(self, nodes: int = 12, noise: float = 0.1) -> None:
+        self.targets = np.random.default_rng(0).normal(size=(nodes, self.d)) * 0.3 + 1
+        self.noise = noise
+
+    def initial(self) -> Any:
+        return np.zeros(self.d)
+
+    def local_state(self, h: int) -> Any:
+        return np.zeros((h, 1))
+
+    def gradient(
+        self, x: Array, local: Array, ids: Array, t: int, k: int, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        noise = np.stack([stream(0, ("batch", k), t, int(i)).standard_normal(self.d) for i in ids])
+        g = x - self.targets[ids] + self.noise * noise
+        if out is not None:
+            out[:] = g
+            g = out
+        return g, local + 1  # local state counts the steps
+
+    def evaluate(self, x: Array, local: Array, subset: Array | None = None) -> tuple[Array, Array]:
+        off = np.square(x - self.targets.mean(axis=0)).sum(axis=1)
+        return 1 / (1 + off), off
+
+    def full_gradient(self, x: Array, local: Array, size: int | None = None) -> Array:
+        return np.asarray(x - self.targets.mean(axis=0))
+
+
+BASE = Setting(
+    nodes=15,
+    byzantine=3,
+    pull=8,
+    b_hat=3,
+    rounds=6,
+    lr=lambda t: 0.4 / t,
+    momentum=0.8,
+    weight_decay=0.01,
+    attack="foe",
+)

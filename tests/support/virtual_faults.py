@@ -1,0 +1,117 @@
+"""Faults as an enumeration, and networks with a few of them drawn from a seed."""
+
+from collections.abc import Callable
+from enum import Enum
+
+from support.virtual_network import BEHAVIOURS, PERIOD, Peer, VirtualNetwork, wavering
+
+CRASH_POINTS = ("Recall", "AskClocks", "Enter", "Step", "Persist", "Publish", "Pull", "Save", "Tell")
+
+
+def crash(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    down = net.coins.uniform(0.1, 2.5 * PERIOD)
+    net.at(begin, lambda: peer.crash(down))
+
+
+def crash_at_a_want(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    peer.crash_at = (net.coins.choice(CRASH_POINTS), int(begin / PERIOD) + 1)
+
+
+def crash_everybody(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    for one in net.peers:
+        crash(net, one, begin)
+
+
+def pause(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    until = begin + net.coins.uniform(0.1, 3) * PERIOD
+    net.at(begin, lambda: setattr(peer, "paused_until", until))
+
+
+def partition(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    side = set(net.coins.sample(range(net.n), net.n // 2))
+    net.cut(begin, begin + net.coins.uniform(0.5, 3) * PERIOD, lambda a, c: (a in side) != (c in side))
+
+
+def isolation(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    me = peer.number
+    net.cut(begin, begin + net.coins.uniform(0.5, 3) * PERIOD, lambda a, c: me in (a, c))
+
+
+def one_way(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    me = peer.number
+    net.cut(begin, begin + net.coins.uniform(0.5, 3) * PERIOD, lambda a, c: c == me)
+
+
+def slow_links(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    me, usual = peer.number, net.latency
+    net.latency = lambda a, c: usual(a, c) + (net.coins.uniform(0, 4) if me in (a, c) else 0.0)
+
+
+def slow_machine(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    peer.compute = net.coins.uniform(1.0, 1.5 * PERIOD)
+
+
+def disk_full(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    net.at(begin, lambda: setattr(peer.disk, "full", True))
+    net.at(begin + net.coins.uniform(0.5, 3) * PERIOD, lambda: setattr(peer.disk, "full", False))
+
+
+def damaged_checkpoint(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    def hit() -> None:
+        if peer.up:
+            peer.crash(net.coins.uniform(0.1, PERIOD))
+            net.damage(peer)
+
+    net.at(begin, hit)
+
+
+def damaged_record(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    def hit() -> None:
+        if peer.up and peer.disk.records:
+            peer.crash(net.coins.uniform(0.1, PERIOD))
+            peer.disk.damaged.add(max(peer.disk.records))
+
+    net.at(begin, hit)
+
+
+def wall_clock(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    net.at(begin, lambda: setattr(peer, "wall_error", net.coins.choice([-3600.0, 3600.0])))
+
+
+def drift(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    peer.drift = net.coins.uniform(-2e-3, 2e-3)
+
+
+class Fault(Enum):
+    """What can go wrong; the value does it to a peer from a position on."""
+
+    CRASH = (crash,)
+    CRASH_AT_A_WANT = (crash_at_a_want,)
+    CRASH_EVERYBODY = (crash_everybody,)
+    PAUSE = (pause,)
+    PARTITION = (partition,)
+    ISOLATION = (isolation,)
+    ONE_WAY = (one_way,)
+    SLOW_LINKS = (slow_links,)
+    SLOW_MACHINE = (slow_machine,)
+    DISK_FULL = (disk_full,)
+    DAMAGED_CHECKPOINT = (damaged_checkpoint,)
+    DAMAGED_RECORD = (damaged_record,)
+    WALL_CLOCK = (wall_clock,)
+    DRIFT = (drift,)
+
+    def strike(self, net: VirtualNetwork, peer: Peer, begin: float) -> None:
+        act: Callable[[VirtualNetwork, Peer, float], None] = self.value[0]
+        act(net, peer, begin)
+
+
+def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
+    """A net of twelve with one to five faults and two hostile peers, all drawn from the seed; not run yet."""
+    net = VirtualNetwork(seed, rounds=rounds)
+    coins = net.coins
+    for number in net.hostile:
+        net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
+    for _ in range(coins.randint(1, 5)):
+        fault = coins.choice(list(Fault))
+        fault.strike(net, coins.choice(net.peers), coins.uniform(0, (rounds - 1) * PERIOD))
+    return net

@@ -20,7 +20,8 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
-from rpel.peer.transport import Client, HttpsTransport
+from rpel.peer.client import Client
+from rpel.peer.server import HttpsTransport
 from support.flood import Flood, stall
 from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 

@@ -292,7 +292,7 @@ def status(pid: int | str, entry: str) -> int:
 
 def after_import() -> int:
     """Resident bytes of a process that has imported what `rpel peer run` imports, and done nothing."""
-    script = "import rpel.cli, rpel.peer.run; print(open('/proc/self/status').read())"
+    script = "import rpel.cli, rpel.peer.api; print(open('/proc/self/status').read())"
     text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     found = re.search(r"VmRSS:\s+(\d+) kB", text)
     assert found is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,6 +17,24 @@ Models = Floats
 Integers = NDArray[np.int64]
 Schedule = Callable[[int], float]
 """The learning rate η of round t = 1, 2, …"""
+
+
+class Outcome(StrEnum):
+    """What a peer's round came to: aggregated; too few answers; a robust aggregate of the others instead of its own."""
+
+    AGGREGATED = "aggregated"
+    LOCAL_ONLY = "local_only"
+    CAUGHT_UP = "caught_up"
+
+
+class PullResult(StrEnum):
+    """What came of asking one member for its model."""
+
+    OK = "ok"
+    LATE = "late"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True)

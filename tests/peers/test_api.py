@@ -22,7 +22,7 @@ from rpel.aggregation import rule
 from rpel.config import membership
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer.ready import make_ready
+from rpel.peer.node import make_ready
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
 from support.paths import ROOT

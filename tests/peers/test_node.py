@@ -21,10 +21,10 @@ from rpel.aggregation import rule
 from rpel.config import membership
 from rpel.config.membership import Member
 from rpel.peer import identity, wire
-from rpel.peer.node import Node, Round, from_os
-from rpel.peer.ready import make_ready, sizes
-from rpel.peer.standing import News, initial_body
-from rpel.peer.store import Store
+from rpel.peer.identity import News
+from rpel.peer.node import Node, Round, from_os, make_ready, sizes
+from rpel.peer.store import Store, initial_body
+from rpel.types import Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 
 ROUNDS, PERIOD = 4, 2.0
@@ -84,7 +84,7 @@ def test_all_rounds_aggregate_and_all_models_agree(finished: Finished) -> None:
     for peer in running:
         assert [round.number for round in peer.rounds] == [1, 2, 3, 4]
         assert [round.outcome for round in peer.rounds] == [None, "aggregated", "aggregated", "aggregated"]
-        assert peer.rounds[-1] == Round(4, "aggregated", asked=4, received=4, trim=1)
+        assert peer.rounds[-1] == Round(4, Outcome.AGGREGATED, asked=4, received=4, trim=1)
         assert peer.node.summary()["outcomes"]["aggregated"] == ROUNDS
         assert isinstance(peer.learner, QuadraticLearner)
         assert isinstance(running[0].learner, QuadraticLearner)
@@ -179,7 +179,7 @@ def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None
     peer.entered.wait(60)
     peer.node.stop()
     assert peer.join().rounds == []
-    assert "stopp" in peer.node._unready
+    assert "stopp" in peer.node.unready
 
 
 def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
     peer.node.standing = replace(peer.node.standing, membership=_needing_answers(files))
     reports: list[str] = []
-    peer.node._progress = lambda report, _: reports.append(f"{report.outcome} {report.frozen} {peer.node._unready}")
+    peer.node.progress = lambda report, _: reports.append(f"{report.outcome} {report.frozen} {peer.node.unready}")
     peer.start().join()
     assert reports
     assert all(report.startswith("local_only") for report in reports)
@@ -220,8 +220,8 @@ def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
 
 def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> None:
     node = Node(found(tmp_path, 2).configs[0])
-    assert node._names(0) == ("peer-0", "peer-1")
-    assert node._names(3) == ("peer-0", "peer-1", "former-2", "former-3")
+    assert node.names(0) == ("peer-0", "peer-1")
+    assert node.names(3) == ("peer-0", "peer-1", "former-2", "former-3")
 
 
 # --- a new membership ------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ import pytest
 from rpel import attack, cli, rule
 from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
 from rpel.operations.redteam.deliveries import drill, parse_parameters
-from rpel.peer.node import Node
-from rpel.peer.ready import make_ready
-from rpel.peer.transport import HttpsTransport
+from rpel.peer.node import Node, make_ready
+from rpel.peer.server import HttpsTransport
 from rpel.types import Models
 from support.loopback import MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found

@@ -12,7 +12,7 @@ from rpel import certificates
 from rpel.config.membership import Member
 from rpel.peer import identity
 from rpel.peer.limits import Limits
-from rpel.peer.transport import HttpsTransport
+from rpel.peer.server import HttpsTransport
 from support.loopback import (
     SMALL,
     Credentials,

@@ -13,6 +13,7 @@ from rpel.operations.watch import Seen, seen
 from rpel.peer.client import Answer
 from rpel.peer.node import Node
 from rpel.terminal import stdout
+from rpel.types import PullResult
 from support.thread_network import QuadraticLearner, Running, ended, found
 
 HONEST = {
@@ -38,8 +39,8 @@ def test_an_honest_answer_is_shown_as_it_is() -> None:
         ({"round": 9}, "finished"),
         ({"round": 3, "frozen": True}, "frozen"),
         ({}, "starting"),
-        (Answer("unreachable", reason="[red]no[/]"), "unreachable"),
-        (Answer("refused", membership="0" * 64), "other membership"),
+        (Answer(PullResult.UNREACHABLE, reason="[red]no[/]"), "unreachable"),
+        (Answer(PullResult.REFUSED, membership="0" * 64), "other membership"),
     ],
 )
 def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
@@ -71,7 +72,7 @@ def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(s
 
 
 def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [seen("a", HONEST, 9), seen("b", Answer("late"), 9), seen("c", HONEST, 9)]
+    rows = [seen("a", HONEST, 9), seen("b", Answer(PullResult.LATE), 9), seen("c", HONEST, 9)]
     stdout().print(tables.members_now("network demo", rows, hostile={"c"}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "3", "0.7500", "10", "1", "2", "7", "1", "training"]

@@ -13,8 +13,7 @@ from torch import nn
 from rpel.learning import local_step
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer.learner import Hyperparameters, TaskLearner, built_in, seed_of, task_learner
-from rpel.peer.loop import TorchLearner
+from rpel.peer.learner import Hyperparameters, TaskLearner, TorchLearner, built_in, seed_of, task_learner
 from rpel.peer.wire import Signature
 from rpel.types import Cohort, Models
 

@@ -49,8 +49,8 @@ def _warm() -> None:
 
     import rpel.cli
     import rpel.operations.join
-    import rpel.peer.run
-    from rpel.peer.ready import make_ready
+    import rpel.peer.api
+    from rpel.peer.node import make_ready
 
     for dtype in (np.float32, np.float64):
         make_ready(rpel.rule("nnm+trimmed_mean", f=2), pull=8, d=64, dtype=dtype)

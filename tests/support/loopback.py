@@ -17,8 +17,8 @@ from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.desk import Desk
 from rpel.peer.limits import Limits
+from rpel.peer.server import HttpsTransport
 from rpel.peer.store import Body
-from rpel.peer.transport import HttpsTransport
 from rpel.peer.wire import Signature
 from rpel.types import Models
 

@@ -63,18 +63,18 @@ def die_at(point: str, round: int) -> None:
 
 def _at(kind: type, due: Callable[[Any], bool]) -> None:
     """Die when the life wants this, before it is done."""
-    usual = Node._answer
+    usual = Node.answer
 
     def answer(self: Node, want: Any, learner: Any) -> Any:
         if isinstance(want, kind) and due(want):
             die()
         return usual(self, want, learner)
 
-    Node._answer = answer  # type: ignore[method-assign]
+    Node.answer = answer  # type: ignore[method-assign]
 
 
 def _tell_times() -> None:
-    usual = Node._answer
+    usual = Node.answer
     published = [0.0]
 
     def answer(self: Node, want: Any, learner: Any) -> Any:
@@ -86,7 +86,7 @@ def _tell_times() -> None:
             print(json.dumps(times), flush=True)
         return found
 
-    Node._answer = answer  # type: ignore[method-assign]
+    Node.answer = answer  # type: ignore[method-assign]
 
 
 def _before_load(round: int) -> None:
@@ -130,7 +130,7 @@ def _while_writing(round: int) -> None:
 
 def _between(round: int) -> None:
     """The third answer has just come."""
-    usual, came = Node._pull_one, []
+    usual, came = Node.ask, []
 
     async def pull_one(self: Node, member: int, t: int, *rest: Any) -> Any:
         answer = await usual(self, member, t, *rest)
@@ -140,7 +140,7 @@ def _between(round: int) -> None:
                 die()
         return answer
 
-    Node._pull_one = pull_one  # type: ignore[method-assign, assignment]
+    Node.ask = pull_one  # type: ignore[method-assign, assignment]
 
 
 def _wall(wrong_by: float) -> None:

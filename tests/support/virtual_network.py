@@ -19,7 +19,7 @@ from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
 from rpel.peer.desk import SERVED, Desk
 from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want, life
-from rpel.types import Models
+from rpel.types import Models, PullResult
 
 PERIOD, DEADLINE = 10.0, 6.0
 D = 3
@@ -77,7 +77,7 @@ class Asking:
     want: protocol.Pull
     began: float
     table: Models
-    results: dict[int, str] = field(default_factory=dict)
+    results: dict[int, PullResult] = field(default_factory=dict)
     offsets: list[float] = field(default_factory=list)
     over: bool = False
 
@@ -257,8 +257,8 @@ class Peer:
             self.later(0.3, self.ask, asking, place)
             return
         member = asking.want.members[place]
-        result = "refused" if code != SERVED else "malformed" if model is None else "ok"
-        if model is not None and result == "ok":
+        result = PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if model is None else PullResult.OK
+        if model is not None and result is PullResult.OK:
             asking.table[place + 1] = model
             asking.offsets.append(position - self.clock.position())
         asking.results[member] = result
@@ -268,7 +268,7 @@ class Peer:
     def close(self, asking: Asking) -> None:
         if not asking.over:
             asking.over = True
-            results = tuple(asking.results.get(member, "late") for member in asking.want.members)
+            results = tuple(asking.results.get(member, PullResult.LATE) for member in asking.want.members)
             self.net.pulled(self, asking, results)
             self.go(Pulled(asking.table, results, tuple(asking.offsets)))
 
@@ -395,11 +395,11 @@ class VirtualNetwork:
         if self._versions.setdefault((peer.number, t), body.tobytes()) != body.tobytes():
             self.break_("two versions of a round", peer.number, t)
 
-    def pulled(self, peer: Peer, asking: Asking, results: Iterable[str]) -> None:
+    def pulled(self, peer: Peer, asking: Asking, results: Iterable[PullResult]) -> None:
         late = peer.clock.position() - max(asking.want.deadline, asking.began)
         if late > 0.5 and self.now >= peer.paused_until + PERIOD:
             self.break_(f"pulls ended {late:.2f} s after the deadline", peer.number, asking.want.round)
-        came = [m for m, result in zip(asking.want.members, results, strict=True) if result == "ok"]
+        came = [m for m, result in zip(asking.want.members, results, strict=True) if result is PullResult.OK]
         if sum(m in self.hostile for m in came) > (self.rule.f or 0):
             self.break_("more hostile models than b_hat", peer.number, asking.want.round)
 

@@ -97,7 +97,7 @@ def run(
     from rpel.config import peer as settings
 
     mixed = settings.load(config).log == "-"  # standard output then belongs to the JSON lines
-    from rpel.peer.run import Terminated, run
+    from rpel.peer.api import Terminated, run
 
     with _speaking():
         try:

@@ -7,7 +7,8 @@ from rpel.config import membership as memberships
 from rpel.config.peer import Config
 from rpel.peer.client import Client
 from rpel.peer.clock import RoundClock
-from rpel.peer.standing import News, Standing, initial_model, take
+from rpel.peer.identity import News, Standing, take
+from rpel.peer.store import initial_model
 from rpel.peer.wire import Signature
 from rpel.types import Models
 

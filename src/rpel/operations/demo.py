@@ -139,9 +139,8 @@ def _measured(setting: Setting, folder: Path) -> tuple[float, float]:
 
 def prepare(path: str) -> None:
     """What a peer does before it listens."""
-    from rpel.peer.node import Node
-    from rpel.peer.ready import make_ready
-    from rpel.peer.run import learner_of
+    from rpel.peer.api import learner_of
+    from rpel.peer.node import Node, make_ready
 
     node = Node(config.load(path))
     terms = node.standing.terms

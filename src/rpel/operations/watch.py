@@ -11,7 +11,7 @@ from typing import Any
 
 from rpel.operations.asking import Asking
 from rpel.peer.client import Answer
-from rpel.peer.metrics import OUTCOMES, RESULTS
+from rpel.types import Outcome, PullResult
 
 _LARGEST = 10**12
 
@@ -55,15 +55,15 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int) -> Seen:
     >>> seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
     Seen(id='a', state='training', round=7, accuracy=0.5, pulls={'ok': 12, 'late': 0, 'refused': 0, 'malformed': 0,
     'unreachable': 0}, degraded=0, caught_up=0)
-    >>> seen("b", {"round": "7" * 1000}, rounds=9).state, seen("c", Answer("late"), rounds=9).state
+    >>> seen("b", {"round": "7" * 1000}, rounds=9).state, seen("c", Answer(PullResult.LATE), rounds=9).state
     ('malformed', 'late')
     """
     if isinstance(said, Answer):
-        return Seen(id, "other membership" if said.membership else said.result)
+        return Seen(id, "other membership" if said.membership else said.result.value)
     try:
         round, frozen = _count(said, "round"), said.get("frozen", False) is True
-        outcomes = {name: _count(_table(said, "outcomes"), name) for name in OUTCOMES}
-        pulls = {name: _count(_table(said, "pulls"), name) for name in RESULTS}
+        outcomes = {name.value: _count(_table(said, "outcomes"), name) for name in Outcome}
+        pulls = {name.value: _count(_table(said, "pulls"), name) for name in PullResult}
         accuracy = _share(said.get("accuracy"))
     except ValueError:
         return Seen(id, "malformed")

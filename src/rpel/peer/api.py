@@ -1,17 +1,19 @@
-"""A peer in the user's own training loop."""
+"""A peer in the user's own training loop, and `rpel peer run`: a task's loop from start to the last round."""
 
 import os
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from pathlib import Path
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, Self
 
 from torch import nn
 
 from rpel.config import peer as config
-from rpel.peer.loop import TorchLearner
-from rpel.peer.node import Node, Round
+from rpel.peer.learner import TaskLearner, TorchLearner, task_learner
+from rpel.peer.node import Node, Progress, Round
+from rpel.processes import on_sigterm
 
-__all__ = ["Peer", "Round"]
+__all__ = ["Peer", "Round", "Terminated", "learner_of", "run"]
 
 
 class Peer:
@@ -58,3 +60,36 @@ class Peer:
     def summary(self) -> dict[str, Any]:
         """How the rounds since the start went: outcomes, results of pulls, the last round."""
         return self._node.summary()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: somebody asked this peer to leave."""
+
+
+def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk."""
+    node = Node(config.load(path), progress=progress)
+    learner = learner_of(node)
+    with on_sigterm(_leave), node:
+        for _ in node.live(learner):
+            pass
+        return node.summary()
+
+
+def learner_of(node: Node) -> TaskLearner:
+    """The learner of the task that the node's peer.toml names."""
+    m = node.standing.membership
+    return task_learner(
+        node.config.task,
+        index=node.standing.me,
+        nodes=m.nodes,
+        run=m.run,
+        hyperparameters=m.hyperparameters,
+        local_steps=m.local_steps,
+        signature=node.signature,
+        data=node.config.data,
+    )
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise Terminated("terminated")

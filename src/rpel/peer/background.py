@@ -1,7 +1,7 @@
 """An asyncio loop in a thread of its own: the network of a peer lives there, while training has the caller's thread.
 
-Law: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by :meth:`Background.wake` from
-any other; what was being done is then cancelled.
+Invariants: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by :meth:`Background.wake`
+from any other; what was being done is then cancelled.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The asking end: members are asked over mutual TLS 1.3, again and again, until they answer or the deadline comes.
 
-Laws: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted only
-if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
+Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted
+only if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
 :mod:`rpel.peer.http`); once a body has begun it is not asked for again; one absolute deadline ends everything.
 """
 
@@ -17,17 +17,20 @@ from typing import Any
 
 from rpel.certificates import check_certificate
 from rpel.config.membership import Membership
-from rpel.peer.http import Connection, Head, Refused, Sink, Text
+from rpel.peer.http import CLOCK, INIT, MODEL, STATUS, Connection, Head, Refused, Sink, Text
 from rpel.peer.identity import client_context, leaf_fingerprint
-from rpel.peer.server import CLOCK, INIT, MODEL, STATUS
 from rpel.peer.wire import Malformed, Reception, Signature
-from rpel.types import Models
+from rpel.types import Models, PullResult
 
 _CONNECT = 5.0
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
 _GOODBYE = 5  # turns of the loop in which aborted connections close their sockets: each layer takes one
-_NOT_YET = {425: "late", 409: "refused", 429: "refused"}  # worth asking again before the deadline
+_NOT_YET = {
+    425: PullResult.LATE,
+    409: PullResult.REFUSED,
+    429: PullResult.REFUSED,
+}  # worth asking again before the deadline
 
 
 Judge = Callable[[Head, float], Sink]
@@ -36,13 +39,13 @@ Judge = Callable[[Head, float], Sink]
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of asking one member: ok, late, refused, malformed or unreachable, and why not.
+    """What came of asking one member, and why not more.
 
     ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
     for holding another · ``received``: bytes of the body
     """
 
-    result: str
+    result: PullResult
     offset: float | None = None
     reason: str = ""
     membership: str = ""
@@ -97,9 +100,9 @@ class Client:
             return reception
 
         answer = await self._ask(member, path, judge, deadline)
-        if answer.result != "ok":
+        if answer.result is not PullResult.OK:
             return answer
-        return Answer("ok", offset=offsets[0] if offsets else None, received=self._signature.size)
+        return Answer(PullResult.OK, offset=offsets[0] if offsets else None, received=self._signature.size)
 
     async def clocks(self, deadline: float) -> list[float]:
         """How far the clocks of the members that answer by the deadline (the loop's time) are ahead of this one."""
@@ -128,29 +131,29 @@ class Client:
             return kept[0]
 
         answer = await self._ask(member, path, judge, deadline)
-        if answer.result != "ok":
+        if answer.result is not PullResult.OK:
             return answer
         try:
             return kept[0].content()
         except Malformed as error:
-            return Answer("malformed", reason=str(error))
+            return Answer(PullResult.MALFORMED, reason=str(error))
 
     async def _ask(self, member: int, path: str, judge: Judge, deadline: float) -> Answer:
         """Ask again and again, ever more slowly, while there is hope before the deadline."""
         pause, longest = _PAUSES
-        last = Answer("unreachable", reason="no connection before the deadline")
+        last = Answer(PullResult.UNREACHABLE, reason="no connection before the deadline")
         membership = self._membership  # another one may give the number to another member
         try:
             async with asyncio.timeout_at(deadline):
                 while membership is self._membership:
                     try:
                         connection = await self._connection(member)
-                        last = Answer("late", reason="no answer before the deadline")
+                        last = Answer(PullResult.LATE, reason="no answer before the deadline")
                         await self._once(member, connection, path, judge)
                         self.differing.pop(member, None)
-                        return Answer("ok")
+                        return Answer(PullResult.OK)
                     except Malformed as error:
-                        return Answer("malformed", reason=str(error))
+                        return Answer(PullResult.MALFORMED, reason=str(error))
                     except Refused as error:
                         last = _refusal(error.head)
                         if last.membership:
@@ -159,7 +162,7 @@ class Client:
                             return last
                     # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired meanwhile
                     except (OSError, ValueError) as error:
-                        last = Answer("unreachable", reason=str(error) or type(error).__name__)
+                        last = Answer(PullResult.UNREACHABLE, reason=str(error) or type(error).__name__)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
         except TimeoutError:
@@ -233,7 +236,7 @@ async def _reached(host: str, port: int) -> socket.socket:
 
 def _refusal(head: Head) -> Answer:
     status = head.status
-    result = _NOT_YET.get(status) or ("refused" if 400 <= status < 500 else "malformed")
+    result = _NOT_YET.get(status) or (PullResult.REFUSED if 400 <= status < 500 else PullResult.MALFORMED)
     other = head.headers.get("rpel-membership", "")
     return Answer(result, reason=f"status {status}", membership=other if re.fullmatch("[0-9a-f]{64}", other) else "")
 

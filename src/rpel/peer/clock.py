@@ -1,17 +1,28 @@
 """Which round is it? An agreed epoch and period, then a clock that nobody can set.
 
-Laws: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so that
-setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their median
-with one's own, are more than a round away. Later drift is followed by at most 1 % of a period a round, and only what
-exceeds 2 %: an answer's position is older than its arrival by the way it took, and following that would slow everybody.
+Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so
+that setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their
+median with one's own, are more than a round away. Later drift is followed by at most 1 % of a period a round, and only
+what exceeds 2 %: an answer's position is older than its arrival by the way it took, and following that would slow
+everybody.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from math import floor
 from statistics import median
 
 _SLEW = 0.01
 _IGNORED = 0.02
+
+
+def ticks() -> float:
+    """Seconds that nobody can set: since this machine booted, also while it was suspended, where the system tells.
+
+    >>> ticks() <= ticks()
+    True
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class ClockError(ValueError):

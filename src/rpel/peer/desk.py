@@ -1,8 +1,8 @@
 """Who is given which round: pure decisions, the same for the real server and the simulated one.
 
-Laws: a round is served from the moment it is published until it is the fourth newest, always the same bytes; a round
-that was passed over is never served; a member has at most two requests open and is given at most two full bodies of a
-round (two, because a peer that restarts asks again), so that one member cannot take the others' share.
+Invariants: a round is served from the moment it is published until it is the fourth newest, always the same bytes; a
+round that was passed over is never served; a member has at most two requests open and is given at most two full bodies
+of a round (two, because a peer that restarts asks again), so that one member cannot take the others' share.
 """
 
 from collections import Counter

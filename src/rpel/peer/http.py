@@ -1,8 +1,8 @@
 """Replies of members that may be hostile: one request at a time on a connection, judged byte by byte.
 
-Laws: a reply is read only as far as it can still be what was asked for, and never beyond; no redirects, no compression,
-no chunks, no cookies, no interim replies; a byte that nobody asked for ends the connection. What a reply can make this
-end hold is bounded: 4 KiB of headers, one piece of a body, and the row or the few bytes where it goes.
+Invariants: a reply is read only as far as it can still be what was asked for, and never beyond; no redirects, no
+compression, no chunks, no cookies, no interim replies; a byte that nobody asked for ends the connection. What a reply
+can make this end hold is bounded: 4 KiB of headers, one piece of a body, and the row or the few bytes where it goes.
 
 HTTP is read here by hand, because a general client is too polite for hostile servers: aiohttp's parses and queues
 whatever arrives on a connection that waits for its next request, without a bound.
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rpel.peer.wire import Malformed
 
+MODEL, INIT, CLOCK, STATUS = "/v1/model/", "/v1/init", "/v1/clock", "/v1/status"
 LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
 _SCRATCH = 256 << 10

@@ -1,18 +1,18 @@
-"""What a peer does between two exchanges, when it has a task: Algorithm 1's local step, on this member's own data.
+"""What a peer does between two exchanges: the local step of a task on this member's own data, or the user's own loop.
 
-Laws:
+Invariants:
 - a Learner never writes into the model it is given and writes its half-step straight into the row it is told;
 - its local state (momentum, BatchNorm's statistics) never leaves the machine; it is kept with the half-step it belongs
   to, so that a restart continues as if nothing had happened;
 - what all members of a built-in task must agree on, they agree on without talking: the data set is shared out among all
-  members by a seed that is a hash of the run's name, and member i trains on part i.
-
-The learner for the user's own training loop is in ``loop.py``.
+  members by a seed that is a hash of the run's name, and member i trains on part i;
+- no pickled code is read back: the state of a user's loop is loaded by torch with weights_only.
 """
 
 import hashlib
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -21,14 +21,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
 from rpel import data, models
 from rpel.config.peer import BUILT_IN_TASKS, check_task
 from rpel.errors import nearest
 from rpel.kernels.steps import momentum_step
 from rpel.learning import local_step
-from rpel.peer.wire import Signature
+from rpel.peer.wire import Signature, split
 from rpel.tasks import Classification, Task
+from rpel.tasks.task import tensor
 from rpel.types import Cohort, Integers, Models, Schedule
 
 Blob = bytes | memoryview
@@ -281,3 +284,89 @@ def _own_task(name: str, place: Mapping[str, Any]) -> Task:
         raise ValueError(f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task")
     task: Task = found
     return task
+
+
+# --- the user's own loop ----------------------------------------------------------------------------------------------
+
+
+class TorchLearner:
+    """The user's model, stepped by the user between :meth:`load` and :meth:`half`.
+
+    The network exchanges the parameters that ``signature`` names: all that are trained, and possibly frozen ones. The
+    model's buffers and the ``state`` objects stay here.
+    """
+
+    def __init__(self, model: nn.Module, state: Mapping[str, Any], signature: Signature) -> None:
+        _check_state(state)
+        self._own = dict(state)
+        self._model, self._signature = model, signature
+        self._parameters = _matched(model, signature)
+
+    def prepare(self, x: Models, scratch: Models) -> None:
+        """The user's step is the user's."""
+
+    def load(self, round: int, x: Models, fresh: bool) -> None:
+        """Copy x into the model; fresh: empty the state of every optimiser, keeping its settings."""
+        self._exchange(x, lambda parameter, values: parameter.copy_(values))
+        if fresh:
+            for thing in self._own.values():
+                if isinstance(thing, torch.optim.Optimizer):
+                    thing.state.clear()
+
+    def half(self, out: Models, scratch: Models) -> None:
+        """Copy the model's parameters into ``out``."""
+        self._exchange(out, lambda parameter, values: values.copy_(parameter))
+
+    def _exchange(self, flat: Models, copy: Any) -> None:
+        with torch.no_grad():
+            for name, values in split(self._signature, flat).items():
+                copy(self._parameters[name], tensor(values))
+
+    def state(self) -> Blob:
+        """Buffers and state_dicts, by torch.save."""
+        file = io.BytesIO()
+        buffers = dict(self._model.named_buffers())
+        torch.save({"buffers": buffers, "own": {name: own.state_dict() for name, own in self._own.items()}}, file)
+        return file.getbuffer()
+
+    def restore(self, blob: Blob) -> None:
+        """Load buffers and state_dicts back."""
+        found = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
+        buffers = dict(self._model.named_buffers())
+        if set(found["own"]) != set(self._own) or set(found["buffers"]) != set(buffers):
+            raise ValueError(
+                f"the saved round holds the state of {sorted(found['own'])}, but the loop gives {sorted(self._own)}: "
+                "give the same names and the same model as before"
+            )
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(found["buffers"][name])
+        for name, own in self._own.items():
+            own.load_state_dict(found["own"][name])
+
+    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
+        """The user's loop measures what it likes."""
+        return None
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    for name, thing in state.items():
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ValueError(
+                f"state[{name!r}] is a {type(thing).__name__}, which has no state_dict and load_state_dict: "
+                "give an optimiser, a schedule or another object that has them"
+            )
+
+
+def _matched(model: nn.Module, signature: Signature) -> dict[str, nn.Parameter]:
+    """The parameters the network exchanges, by name; refused unless names and shapes are the network's."""
+    own = dict(model.named_parameters())
+    expected = dict(zip(signature.names, signature.shapes, strict=True))
+    for name, shape in expected.items():
+        if name not in own or tuple(own[name].shape) != shape:
+            has = f"of shape {tuple(own[name].shape)}" if name in own else "missing"
+            raise ValueError(f"this network's models have a parameter {name!r} of shape {shape}, but here it is {has}")
+    for name, parameter in own.items():
+        if parameter.requires_grad and name not in expected:
+            raise ValueError(f"parameter {name!r} is trained here, but this network's models do not have it")
+    return {name: own[name] for name in expected}

@@ -1,8 +1,8 @@
 """Who may knock, and how often: limits that are decided before any TLS, by arithmetic alone.
 
-Laws: refusing costs next to nothing; an address that connects too often waits for its turn, and its queue is short;
-whoever stalls a handshake gives way to whoever comes next, so that stalled handshakes never keep a member out; a member
-or an address that asks too much slows down itself and nobody else.
+Invariants: refusing costs next to nothing; an address that connects too often waits for its turn, and its queue is
+short; whoever stalls a handshake gives way to whoever comes next, so that stalled handshakes never keep a member out; a
+member or an address that asks too much slows down itself and nobody else.
 """
 
 from collections import Counter

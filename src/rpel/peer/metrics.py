@@ -1,6 +1,6 @@
 """What an operator sees of a peer: Prometheus metrics, two health pages, and one JSON line a round. Never weights.
 
-Laws:
+Invariants:
 - everything shown is a number, a name or a digest; no entry of any model leaves through here;
 - metrics live in a registry of their own, so that several peers in one process do not mix;
 - a log that cannot be written is said once and harms no round.
@@ -20,12 +20,11 @@ import prometheus_client as prometheus
 from aiohttp import web
 
 from rpel.peer.protocol import Report
+from rpel.types import Outcome, PullResult
 
 log = logging.getLogger("rpel")
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-OUTCOMES = ("aggregated", "local_only", "caught_up")
-RESULTS = ("ok", "late", "refused", "malformed", "unreachable")
 
 
 class Metrics:
@@ -33,8 +32,8 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = prometheus.CollectorRegistry()
-        self.outcomes: Counter[str] = Counter()
-        self.pulls: Counter[str] = Counter()
+        self.outcomes: Counter[Outcome] = Counter()
+        self.pulls: Counter[PullResult] = Counter()
         self.last: Report | None = None
         self.accuracy: float | None = None
         self._saved: float | None = None
@@ -67,7 +66,7 @@ class Metrics:
             "rpel_round_duration_seconds", "A round's work", buckets=_SECONDS, registry=own
         )
         self._pulling = prometheus.Histogram("rpel_pull_duration_seconds", "One pull", buckets=_SECONDS, registry=own)
-        for outcome in OUTCOMES:  # shown as 0 from the start: a rate over a missing series cannot be alarmed on
+        for outcome in Outcome:  # shown as 0 from the start: a rate over a missing series cannot be alarmed on
             self._rounds.labels(outcome)
         for direction in ("sent", "received"):
             self._bytes.labels(direction)
@@ -110,8 +109,8 @@ class Metrics:
         last = self.last
         return {
             "round": last.round if last else 0,
-            "outcomes": {name: self.outcomes[name] for name in OUTCOMES},
-            "pulls": {name: self.pulls[name] for name in RESULTS},
+            "outcomes": {name.value: self.outcomes[name] for name in Outcome},
+            "pulls": {name.value: self.pulls[name] for name in PullResult},
             "degraded": last.degraded if last else 0,
             "frozen": last.frozen if last else False,
             "accuracy": self.accuracy,
@@ -126,8 +125,8 @@ def line(report: Report, names: Sequence[str], digest: str, now: float) -> str:
     """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
 
     >>> report = Report(
-    ...     round=7, outcome="aggregated", asked=2, received=1, trim=0, results={0: "ok", 2: "late"}, degraded=0,
-    ...     frozen=False, saved=True, seconds=0.25, offset=0.0)
+    ...     round=7, outcome=Outcome.AGGREGATED, asked=2, received=1, trim=0, degraded=0, frozen=False,
+    ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
     >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
     {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
     "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false}

@@ -1,6 +1,6 @@
 """A peer on a real machine: it answers what the life in ``protocol.py`` wants, by TLS, a disk and the machine's clock.
 
-Laws:
+Invariants:
 - the life runs in the caller's thread, one want after the other; a thread of its own only moves bytes;
 - models lie in one table (1 + s, d), row 0 the half-step, the others where answers arrive: no body is ever copied, and
   before answers come the other rows serve as scratch;
@@ -13,20 +13,26 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
+from rpel.aggregation import Rule
+from rpel.aggregation.mixing import Mixed
+from rpel.aggregation.rules import Coordinatewise
 from rpel.config import membership as memberships
 from rpel.config.peer import Config
 from rpel.config.reading import listen_address
+from rpel.kernels.compiled import prepare
 from rpel.peer import wire
 from rpel.peer.background import Background, Woken
-from rpel.peer.clock import RoundClock
+from rpel.peer.client import Answer
+from rpel.peer.clock import RoundClock, ticks
 from rpel.peer.desk import Desk
+from rpel.peer.identity import News, take
 from rpel.peer.learner import Learner
 from rpel.peer.metrics import Metrics, Pages, RoundLog, line
 from rpel.peer.protocol import (
@@ -50,16 +56,17 @@ from rpel.peer.protocol import (
     Want,
     life,
 )
-from rpel.peer.ready import make_ready
-from rpel.peer.standing import News, initial_body, initial_model, take
-from rpel.peer.store import Body, Store
-from rpel.peer.transport import Answer, HttpsTransport
-from rpel.types import Models
+from rpel.peer.server import HttpsTransport
+from rpel.peer.store import Body, Store, initial_body, initial_model
+from rpel.randomness import stream
+from rpel.types import Models, Outcome, PullResult
 
 log = logging.getLogger("rpel")
 
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
+_LARGE = 1_000_000
+"""Parameters from which a kernel made for one number of models is worth the second that compiling it takes."""
 
 Progress = Callable[[Report, float | None], None]
 """Told after each round, with the accuracy if it was measured."""
@@ -70,7 +77,7 @@ class Round:
     """A round that begins; ``outcome`` and the numbers are those of the round before, None and 0 if there is none."""
 
     number: int
-    outcome: str | None = None
+    outcome: Outcome | None = None
     asked: int = 0
     received: int = 0
     trim: int = 0
@@ -91,15 +98,15 @@ class Node:
 
     def __init__(self, config: Config, coins: Coins = from_os, progress: Progress | None = None) -> None:
         """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests."""
-        self.config, self._coins, self._progress = config, coins, progress
+        self.config, self._coins, self.progress = config, coins, progress
         self._news = News(config)
         self.standing = take(config, self._in_force(memberships.load(config.members)))
         m = self.standing.membership
         self.signature = initial_model(config, m)[0]
-        self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=_ticks)
+        self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
         self.desk, self.metrics = Desk(), Metrics()
         self._log = RoundLog(config.log)
-        self._unready, self._digest, self._other = "starting", "", ""
+        self.unready, self._digest, self._other = "starting", "", ""
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
 
@@ -126,7 +133,7 @@ class Node:
         self._opened.close()
 
     def _open_pages(self, opened: ExitStack) -> None:
-        self.pages = Pages(self.metrics, lambda: self._unready)
+        self.pages = Pages(self.metrics, lambda: self.unready)
         self._background.call(self.pages.start(*listen_address(self.config.metrics_listen)))
         opened.callback(lambda: self._background.call(self.pages.stop()))
 
@@ -152,7 +159,7 @@ class Node:
 
     def stop(self) -> None:
         """End :meth:`live` from another thread, as soon as it waits for something."""
-        self._unready = "stopping"
+        self.unready = "stopping"
         self._background.wake()
 
     def summary(self) -> dict[str, Any]:
@@ -178,14 +185,14 @@ class Node:
                     learner.half(self._table[0], scratch=self._table[1])
                     answer: Any = self._table[0]
                 else:
-                    answer = self._answer(want, learner)
+                    answer = self.answer(want, learner)
                 want = living.send(answer)
         except StopIteration:
-            self._unready = "finished"
+            self.unready = "finished"
             if self._x is not None:
                 learner.load(self.metrics.summary()["round"], self._x, fresh=False)
         except Woken:
-            self._unready = "stopped"
+            self.unready = "stopped"
         finally:
             living.close()
 
@@ -202,7 +209,8 @@ class Node:
         last = self.metrics.last
         return Round(number) if last is None else Round(number, last.outcome, last.asked, last.received, last.trim)
 
-    def _answer(self, want: Want, learner: Learner) -> Any:
+    def answer(self, want: Want, learner: Learner) -> Any:
+        """Do what the protocol wants, anything but a local step, and return what it is to be sent."""
         match want:
             case Recall():
                 return self._recall(learner)
@@ -243,7 +251,7 @@ class Node:
         offsets = self._background.call(self.transport.clocks())
         self._compare()
         if len(offsets) >= 2 * self.standing.membership.byzantine:  # the life has all it needs to begin
-            self._unready = ""
+            self.unready = ""
         return offsets
 
     def _sleep(self, until: float) -> None:
@@ -277,16 +285,16 @@ class Node:
 
     def _tell(self, report: Report, learner: Learner) -> None:
         """The log, the metrics, and while there is nothing else to do the accuracy."""
-        names = self._names(max(report.results, default=0))
+        names = self.names(max(report.results, default=0))
         self.metrics.ended(report, names)
         self._log.write(line(report, names, self._digest, time.time()))
-        self._unready = "frozen: too few members answer" if report.frozen else ""
+        self.unready = "frozen: too few members answer" if report.frozen else ""
         assert self._x is not None, "saved just before"
         accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
         if accuracy is not None:
             self.metrics.accuracy = accuracy
-        if self._progress is not None:
-            self._progress(report, accuracy)
+        if self.progress is not None:
+            self.progress(report, accuracy)
 
     def _pull(self, want: Pull) -> Pulled:
         """All members at once, each into its row."""
@@ -319,21 +327,22 @@ class Node:
     async def _pull_all(self, want: Pull) -> list[Answer]:
         deadline = asyncio.get_running_loop().time() + want.deadline - self.clock.position()
         rows = zip(want.members, self._table[1:], strict=True)
-        return await asyncio.gather(*(self._pull_one(member, want.round, row, deadline) for member, row in rows))
+        return await asyncio.gather(*(self.ask(member, want.round, row, deadline) for member, row in rows))
 
-    async def _pull_one(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+    async def ask(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+        """Pull one member's model of a round into its row; whatever goes wrong is an Answer."""
         began = time.monotonic()
         try:
             answer = await self.transport.pull(member, round, row, deadline)
         except Exception as error:  # whatever a member makes of its answer, it must not end this peer
-            log.exception("round %d: asking %s failed", round, self._names(member)[member])
-            answer = Answer("malformed", reason=repr(error))
+            log.exception("round %d: asking %s failed", round, self.names(member)[member])
+            answer = Answer(PullResult.MALFORMED, reason=repr(error))
         self.metrics.pulled(time.monotonic() - began, answer.received)
-        if answer.result != "ok":
-            log.debug("round %d: %s is %s: %s", round, self._names(member)[member], answer.result, answer.reason)
+        if answer.result is not PullResult.OK:
+            log.debug("round %d: %s is %s: %s", round, self.names(member)[member], answer.result, answer.reason)
         return answer
 
-    def _names(self, most: int) -> tuple[str, ...]:
+    def names(self, most: int) -> tuple[str, ...]:
         """Ids by number, up to ``most``: a draw from before a change of membership may hold numbers beyond it."""
         names = self.standing.names
         return names + tuple(f"former-{number}" for number in range(len(names), most + 1))
@@ -358,13 +367,38 @@ class Node:
 
     def status(self) -> dict[str, object]:
         """What `rpel watch` shows of this peer."""
-        return self.summary() | {"position": self.position(), "ready": not self._unready}
+        return self.summary() | {"position": self.position(), "ready": not self.unready}
 
     def served(self, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""
         self.metrics.served(self.standing.names[member], code, sent)
 
 
-def _ticks() -> float:
-    """Seconds since this machine booted, also while it was suspended; nobody can set them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+# --- before a peer is ready -------------------------------------------------------------------------------------------
+
+
+def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
+    """(m, f) for which the rule may run after s peers were asked.
+
+    >>> from rpel.aggregation import rule
+    >>> list(sizes(rule("trimmed_mean", f=1), pull=4))
+    [(3, 1), (4, 1), (5, 1), (2, 0), (3, 0), (4, 0)]
+    """
+    f = rule.f or 0
+    for left_out in range(f + 1):
+        least = max(1, rule.least(f) - left_out)
+        yield from ((m, f - left_out) for m in range(least, pull + 2 - left_out))
+
+
+def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
+    """Run the rule once for each of its sizes on one coordinate; for large models make the kernels of each size too.
+
+    >>> import numpy as np
+    >>> from rpel.aggregation import rule
+    >>> make_ready(rule("median", f=1), pull=3, d=10, dtype=np.float32)
+    """
+    last = rule.rule if isinstance(rule, Mixed) else rule
+    for m, f in sizes(rule, pull):
+        rule.with_f(f)(stream(0, "ready").standard_normal((m, 1)).astype(dtype))
+        if d >= _LARGE and isinstance(last, Coordinatewise):
+            prepare(m, f, last.operation, isinstance(rule, Mixed), dtype)

@@ -1,7 +1,7 @@
 """The life of a peer, round after round, without a socket, a file or a clock of its own.
 
 :func:`life` yields what it wants and is sent what came; ``node.py`` answers with TLS, a disk and the machine's clock,
-the tests with a simulated network under a virtual clock. Its laws:
+the tests with a simulated network under a virtual clock. Its invariants:
 
 1. One draw a round. The peers to pull from are drawn once and persisted before the first pull; a restart asks the same.
 2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever recorded is never
@@ -16,7 +16,7 @@ the tests with a simulated network under a virtual clock. Its laws:
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,8 @@ from rpel.kernels.compiled import finite_rows
 from rpel.learning import degraded, exchange
 from rpel.peer.clock import RoundClock
 from rpel.topology import Unweighted
-from rpel.types import Cohort, Inbox, Integers, Models
+from rpel.types import Cohort, Inbox, Integers, Models, Outcome, PullResult
 
-Outcome = Literal["aggregated", "local_only", "caught_up"]
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
 
@@ -142,14 +141,14 @@ class Pull:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Row 0 of the table (1 + s, d) is the half-step, row j + 1 the answer of the j-th member asked, if "ok".
+    """Row 0 of the table (1 + s, d) is the half-step, row j + 1 the answer of the j-th member asked, if it is OK.
 
-    Results: ok, late, refused, malformed, unreachable. A complete model with a non-finite entry is ok: the rule counts
-    it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this one at that moment.
+    A complete model with a non-finite entry is OK: the rule counts it as one of the b̂. ``offsets``: how far the clocks
+    of those that answered were ahead of this one at that moment.
     """
 
     table: Models
-    results: tuple[str, ...]
+    results: tuple[PullResult, ...]
     offsets: tuple[float, ...] = ()
 
 
@@ -169,7 +168,7 @@ class Report:
     asked: int
     received: int
     trim: int
-    results: dict[int, str]
+    results: dict[int, PullResult]
     degraded: int
     frozen: bool
     saved: bool
@@ -203,7 +202,7 @@ class State:
 
 
 def life(terms: Terms, clock: RoundClock, coins: Coins, initial: Models) -> Life:
-    """From start to the last round, under the laws above. ``initial`` (d,) is everybody's first model."""
+    """From start to the last round, under the invariants above. ``initial`` (d,) is everybody's first model."""
     memory: Memory = yield Recall()
     for t in memory.published:
         yield Publish(t, served=True)
@@ -263,7 +262,7 @@ def _round(t: int, state: State, terms: Terms, clock: RoundClock, coins: Coins) 
     state = replace(state, last=t)
     written = yield Persist(record)
     yield Publish(t, served=written and half is not None)
-    came = (yield from _answers(record, state, terms, clock)) if written else _Came("local_only")
+    came = (yield from _answers(record, state, terms, clock)) if written else _Came(Outcome.LOCAL_ONLY)
     return (yield from _kept(record, state, came, terms, clock, began))
 
 
@@ -273,12 +272,12 @@ class _Came:
 
     outcome: Outcome
     x: Models | None = None
-    results: dict[int, str] = field(default_factory=dict)
+    results: dict[int, PullResult] = field(default_factory=dict)
     offset: float = 0.0
 
 
 def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, _Came]:
-    """Lines 8-9 with the draw of the record; the own model is left out where law 5 says so."""
+    """Lines 8-9 with the draw of the record; the own model is left out where invariant 5 says so."""
     trusted = record.half is not None and state.degraded < terms.patience
     rule = terms.rule if trusted else _for_strangers(terms.rule)
     deadline = clock.start(record.round) + terms.deadline
@@ -287,10 +286,10 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
     results = dict(zip(record.asked, pulled.results, strict=True))
     offset = clock.slew(pulled.offsets, terms.rule.f or 0)
     if inbox.index.size == 0 or degraded(inbox, rule)[0]:
-        return _Came("local_only", None, results, offset)
+        return _Came(Outcome.LOCAL_ONLY, None, results, offset)
     if not trusted:
-        return _Came("caught_up", rule.aggregate(inbox.table, inbox.index, out=state.x[None])[0], results, offset)
-    return _Came("aggregated", _exchanged(record, state, terms, inbox), results, offset)
+        return _Came(Outcome.CAUGHT_UP, rule.aggregate(inbox.table, inbox.index, out=state.x[None])[0], results, offset)
+    return _Came(Outcome.AGGREGATED, _exchanged(record, state, terms, inbox), results, offset)
 
 
 def _exchanged(record: Record, state: State, terms: Terms, inbox: Inbox) -> Models:
@@ -311,7 +310,7 @@ def _kept(
 ) -> Generator[Want, Any, State]:
     """Keep what the round came to, say so, and go on."""
     if came.x is not None:
-        fresh = state.fresh or came.outcome == "caught_up"
+        fresh = state.fresh or came.outcome is Outcome.CAUGHT_UP
         state = replace(state, x=came.x, round=record.round, degraded=0, fresh=fresh)
     else:
         state = replace(state, degraded=state.degraded + 1)
@@ -324,7 +323,7 @@ def _kept(
             round=record.round,
             outcome=came.outcome,
             asked=len(record.asked),
-            received=sum(result == "ok" for result in came.results.values()),
+            received=sum(result is PullResult.OK for result in came.results.values()),
             trim=terms.rule.f or 0,
             results=came.results,
             degraded=state.degraded,
@@ -352,7 +351,7 @@ class _Drawn(Unweighted):
 
 def _inbox(pulled: Pulled, own: bool) -> Inbox:
     """The rows that came, in the order asked, behind the own one if that counts."""
-    rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result == "ok"]
+    rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result is PullResult.OK]
     return Inbox(pulled.table, np.array([rows], dtype=np.int64))
 
 

@@ -1,9 +1,9 @@
 """The serving end: GET over mutual TLS 1.3, for members alone, and never more than a member's share.
 
-Laws: limits on addresses and handshakes are decided before TLS; a handler runs only when the certificate at the other
-end is the pin of a member, and looks the member up again for every request, since keys rotate; a request has no body
-and is answered before the next one is looked at; what a member asks too much is refused late, so that it waits and the
-others do not; a body leaves by its deadline or its reader is dropped; a body counts from its first byte, so that
+Invariants: limits on addresses and handshakes are decided before TLS; a handler runs only when the certificate at the
+other end is the pin of a member, and looks the member up again for every request, since keys rotate; a request has no
+body and is answered before the next one is looked at; what a member asks too much is refused late, so that it waits and
+the others do not; a body leaves by its deadline or its reader is dropped; a body counts from its first byte, so that
 cutting it off brings nothing.
 """
 
@@ -13,20 +13,28 @@ import logging
 import re
 import socket
 import ssl
-from typing import Protocol, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
 from rpel.config.membership import Membership
+from rpel.config.reading import listen_address
+from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
+from rpel.peer.http import CLOCK, INIT, MODEL, STATUS
+from rpel.peer.identity import leaf_fingerprint, server_context
 from rpel.peer.limits import Gate, Limits, Pace, Ticket
-from rpel.peer.line import Line
 from rpel.peer.store import Body
+from rpel.peer.wire import Signature
+from rpel.types import Models
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
-MODEL, INIT, CLOCK, STATUS = "/v1/model/", "/v1/init", "/v1/clock", "/v1/status"
+LARGEST_REQUEST = 4 << 10
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 _log = logging.getLogger("rpel")
+_QUIET = logging.Logger("rpel.http", logging.CRITICAL + 1)  # a member's bad requests must not fill the log
 
 
 class Service(Protocol):
@@ -46,6 +54,53 @@ class Service(Protocol):
 
     def served(self, member: int, code: int, sent: int) -> None:
         """A request was answered with this code; ``sent`` bytes of a body left."""
+
+
+class Line(web.RequestHandler):
+    """One connection of one member: aiohttp's, once the pin is known to be a member's."""
+
+    def __init__(
+        self,
+        http: web.Server,
+        idle: float,
+        welcome: Callable[["Line"], bool],
+        left: Callable[["Line"], None],
+    ) -> None:
+        super().__init__(
+            http,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=idle,
+            logger=_QUIET,
+            access_log=None,  # type: ignore[arg-type]
+            max_line_size=256,
+            max_field_size=256,
+            max_headers=16,
+            lingering_time=0,
+            read_bufsize=LARGEST_REQUEST,
+            auto_decompress=False,
+        )
+        self._welcome, self._left = welcome, left
+        self._connection: asyncio.Transport | None = None
+        self.pin = ""
+        self.sent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection = cast(asyncio.Transport, transport)
+        self.pin = leaf_fingerprint(transport.get_extra_info("ssl_object"))
+        if self._welcome(self):
+            self._connection.set_write_buffer_limits(high=1, low=0)  # a slow reader must not fill our memory
+            super().connection_made(transport)
+        else:
+            self._connection.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._left(self)
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        if self._connection is not None:
+            self._connection.abort()
 
 
 class Server:
@@ -301,3 +356,58 @@ def _closing(status: int) -> web.Response:
 def _json(content: dict[str, object]) -> web.Response:
     body = json.dumps(content).encode()
     return web.Response(body=body, content_type="application/json", headers={"Server": "rpel"})
+
+
+# --- both ends --------------------------------------------------------------------------------------------------------
+
+
+class HttpsTransport:
+    """A peer's two ends, with one certificate. A missing or unfit key or certificate: ValueError, nothing is opened."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        certificate: Path,
+        key: Path,
+        listen: str,
+        signature: Signature,
+        service: Service,
+        limits: Limits | None = None,
+        clock_timeout: float = 3.0,
+    ) -> None:
+        context = server_context(certificate, key, (member.certificate for member in membership.members))
+        self._listen, self._clock_timeout = listen_address(listen), clock_timeout
+        self.server = Server(service, membership, context, limits)
+        self.client = Client(membership, certificate, key, signature, service.position)
+
+    @property
+    def port(self) -> int:
+        """Where this peer listens, once it does."""
+        return self.server.addresses[0][1]
+
+    async def start(self) -> None:
+        """Listen."""
+        await self.server.start(*self._listen)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        await self.server.stop()
+        await self.client.close()
+
+    async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+        return await self.client.pull(member, round, row, deadline)
+
+    async def clocks(self) -> list[float]:
+        return await self.client.clocks(asyncio.get_running_loop().time() + self._clock_timeout)
+
+    async def status(self, member: int, deadline: float) -> dict[str, Any] | Answer:
+        """What a member says of itself; an Answer if it does not."""
+        return await self.client.status(member, deadline)
+
+    def announce(self) -> None:
+        self.server.announce()
+
+    def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
+        context = server_context(certificate, key, (member.certificate for member in membership.members))
+        self.server.rotate(membership, context)
+        self.client.rotate(membership, certificate, key)

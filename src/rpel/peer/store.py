@@ -1,8 +1,8 @@
 """What a peer keeps on disk: its half-steps before anybody sees them, and where each round ended.
 
-Laws: a round is recorded once, and the file's name carries its number, so that a damaged record still says that the
-round was played: it is never served and never computed again. A file is complete or not there, and names the hash of
-all that is in it. What the disk will not take is refused and leaves the older files as they are. Two processes never
+Invariants: a round is recorded once, and the file's name carries its number, so that a damaged record still says that
+the round was played: it is never served and never computed again. A file is complete or not there, and names the hash
+of all that is in it. What the disk will not take is refused and leaves the older files as they are. Two processes never
 share a folder.
 
 Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
@@ -24,7 +24,10 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from rpel.config.membership import INIT_FILE, Membership
+from rpel.config.peer import Config
 from rpel.files import atomic
+from rpel.peer import wire
 from rpel.peer.protocol import Checkpoint, Memory, Record
 from rpel.peer.wire import Signature, raw
 from rpel.types import Models
@@ -288,3 +291,47 @@ def _check(file: IO[bytes], head: _Head, length: int) -> None:
         left -= len(piece)
     if left or file.read(1) or found.hexdigest() != head.entries["sha256"]:
         raise _Damaged("its bytes are not those that were written")
+
+
+# --- the common initial model -----------------------------------------------------------------------------------------
+
+
+class _Initial(Body):
+    """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
+
+    def __init__(self, path: Path, signature: Signature) -> None:
+        width = signature.d * signature.dtype.itemsize
+        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - width, signature.size)
+        self._header = signature.header
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Bytes ``begin`` to ``begin + length`` of the body, fewer at its end."""
+        head = self._header[begin : begin + length]
+        after = max(0, begin - len(self._header))
+        length = min(length - len(head), self.size - len(self._header) - after)
+        return head + os.pread(self.file, length, self.offset + after)
+
+
+def initial_body(config: Config, signature: Signature) -> Body | None:
+    """The common initial model as it travels, read from its file; None if that is gone."""
+    try:
+        return _Initial(config.members.with_name(INIT_FILE), signature)
+    except OSError:
+        return None
+
+
+def initial_model(config: Config, membership: Membership) -> tuple[Signature, Models]:
+    """What models look like here, and everybody's first one (d,), from the file beside members.toml."""
+    path = config.members.with_name(INIT_FILE)
+    if not path.is_file():
+        raise ValueError(f"there is no common initial model {path}: it comes with members.toml")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != membership.init_sha256:
+        raise ValueError(f"{path} has the hash {found}, but members.toml says {membership.init_sha256}")
+    signature, x = wire.load(path)
+    if signature.sha256 != membership.model_header_sha256:
+        raise ValueError(
+            f"{path} has the header hash {signature.sha256}, but members.toml says {membership.model_header_sha256}"
+        )
+    return signature, x

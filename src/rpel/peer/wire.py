@@ -1,9 +1,9 @@
 """Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out, no sockets.
 
-Laws: every model of a network looks the same, so a body is accepted only if its length and its header bytes are exactly
-the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for them,
-so a reply can take no more memory than that row; values are not judged here (a complete model that is not finite is an
-answer, and the rule's business).
+Invariants: every model of a network looks the same, so a body is accepted only if its length and its header bytes are
+exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for
+them, so a reply can take no more memory than that row; values are not judged here (a complete model that is not finite
+is an answer, and the rule's business).
 """
 
 import hashlib

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from rpel.config.membership import Membership
+from rpel.peer.http import INIT, MODEL
 from rpel.peer.identity import leaf_fingerprint
-from rpel.peer.server import INIT, MODEL
 
 _LARGEST_REQUEST = 4 << 10
 _PATH = re.compile(rb"GET (/[ -~]{1,100}) HTTP/1\.1\r\n")

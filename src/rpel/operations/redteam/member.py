@@ -24,9 +24,9 @@ from rpel.operations.redteam.door import Door, early, gone
 from rpel.operations.redteam.forging import forge
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
-from rpel.peer.identity import server_context
-from rpel.peer.server import CLOCK, STATUS
-from rpel.peer.standing import initial_model, take
+from rpel.peer.http import CLOCK, STATUS
+from rpel.peer.identity import server_context, take
+from rpel.peer.store import initial_model
 from rpel.types import Models
 
 _PATIENCE = 0.6  # of the time to the deadline: who has not published by then is forged without

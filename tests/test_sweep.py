@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from rpel.cli.sweep import _live as live_table
 from rpel.experiments.sweep import Sweep, cells, read
 
 SMALL = """
@@ -119,3 +122,38 @@ def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
     assert [row["status"] for row in json.loads(shown)] == ["done", "done"]
     logs = [path.read_text("utf-8") for path in out.glob("cells/*.log")]
     assert sum("going on after round" in log for log in logs) == len(begun)
+
+
+def finished(file: Path, out: Path) -> list[Path]:
+    """The sweep run to its end, with the run folders of its cells."""
+    states = Sweep(read(file), out, jobs=1).run()
+    assert [state.status for state in states] == ["done"] * len(states)
+    return [Path(run["path"]) for state in states if state.result for run in state.result.get("runs", [state.result])]
+
+
+@pytest.mark.parametrize("seeds", ["0", "0,1"])
+def test_a_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str) -> None:
+    file, out = tmp_path / "grid.toml", tmp_path / "out"
+    file.write_text(SMALL + f"rounds = 1\nseeds = '{seeds}'\n[grid]\nbyzantine = [0, 1]\n", "utf-8")
+    runs = finished(file, out)
+    shutil.rmtree(runs[-1])
+    again = Sweep(read(file), out, jobs=1)
+    again.recall()
+    assert [state.status for state in again.states] == ["done", "waiting"]
+
+
+def test_the_table_fits_80_columns_and_shows_parameters_as_they_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = {"attack": ["strongest"], "attack_params": [{"of": "alie"}, {"of": "bogus"}], "local_steps": [1, 3]}
+    work = Sweep(cells({"rounds": 5, "grid": grid}), tmp_path)
+    work.states[0].status = work.states[1].status = "done"
+    work.states[0].result = work.states[1].result = {"accuracy_mean": 0.5, "accuracy_worst": 0.25}
+    work.states[2].status, work.states[2].error = "failed", "a sentence that is longer than the line " * 3
+    console = Console(file=sys.stdout, width=80, highlight=False)
+    console.print(live_table(work))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "of=alie" in shown
+    assert "{" not in shown
+    assert "waiting waiting" not in " ".join(shown.split())

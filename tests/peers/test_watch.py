@@ -8,11 +8,11 @@ import pytest
 
 from rpel import cli
 from rpel.cli import tables
+from rpel.cli.display import stdout
 from rpel.operations import watch
 from rpel.operations.watch import Seen, seen
 from rpel.peer.client import Answer
 from rpel.peer.node import Node
-from rpel.terminal import stdout
 from rpel.types import PullResult
 from support.thread_network import QuadraticLearner, Running, ended, found
 

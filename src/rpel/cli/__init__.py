@@ -14,6 +14,7 @@ from rpel.cli import network, peer
 from rpel.cli.check import check
 from rpel.cli.demo import demo
 from rpel.cli.graph import graph
+from rpel.cli.options import NamesInHelp
 from rpel.cli.plan import plan
 from rpel.cli.redteam import red_team
 from rpel.cli.report import report
@@ -33,7 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, run, resume, show, graph, sweep, reproduce, report, red_team, watch):
+app.command()(plan)
+app.command(cls=NamesInHelp)(run)
+for command in (resume, show, graph, sweep, reproduce, report, red_team, watch):
     app.command()(command)
 network.app.command()(check)
 network.app.command()(demo)
@@ -62,6 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:
+        _leave_with_help(error)
         _fail(_usage(error), 2)
     except (ValueError, FileNotFoundError) as error:
         _fail(str(error), 2)
@@ -70,6 +74,13 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort) as error:
         _fail(str(error) or "interrupted", 130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave_with_help(error: Any) -> None:
+    """``rpel``, ``rpel network`` and ``rpel peer`` alone ask for their help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.ctx.get_help())
+        sys.exit(0)
 
 
 def _usage(error: Any) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rpel import terminal
 from rpel.cli import tables
+from rpel.cli.display import stdout
 
 if TYPE_CHECKING:
     from rpel.operations.asking import Asking
@@ -42,7 +42,7 @@ def check(
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        console = terminal.stdout()
+        console = stdout()
         console.print(tables.checked_members(found.members))
         console.print(_advice(ask, found))
     if not found.well:

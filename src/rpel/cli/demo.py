@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from rpel import terminal
 from rpel.cli import tables
+from rpel.cli.display import stdout
 
 if TYPE_CHECKING:
     from rpel.operations.demo import Scene
@@ -129,7 +129,7 @@ def _print(found: dict[str, Any]) -> None:
     for name, end in (("nnm+trimmed_mean (robust)", ""), ("mean (plain averaging)", "_averaging")):
         table.add_row(name, *(f"{found[f'accuracy_{kind}{end}']:.4f}" for kind in ("mean", "worst")))
     outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
-    console = terminal.stdout()
+    console = stdout()
     console.print(
         f"{found['peers']} peers, {found['byzantine']} of them hostile ({found['attack']}), {found['rounds']} rounds; "
         f"each pulls {found['pull']} and trims {found['b_hat']}"

@@ -1,12 +1,14 @@
 """``rpel graph``: the fixed graph of a baseline, drawn and judged."""
 
 import json
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from rpel import terminal
+from rpel.cli.display import stdout
+from rpel.cli.options import Json, Plot
 
 
 def graph(
@@ -16,14 +18,14 @@ def graph(
             metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False
         ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes, n.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
     byzantine: Annotated[int | None, typer.Option(help="How many of them are hostile, b.")] = None,
     pull: Annotated[int | None, typer.Option(help="The budget: n*s/2 edges, as many messages as pulling s.")] = None,
     graph: Annotated[str | None, typer.Option(help="random, or honest-first as in the earlier works.")] = None,
     placement: Annotated[str | None, typer.Option(help="Where hostile nodes sit: random or adversarial.")] = None,
     seed: Annotated[int | None, typer.Option(help="Where the randomness comes from.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw to this file (.svg, .png, .pdf).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    plot: Plot = None,
+    as_json: Json = False,
 ) -> None:
     """Draw the fixed graph that the baselines use, and say what their theory would need of it.
 
@@ -40,4 +42,30 @@ def graph(
     if as_json:
         print(json.dumps(found.findings(), indent=2))
     else:
-        terminal.show_graph(terminal.stdout(), found.findings())
+        _show(stdout(), found.findings())
+
+
+def _show(console: Console, found: Mapping[str, Any]) -> None:
+    """A fixed graph and whether the assumptions of the methods that use it hold."""
+    console.print(
+        f"[bold]{found['edges']:,} edges[/] among {found['nodes']:,} nodes ({found['graph']}), degrees "
+        f"{found['degree_min']} to {found['degree_max']}: {found['messages']:,} messages a round"
+    )
+    console.print(
+        f"{found['byzantine']:,} hostile ({found['placement']} placement): an honest node has at most "
+        f"{found['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {found['b_hat']}"
+    )
+    if found["placement"] == "adversarial":
+        console.print(
+            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest nodes then "
+            "clip or drop that many neighbours everywhere, which is the price of a fixed graph"
+        )
+    if found["nodes_beyond_b_hat"]:
+        console.print(f"{found['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
+    whole = "is connected" if found["honest_connected"] else "is NOT connected"
+    console.print(f"the honest part {whole}")
+    enough = "holds" if found["sufficiently_connected"] else "does NOT hold"
+    console.print(
+        f"2b-connectivity, which these methods assume, {enough}: {found['connectivity']}-connected, "
+        f"{found['connectivity_needed']} needed"
+    )

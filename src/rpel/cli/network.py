@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rpel import terminal
+from rpel import text
 
 if TYPE_CHECKING:
     from rpel.operations.found import Founded
@@ -116,10 +116,10 @@ def _founded(found: "Founded") -> str:
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
-certain:  no honest peer ever pulls more than {m.b_hat} hostile models in a round: {terminal.percent(plan.probability)}
+certain:  no honest peer ever pulls more than {m.b_hat} hostile models in a round: {text.percent(plan.probability)}
 survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
-{terminal.human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters
+{text.human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters
 written:  {found.members} and {found.init}
 
 Next:

@@ -2,16 +2,21 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from rpel import planning, terminal
+from rpel import planning
+from rpel.cli.display import stdout
+from rpel.cli.options import Byzantine, Json, Nodes, Plot, Rounds
+from rpel.text import human_bytes, percent
+from rpel.theory import Convergence, Reduction
 
 
 class MethodName(StrEnum):
@@ -59,9 +64,9 @@ def _theory(text: str) -> tuple[float, float, float, float]:
 
 
 def plan(
-    nodes: Annotated[int, typer.Option(help="Number of nodes, n.")],
-    byzantine: Annotated[int, typer.Option(help="How many of them may be hostile, b.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of the whole training, T.")],
+    nodes: Nodes,
+    byzantine: Byzantine,
+    rounds: Rounds,
     pull: Annotated[int | None, typer.Option(help="Judge this pull s instead of searching the smallest.")] = None,
     confidence: Annotated[float, typer.Option(help="Probability asked for, over all nodes and rounds.")] = 0.99,
     max_fraction: Annotated[
@@ -84,11 +89,11 @@ def plan(
     theory: Annotated[
         str | None, typer.Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw to this file (.svg, .png, .pdf).")] = None,
+    plot: Plot = None,
     figure: Annotated[
         FigureName, typer.Option(help="What --plot draws: fraction against s, or messages against n.")
     ] = FigureName.fraction,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """How many peers must each node pull, how many hostile answers must it survive, and with what certainty?
 
@@ -129,14 +134,14 @@ def plan(
 
 
 def _print_plan(p: planning.Plan, extra: dict[str, Any], asked_theory: bool) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    terminal.show_plan(console, p)
+    console = stdout()
+    _show_plan(console, p)
     if p.method == "bound":
-        terminal.show_lemmas(console, p)
+        _show_lemmas(console, p)
     if "mis_specified" in extra:
-        terminal.show_mis_specified(console, p, extra["mis_specified"])
+        _show_mis_specified(console, p, extra["mis_specified"])
     if asked_theory:
-        terminal.show_theory(console, p.reduction(), extra["theory"])
+        _show_theory(console, p.reduction(), extra["theory"])
 
 
 def _infeasible(p: planning.Plan) -> str:
@@ -144,5 +149,115 @@ def _infeasible(p: planning.Plan) -> str:
     return (
         f"rpel: warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.pull + 1} is needed at confidence "
         f"{p.confidence:g}; the most it can survive is b_hat {below['b_hat']:.0f}, which holds with "
-        f"{terminal.percent(below['probability'])}"
+        f"{percent(below['probability'])}"
     )
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def _show_plan(console: Console, p: planning.Plan) -> None:
+    """The answer, what it costs, the neighbouring choices, and whether the theorem applies."""
+    console.print(
+        f"[bold]pull s = {p.pull}[/], survive b_hat = {p.b_hat} hostile answers "
+        f"(b_hat/(s+1) = {p.b_hat}/{p.pull + 1} = {p.fraction:.4f})"
+    )
+    source = "lemma's lower bound" if p.method == "bound" else "exact"
+    console.print(
+        f"never exceeded by any of {p.nodes - p.byzantine:,} honest nodes in {p.rounds:,} rounds "
+        f"with probability [bold]{percent(p.probability)}[/] ({source})"
+    )
+    share = p.messages_per_round / p.messages_all_to_all
+    console.print(
+        f"messages per round: {p.messages_per_round:,} against {p.messages_all_to_all:,} all-to-all ({share:.2%})"
+        + (f"; bytes per round: {human_bytes(p.bytes_per_round)}" if p.bytes_per_round is not None else "")
+    )
+    if p.silent or p.no_shows:
+        quiet = "all hostile peers silent and " if p.silent else ""
+        left = p.pull - p.no_shows - (p.b_hat if p.silent else 0)
+        console.print(
+            f"with {quiet}{p.no_shows} honest ones late at least {left} answers come, {2 * p.b_hat} are needed"
+        )
+    console.print(_choices(p))
+    _advice(console, p)
+
+
+def _choices(p: planning.Plan) -> Table:
+    table = Table(title="neighbouring choices", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("s", "b_hat", "b_hat/(s+1)", "probability", "kappa"):
+        table.add_column(column, justify="right")
+    for choice in p.alternatives:
+        style = "bold green" if choice.pull == p.pull else None
+        table.add_row(*_choice_cells(choice), style=style)
+    return table
+
+
+def _choice_cells(c: planning.Choice) -> tuple[str, ...]:
+    kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
+    return str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa
+
+
+def _advice(console: Console, p: planning.Plan) -> None:
+    if p.comfortable is not None and p.comfortable.pull > p.pull:
+        c = p.comfortable
+        console.print(
+            f"comfortable: s = {c.pull} with b_hat = {c.b_hat} (fraction {c.fraction:.3f}); the smallest feasible s "
+            f"has the worst kappa"
+        )
+    if p.theorem_applies:
+        console.print(
+            f"contraction: alpha = {p.alpha:.4g} < 1, lambda = {p.lambda_:.4g}: the convergence theorem applies"
+        )
+    elif p.alpha is not None:
+        console.print(f"the convergence theorem does not apply to this setting (alpha = {p.alpha:.4g}, it needs < 1)")
+    else:
+        console.print("the convergence theorem does not apply: b_hat is not a minority of the s + 1 models")
+
+
+def _show_lemmas(console: Console, p: planning.Plan) -> None:
+    """What the paper's two lemmas ask for, and where they say nothing."""
+    limit = p.nodes - 1
+    if p.pull_noptlog is None:
+        console.print("lemma noptlog: vacuous (it divides by b/n, which is 0)")
+    else:
+        verdict = f"vacuous: there are only {limit} others" if p.pull_noptlog > limit else "meaningful"
+        console.print(f"lemma noptlog: s >= {p.pull_noptlog:,.0f} ({verdict})")
+    if p.pull == limit and p.byzantine:
+        console.print("lemma effectiveByz: vacuous below s = n - 1, where all are pulled and b_hat = b is certain")
+    elif p.probability == 0:
+        console.print(f"lemma effectiveByz: vacuous at s = {p.pull} (no b_hat below one half reaches its bound)")
+    else:
+        console.print(
+            f"lemma effectiveByz: s = {p.pull}, b_hat = {p.b_hat} holds with at least {percent(p.probability)}"
+        )
+
+
+def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[str, float]]) -> None:
+    """How the certainty falls when more nodes are hostile than planned for."""
+    table = Table(
+        title=f"if more than {p.byzantine} are hostile (s = {p.pull}, b_hat = {p.b_hat} kept)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    table.add_column("hostile nodes", justify="right")
+    table.add_column("probability that b_hat is never exceeded", justify="right")
+    for row in rows:
+        table.add_row(f"{row['byzantine']:,}", percent(row["probability"]))
+    console.print(table)
+
+
+def _show_theory(console: Console, red: Reduction | None, result: Convergence | None) -> None:
+    """The theorem's constants and bound, or one sentence on why there are none."""
+    if red is None or result is None:
+        why = "b_hat is not a minority" if red is None else f"alpha = {red.alpha:.4g} is not below 1"
+        console.print(f"theorem: does not apply ({why}), so there is no bound to evaluate")
+        return
+    simple = "holds" if red.guaranteed else "fails"
+    console.print(f"condition kappa + 1/h_hat < 1/6: {simple} (kappa = {red.kappa:.4g}, h_hat = {red.h_hat})")
+    console.print(
+        f"theorem: mean squared gradient at every honest node <= {result.bound:.6g} for eta <= {result.eta_max:.6g} "
+        f"(c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = {result.c3:.4g})"
+    )
+    console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")

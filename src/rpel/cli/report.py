@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rpel.cli.options import Json
+
 if TYPE_CHECKING:
     from rpel.report import Collection, Setting
 
@@ -18,7 +20,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the panels to this folder as SVG and PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found and written as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rpel.cli.run import TensorBoard, display
+from rpel.cli.display import display
+from rpel.cli.options import DataDir, Json, TensorBoard, Threads, Yes
+from rpel.text import duration
 
 if TYPE_CHECKING:
+    from rpel.cli.display import RunDisplay
     from rpel.experiments.reproduce import Work
     from rpel.simulation.running import Progress, Tick
-    from rpel.terminal import RunDisplay
 
 _ASK_FROM = 600.0
 """Seconds from which a person at a terminal is asked."""
@@ -28,13 +30,13 @@ def reproduce(
         float | None, typer.Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads (unset: as many as cores).", min=1)] = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
     listed: Annotated[bool, typer.Option("--list", help="List the panels and leave.")] = False,
     extra: Annotated[bool, typer.Option("--extra", help="With --list: those beyond the paper.")] = False,
     tensorboard: TensorBoard = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a long run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Make figures of the paper: numbers as CSV, pictures as SVG and PNG, and an index of the runs behind them.
 
@@ -63,20 +65,6 @@ def reproduce(
     _print(made, work, as_json)
     if work.missing:
         raise typer.Exit(1)
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration(48), duration(150), duration(8040)
-    ('48 s', '2 min 30 s', '2 h 14 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:

@@ -2,23 +2,18 @@
 
 import inspect
 import json
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
-from rpel import terminal
+from rpel.cli.display import display, show_run, stdout
+from rpel.cli.options import ALIASES, Json, TensorBoard
 from rpel.config import spec as specs
 
 if TYPE_CHECKING:
     from rpel.simulation.result import Result
-
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
 
 
 def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any) -> None:
@@ -32,9 +27,9 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any
     """
     spec = specs.load(source).but(**{key: value for key, value in given.items() if value is not None})
     with display() as shown:
-        from rpel.simulation import run as runs
+        from rpel.simulation.run import run as run_spec
 
-        result = runs.run(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
+        result = run_spec(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     _print(result, as_json)
 
 
@@ -49,9 +44,9 @@ def resume(
     """
     specs.load_folder(path)
     with display() as shown:
-        from rpel.simulation import run as runs
+        from rpel.simulation.run import resume as resume_run
 
-        result = runs.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
+        result = resume_run(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
     _print(result, as_json)
 
 
@@ -77,6 +72,7 @@ def _options() -> Iterator[inspect.Parameter]:
     yield _parameter("source", Annotated[str, place], inspect.Parameter.empty)
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
+        names = [flag, ALIASES[key]] if key in ALIASES else [flag]
         default = "" if field.default is None or field.default == {} else f" [quickstart: {field.default}]"
         about = field.description or key
         text = f"{about[0].upper()}{about[1:]}.{default}"
@@ -84,7 +80,7 @@ def _options() -> Iterator[inspect.Parameter]:
             option = typer.Option(f"{flag}/--not-{key}", help=text)
             yield _parameter(key, Annotated[bool | None, option], None)
         else:
-            yield _parameter(key, Annotated[str | None, typer.Option(flag, help=text, metavar=_metavar(field))], None)
+            yield _parameter(key, Annotated[str | None, typer.Option(*names, help=text, metavar=_metavar(field))], None)
     yield _parameter(
         "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
     )
@@ -110,39 +106,8 @@ run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-def
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-class _Handler(logging.Handler):
-    """Hands what the run says to the display."""
-
-    def __init__(self, display: terminal.RunDisplay) -> None:
-        super().__init__()
-        self.display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        kind = "warning: " if record.levelno >= logging.WARNING else ""
-        self.display.say(f"rpel: {kind}{record.getMessage()}")
-
-
-@contextmanager
-def display() -> Iterator[terminal.RunDisplay]:
-    """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
-    log = logging.getLogger("rpel")
-    with terminal.RunDisplay(Console(stderr=True, highlight=False, soft_wrap=True)) as shown:
-        handler = _Handler(shown)
-        before = log.level
-        log.setLevel(logging.INFO)
-        log.addHandler(handler)
-        try:
-            yield shown
-        except KeyboardInterrupt as error:  # typer would swallow the message
-            shown.say(f"rpel: {error or 'interrupted'}")
-            raise typer.Exit(130) from None
-        finally:
-            log.removeHandler(handler)
-            log.setLevel(before)
-
-
 def _print(result: "Result", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.summary(), indent=2))
     else:
-        terminal.show_run(terminal.stdout(), result.summary())
+        show_run(stdout(), result.summary())

@@ -1,6 +1,8 @@
 """``rpel sweep``: grids of runs in several processes, with a live table."""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
@@ -9,10 +11,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from rpel.cli.reproduce import duration
-from rpel.cli.run import TensorBoard
+from rpel.cli.display import stderr
+from rpel.cli.options import Jobs, Json, TensorBoard
 from rpel.experiments.sweep import State, Sweep, read
+from rpel.text import duration
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24
@@ -21,9 +25,9 @@ _SHOWN = 24
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores]", min=1)] = None,
+    jobs: Jobs = None,
     tensorboard: TensorBoard = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
 
@@ -33,7 +37,7 @@ def sweep(
     Example: rpel sweep attacks.toml --jobs 2
     """
     work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs, tensorboard)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = stderr()
     try:
         with Display(console) as display:
             work.run(display.show)
@@ -70,7 +74,7 @@ class Display:
         now = self.console.get_time()
         if self.console.is_terminal and now - self.drawn > 0.25:
             self.drawn = now
-            self.live.update(_table(work), refresh=True)
+            self.live.update(_live(work), refresh=True)
         elif not self.console.is_terminal:
             for i, state in enumerate(work.states):
                 if state.status != self.said.get(i, "waiting"):
@@ -92,17 +96,34 @@ def _seen(state: State) -> str:
     return f"{state.status}: {state.error}" if state.error else state.status
 
 
-def _table(work: Sweep) -> Table:
+def _table(work: Sweep, states: Sequence[State], title: str) -> Table:
+    """A row a cell: how it stands, its accuracies, and what there is to say; it fits whatever width there is."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", overflow="fold", min_width=min(max(len(s.cell.label) for s in work.states), 30))
+    for column in ("state", "mean", "worst"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    for state in states:
+        found = state.result or {}
+        accuracies = [f"{found[key]:.4f}" if key in found else "" for key in ("accuracy_mean", "accuracy_worst")]
+        table.add_row(
+            Text(state.cell.label), state.status, *accuracies, Text(_words(state)), style=_STYLES[state.status]
+        )
+    return table
+
+
+def _words(state: State) -> str:
+    """What a cell has to say beside its state."""
+    if state.status == "done":
+        return "finished before" if state.reused else duration(state.seconds)
+    return state.last_line.removeprefix("rpel: ") if state.status == "running" else state.error
+
+
+def _live(work: Sweep) -> Table:
     """The cells on their way first, then what failed, what ended last and what waits."""
-    table = Table(title=f"sweep {_head(work)}, {work.jobs} at a time", title_justify="left", box=None, pad_edge=False)
-    longest = max(len(state.cell.label) for state in work.states)
-    for column, width in (("cell", min(longest, 44)), ("state", 7), ("", None)):
-        table.add_column(column, no_wrap=True, min_width=width)
     order = {"running": 0, "failed": 1, "stopped": 1, "done": 2, "waiting": 3}
     states = sorted(work.states, key=lambda state: (order[state.status], -state.begun))
-    for state in states[:_SHOWN]:
-        words = state.last_line if state.status == "running" else _seen(state).removeprefix(f"{state.status}: ")
-        table.add_row(state.cell.label, state.status, words, style=_STYLES[state.status])
+    table = _table(work, states[:_SHOWN], f"sweep {_head(work)}, {work.jobs} at a time")
     if len(states) > _SHOWN:
         table.add_row(f"and {len(states) - _SHOWN} more")
     return table
@@ -112,7 +133,9 @@ def _print(work: Sweep, as_json: bool) -> None:
     if as_json:
         print(json.dumps(work.rows(), indent=2))
         return
-    width = max(len(state.cell.label) for state in work.states)
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(_table(work, work.states, ""))
     for state in work.states:
-        print(f"{state.cell.label:<{width}}  {_seen(state)}")
+        if state.error:
+            print(f"{state.cell.label}: {state.error}")
     print(f"table: {work.out / 'sweep.csv'}")

@@ -31,6 +31,7 @@ from rpel.files import atomic
 from rpel.processes import on_sigterm, start
 from rpel.simulation.events import check
 from rpel.simulation.folder import RunFolder
+from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
 _NOT_MEANING = {"out", "threads"}
@@ -48,7 +49,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "base"
+        return ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items()) or "base"
 
     @property
     def key(self) -> str:
@@ -197,10 +198,11 @@ class Sweep:
                 continue
             stored = self._file(state.cell, "json")
             result = json.loads(stored.read_text("utf-8")) if stored.is_file() else None
-            if result is not None and Path(result["path"]).is_dir():
+            runs = [RunFolder(Path(run["path"]), self.tensorboard) for run in _runs(result)]
+            if runs and all(run.certificate() is not None for run in runs):
                 state.result, state.status, state.reused = result, "done", True
-                for run in result.get("runs", [result]):
-                    RunFolder(Path(run["path"]), self.tensorboard).copy_events()
+                for run in runs:
+                    run.copy_events()
 
     def _fill(self, waiting: Iterator[int]) -> bool:
         """Start cells while there is room; True if one was started."""
@@ -297,3 +299,8 @@ class Sweep:
             file.write(text.getvalue().encode())
         with atomic(self.out / "sweep.json") as file:
             file.write((json.dumps(rows, indent=2) + "\n").encode())
+
+
+def _runs(result: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The runs of a cell, one a seed; none of a cell without a result."""
+    return [] if result is None else result.get("runs", [result])

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from rpel.config.spec import OWN, Spec, load, presets
-from rpel.report.settings import value_text
+from rpel.text import value_text
 
 _LEFT_OUT = ("data_dir", "out", "seeds")  # where things lie on one machine, and what one run of several does not know
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rpel.config.spec import Spec
 from rpel.report.collect import Run
-from rpel.report.settings import value_text
 from rpel.simulation.table import Table
+from rpel.text import value_text
 
 _PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")
 

@@ -5,7 +5,7 @@ from html import escape
 from rpel.report import drawing
 from rpel.report.collect import Run
 from rpel.report.command import command
-from rpel.terminal import percent
+from rpel.text import percent
 
 _LISTED = 20  # violations written out; certificate.json has more
 

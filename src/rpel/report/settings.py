@@ -1,6 +1,5 @@
 """Runs brought together: the seeds of one setting into one curve, the curves of one kind of network into one panel."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from rpel.config.spec import Spec
 from rpel.experiments.scales import stamp
 from rpel.report.collect import Run
 from rpel.simulation.result import interval
+from rpel.text import value_text
 
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
@@ -209,16 +209,3 @@ def _name(spec: Spec, telling: Sequence[str]) -> str:
     return " · ".join(
         [*size, spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra]
     )
-
-
-def value_text(value: Any) -> str:
-    """A field's value as ``rpel run`` takes it.
-
-    >>> value_text(((500, 0.5), (1000, 0.1))), value_text({"z": 1.5}), value_text(0.1)
-    ('500:0.5,1000:0.1', '{"z": 1.5}', '0.1')
-    """
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, tuple):
-        return ",".join(f"{last}:{rate}" for last, rate in value)
-    return str(value)

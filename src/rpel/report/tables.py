@@ -7,7 +7,7 @@ from typing import Any
 
 from rpel.report.collect import Run
 from rpel.report.settings import HUGE, Setting
-from rpel.terminal import human_bytes
+from rpel.text import human_bytes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Numbers and values as people read them, in the terminal and on pages."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def human_bytes(count: float) -> str:
+    """A size in the unit that fits.
+
+    >>> human_bytes(1_056_300_000)
+    '1.06 GB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def percent(probability: float) -> str:
+    """A probability with as many digits as it takes to see that it is not certain.
+
+    >>> percent(0.973938), percent(1.0), percent(0.99999987)
+    ('97.3938 %', '100 % (certain)', '99.999987 %')
+    """
+    if probability == 1:
+        return "100 % (certain)"
+    text = f"{100 * probability:.4f} %"
+    return text if text != "100.0000 %" else f"{100 * probability:.10f}".rstrip("0") + " %"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(48), duration(150), duration(8040)
+    ('48 s', '2 min 30 s', '2 h 14 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def value_text(value: Any) -> str:
+    """A field's value as ``rpel run`` takes it.
+
+    >>> value_text(((500, 0.5), (1000, 0.1))), value_text({"z": 1.5, "of": "foe"}), value_text({"of": "a,b"})
+    ('500:0.5,1000:0.1', 'z=1.5,of=foe', '{"of": "a,b"}')
+    """
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in value.items()) if _plain(value) else json.dumps(dict(value))
+    if isinstance(value, tuple | list):
+        return ",".join(f"{last}:{rate}" for last, rate in value)
+    return str(value)
+
+
+def _plain(table: Mapping[str, Any]) -> bool:
+    """Whether key=value, … reads back as the same table: numbers, and words that are no numbers themselves."""
+    words = [item for item in table.values() if isinstance(item, str)]
+    numbers = [item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)]
+    return len(words) + len(numbers) == len(table) > 0 and all(word.replace("_", "").isalpha() for word in words)

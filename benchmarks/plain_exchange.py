@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from rpel.config import membership
+from rpel.config.membership import Membership
 from rpel.peer import identity
 
 PORT = 7444
@@ -24,7 +24,7 @@ PORT = 7444
 async def one(config: dict[str, str], number: int, size: int, asked: list[int]) -> None:
     """Serve, wait for a line that says when to begin, pull, print when it ended."""
     folder, net = Path(config["folder"]), config["net"]
-    members = membership.load(folder / "members.toml").members
+    members = Membership.load(folder / "members.toml").members
     home = folder / members[number].id
     own = home / "peer.crt", home / "peer.key"
     body, rows = bytes(size), [memoryview(bytearray(size)) for _ in asked]

@@ -19,7 +19,6 @@ from torch import nn
 
 import rpel
 from rpel.aggregation import rule
-from rpel.config import membership
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.node import make_ready
@@ -125,7 +124,7 @@ def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> No
 def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2, rounds=2)
     files.membership = replace(files.membership, pull=1, b_hat=0)
-    membership.save(files.membership, tmp_path / "members.toml")
+    files.membership.save(tmp_path / "members.toml")
 
     def work(i: int) -> list[int]:
         network, numbers = a_model(), []

@@ -14,7 +14,7 @@ import pytest
 from rpel import cli
 from rpel.operations import demo
 from rpel.operations.children import Children, Failed
-from rpel.operations.demo import Scene, Setting
+from rpel.operations.demo import Demonstration, Scene
 
 KEYS = [
     "peers",
@@ -119,7 +119,7 @@ def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Pat
     said: list[str] = []
     with pytest.raises(Failed, match=r"4 peers were not up within 1 s"):
         demo._network(
-            Setting(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, lead=0.3, show=shown.append, say=said.append
+            Demonstration(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, lead=0.3, show=shown.append, say=said.append
         )
     assert [sentence.partition(":")[0] for sentence in said] == ["not all peers were up in time"] * 2
     assert shown == []

@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.config import membership
-from rpel.config.cautions import cautions
-from rpel.config.membership import Member, Membership
+from rpel.config.membership import Founding, Member, Membership, cautions
 
 PEMS = [certificates.create(f"peer-{i}")[1] for i in range(5)]
 SPARE = certificates.create("spare")[1]
@@ -27,10 +25,10 @@ def network(**changes: Any) -> Membership:
     """Four members, one of them possibly hostile, everybody pulled."""
     members = tuple(Member.of(f"peer-{i}", f"https://peer-{i}.example:7443", PEMS[i], f"org {i}") for i in range(4))
     terms: dict[str, Any] = {
-        "run": "ward-7", "nodes": 4, "byzantine": 1, "rounds": 50, "epoch": 1.8e9, "model_header_sha256": "a" * 64,
-        "init_sha256": "b" * 64, "hyperparameters": {"lr": 0.5, "layers": [3, 4], "net": {"b": True, "a": "x"}},
+        "run": "ward-7", "nodes": 4, "byzantine": 1, "rounds": 50, "epoch": 1.8e9,
+        "hyperparameters": {"lr": 0.5, "layers": [3, 4], "net": {"b": True, "a": "x"}},
     }  # fmt: skip
-    return replace(membership.found(**terms), **{"members": members, **changes})
+    return replace(Founding(**terms).membership("a" * 64, "b" * 64), **{"members": members, **changes})
 
 
 def written(path: Path, content: dict[str, Any]) -> Path:
@@ -43,8 +41,8 @@ def written(path: Path, content: dict[str, Any]) -> Path:
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     m = network()
-    membership.save(m, tmp_path / "members.toml")
-    again = membership.load(tmp_path / "members.toml")
+    m.save(tmp_path / "members.toml")
+    again = Membership.load(tmp_path / "members.toml")
     assert again == m
     assert again.hash == m.hash
 
@@ -63,14 +61,19 @@ def test_any_terms_survive_the_file(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], epoch: float, period: float, run: str
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "members.toml"
-    m = membership.found(
-        run=run, nodes=12, byzantine=2, rounds=9, epoch=epoch, period=period, hyperparameters=table,
-        model_header_sha256="0" * 64, init_sha256="1" * 64,
-    )  # fmt: skip
-    membership.save(m, path)
-    again = membership.load(path, draft=True)
+    founding = Founding(run=run, nodes=12, byzantine=2, rounds=9, epoch=epoch, period=period, hyperparameters=table)
+    m = founding.membership("0" * 64, "1" * 64)
+    m.save(path)
+    again = Membership.load(path, draft=True)
     assert again == m
     assert again.hash == m.hash
+
+
+def test_a_file_of_version_0_1_keeps_its_hash_and_a_later_key_changes_it_only_where_it_differs() -> None:
+    m = Membership.load(Path(__file__).parents[1] / "data" / "v0.1" / "members.toml")
+    assert m.hash == "06e4f052734c4abf42c7502c9b12fb0451777a32b6d66f79d6daed4ebdff0303"
+    assert m.protocol == 1
+    assert replace(m, protocol=2).hash != m.hash
 
 
 def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_pa
         entry["certificate"] = f"issued to somebody\n{entry['certificate'].strip()}"
     text = "# our network\n\n" + tomli_w.dumps(turned, indent=7).replace(" = ", "    =  ")
     (tmp_path / "members.toml").write_text(text)
-    assert membership.load(tmp_path / "members.toml").hash == m.hash
+    assert Membership.load(tmp_path / "members.toml").hash == m.hash
 
 
 def test_the_hash_sees_every_field_and_every_member() -> None:
@@ -109,7 +112,7 @@ def test_the_hash_sees_every_field_and_every_member() -> None:
 
 
 def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
-    membership.save(network(), tmp_path / "members.toml")
+    network().save(tmp_path / "members.toml")
     content = tomllib.loads((tmp_path / "members.toml").read_text())
     promised = {
         "run", "epoch", "period", "deadline", "nodes", "byzantine", "pull", "b_hat", "confidence", "rounds", "rule",
@@ -121,14 +124,14 @@ def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
 
 def test_entries_can_be_appended_to_a_draft_until_it_is_complete(tmp_path: Path) -> None:
     m, path = network(), tmp_path / "members.toml"
-    membership.save(replace(m, members=()), path)
+    replace(m, members=()).save(path)
     for count, member in enumerate(m.members):
-        assert len(membership.load(path, draft=True).members) == count
+        assert len(Membership.load(path, draft=True).members) == count
         with pytest.raises(ValueError, match=f"nodes is 4, but there are {count} members"):
-            membership.load(path)
+            Membership.load(path)
         with path.open("a") as file:
-            file.write(membership.entry(member))
-    assert membership.load(path) == m
+            file.write(member.toml())
+    assert Membership.load(path) == m
 
 
 def test_members_are_found_by_id_and_by_pin() -> None:
@@ -143,23 +146,21 @@ def test_members_are_found_by_id_and_by_pin() -> None:
 # --- founding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sizes", "plan"), [((12, 2, 200), (8, 2)), ((100, 10, 200), (32, 10)), ((4, 1, 50), (3, 1))])
+@pytest.mark.parametrize(("sizes", "plan"), [((12, 2, 200), (9, 2)), ((100, 10, 200), (33, 10)), ((4, 1, 50), (3, 1))])
 def test_a_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int], plan: tuple[int, int]) -> None:
     n, b, rounds = sizes
-    m = membership.found(
-        run="x", nodes=n, byzantine=b, rounds=rounds, epoch=1e9, model_header_sha256="0" * 64, init_sha256="0" * 64
-    )
+    founding = Founding(run="x", nodes=n, byzantine=b, rounds=rounds, epoch=1e9)
+    m = founding.membership("0" * 64, "0" * 64)
     assert (m.pull, m.b_hat) == plan
     late = 2 if n > 4 else 0
     assert m.pull - m.b_hat - late >= m.enough >= 2 * m.b_hat
+    assert founding.late == late
+    assert founding.strong_catch_up == (m.pull >= 3 * m.b_hat + 1 + late)
 
 
 def test_a_rule_that_would_stall_is_refused_at_the_founding() -> None:
     with pytest.raises(ValueError, match="'bulyan' needs 10 answers"):
-        membership.found(
-            run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan", model_header_sha256="0" * 64,
-            init_sha256="0" * 64,
-        )  # fmt: skip
+        Founding(run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan").membership("0" * 64, "0" * 64)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -224,24 +225,33 @@ def test_what_is_wrong_is_one_sentence_that_names_it(tmp_path: Path, change: Cha
     content = json.loads(json.dumps(network().to_dict()))
     change(content)
     with pytest.raises(ValueError, match=words) as caught:
-        membership.load(written(tmp_path / "members.toml", content))
+        Membership.load(written(tmp_path / "members.toml", content))
     assert "\n" not in str(caught.value)
 
 
 def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Path) -> None:
     m = network()
     twin = replace(m.members[0], id="peer-9", url="https://peer-9.example:7443")
-    membership.save(replace(m, members=(*m.members[:3], twin)), tmp_path / "members.toml")
+    replace(m, members=(*m.members[:3], twin)).save(tmp_path / "members.toml")
     with pytest.raises(ValueError, match="'peer-0' and 'peer-9' have the same fingerprint"):
-        membership.load(tmp_path / "members.toml")
+        Membership.load(tmp_path / "members.toml")
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
-        membership.load(tmp_path / "none.toml")
+        Membership.load(tmp_path / "none.toml")
     (tmp_path / "members.toml").write_bytes(b"\xff\xfe = 3")
     with pytest.raises(ValueError, match="is not TOML"):
-        membership.load(tmp_path / "members.toml")
+        Membership.load(tmp_path / "members.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000 + "]" * 5000, ".".join("a" * 30_000) + " = 1", "a = " + "9" * 5000]
+)
+def test_a_file_made_to_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "members.toml").write_text(text)
+    with pytest.raises(ValueError, match="is not TOML"):
+        Membership.load(tmp_path / "members.toml")
 
 
 # --- cautions --------------------------------------------------------------------------------------------------------
@@ -249,9 +259,9 @@ def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None
 
 def test_several_members_of_one_organisation_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     m = network()
-    membership.save(replace(m, members=tuple(replace(x, organisation="Trust") for x in m.members)), tmp_path / "m.toml")
+    replace(m, members=tuple(replace(x, organisation="Trust") for x in m.members)).save(tmp_path / "m.toml")
     with caplog.at_level(logging.WARNING, "rpel"):
-        membership.load(tmp_path / "m.toml")
+        Membership.load(tmp_path / "m.toml")
     assert "4 members are of 'Trust'" in caplog.text
 
 

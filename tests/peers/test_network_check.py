@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rpel import cli
-from rpel.config import membership
 from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
@@ -80,7 +79,7 @@ def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_another_members_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
-        membership.save(replace(net.membership, rounds=7), tmp_path / "members.toml")
+        replace(net.membership, rounds=7).save(tmp_path / "members.toml")
         told = checked(net, capsys, status=1)
     assert [member["same_membership"] for member in told["members"]] == [False] * 3
     assert "another members.toml" in told["members"][0]["remark"]

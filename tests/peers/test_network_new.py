@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 from rpel import certificates, cli, models
-from rpel.config import membership
-from rpel.config import peer as config
+from rpel.config.membership import Founding, Membership
+from rpel.config.peer import Config
 from rpel.operations.found import Founded, new, parse_epoch, parse_hyperparameters
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
@@ -34,7 +34,9 @@ def rpel(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 def found(folder: Path, **options: Any) -> Founded:
-    return new(**{"peers": 12, "byzantine": 2, "rounds": 200, "epoch": EPOCH, "out": folder, **options})
+    ours = {key: options.pop(key) for key in ("task", "model", "seed") if key in options}
+    terms = {"run": "", "nodes": 12, "byzantine": 2, "rounds": 200, "epoch": EPOCH, **options}
+    return new(Founding(**terms), out=folder, **ours)
 
 
 # --- network new -----------------------------------------------------------------------------------------------------
@@ -51,12 +53,12 @@ def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> Non
         entry = run("peer", "init", "--id", f"p{i}", "--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")
         with (tmp_path / "members.toml").open("a") as file:
             file.write(entry)
-    m = membership.load(tmp_path / "members.toml")
+    m = Membership.load(tmp_path / "members.toml")
     assert (m.nodes, m.byzantine, m.pull, m.b_hat, m.rounds) == (4, 1, 3, 1, 30)
     for i in range(4):
-        own = config.load(tmp_path / f"p{i}" / "peer.toml")
+        own = Config.load(tmp_path / f"p{i}" / "peer.toml")
         assert own.members.resolve() == tmp_path / "members.toml"
-        assert membership.load(own.members).index(own.id) == i
+        assert Membership.load(own.members).index(own.id) == i
         identity.server_context(own.certificate, own.key, [member.certificate for member in m.members])
 
 
@@ -66,27 +68,27 @@ def test_the_findings_say_what_was_planned_how_certain_and_what_it_survives(
     base = ("network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "200")
     text = rpel(capsys, *base, "--out", str(tmp_path / "a")).out
     for part in (
-        "s = 8",
+        "s = 9",
         "b_hat = 2",
         "100 %",
         "2 hostile silent and 2 honest late",
         "4 answers",
-        "96 messages",
+        "108 messages",
         "Next:",
     ):
         assert part in text
     facts = json.loads(rpel(capsys, *base, "--json", "--out", str(tmp_path / "b")).out)
-    expected = {"peers": 12, "byzantine": 2, "rounds": 200, "pull": 8, "b_hat": 2, "no_shows": 2, "parameters": 176_050}
+    expected = {"peers": 12, "byzantine": 2, "rounds": 200, "pull": 9, "b_hat": 2, "no_shows": 2, "parameters": 176_050}
     assert facts.items() >= expected.items()
-    assert facts["messages_per_round"] == 96
-    assert 1 <= facts["bytes_per_round"] / (96 * 4 * 176_050) <= 1.01
+    assert facts["messages_per_round"] == 108
+    assert 1 <= facts["bytes_per_round"] / (108 * 4 * 176_050) <= 1.01
     assert facts["deadline"] == 0.6 * facts["period"] == 36
     assert facts["epoch"] % 3600 == 0
 
 
 def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
     result = found(tmp_path, seed=5)
-    m = membership.load(tmp_path / "members.toml", draft=True)
+    m = Membership.load(tmp_path / "members.toml", draft=True)
     assert m == result.membership
     assert m.init_sha256 == hashlib.sha256((tmp_path / "init.safetensors").read_bytes()).hexdigest()
     sig, flat = wire.load(tmp_path / "init.safetensors")
@@ -109,14 +111,14 @@ def test_two_networks_never_have_the_same_name_by_chance(tmp_path: Path) -> None
 def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path: Path) -> None:
     given = parse_hyperparameters(["lr=.1,batch_size=10", '{"model": "mlp"}'])
     result = found(tmp_path, hyperparameters=given)
-    table = membership.load(tmp_path / "members.toml", draft=True).hyperparameters
+    table = Membership.load(tmp_path / "members.toml", draft=True).hyperparameters
     assert (table["lr"], table["batch_size"], table["model"], table["momentum"]) == (0.1, 10, "mlp", 0.9)
     assert result.signature.d == models.parameter_count(models.model("mlp"))
 
 
 def test_a_schedule_survives_the_file(tmp_path: Path) -> None:
     found(tmp_path, hyperparameters={"lr": [[500, 0.5], [1000, 0.1]]})
-    assert membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
+    assert Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
 
 
 def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) -> None:
@@ -150,7 +152,19 @@ def test_the_usual_no_shows_are_lowered_where_they_do_not_fit_and_it_is_said(
     printed = rpel(capsys, *base, "--no-shows", "2", "--out", str(tmp_path / "b"), code=2)
     assert "no_shows 2 does not fit 8 peers, 2 of them hostile: the most is 1" in printed.err
     assert not (tmp_path / "b").exists()
-    assert rpel(capsys, *base, "--no-shows", "1", "--out", str(tmp_path / "c")).err == ""
+    assert "--no-shows" not in rpel(capsys, *base, "--no-shows", "1", "--out", str(tmp_path / "c")).err
+
+
+def test_a_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("network", "new", "--byzantine", "2", "--rounds", "30", "--json")
+    weak = rpel(capsys, *base, "--peers", "8", "--out", str(tmp_path / "a"))
+    assert not json.loads(weak.out)["strong_catch_up"]
+    assert "cannot each pull 3 b_hat + 1 + 1 others" in weak.err
+    strong = rpel(capsys, *base, "--peers", "12", "--out", str(tmp_path / "b"))
+    assert json.loads(strong.out)["strong_catch_up"]
+    assert strong.err == ""
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -228,7 +242,7 @@ def test_a_new_peer_keeps_its_key_and_prints_its_entry(tmp_path: Path, capsys: p
     assert entry["certificate"] == (tmp_path / "peer" / "peer.crt").read_text()
     assert entry["fingerprint"] == certificates.check_certificate(entry["certificate"]).fingerprint
     assert "is not there yet" in printed.err
-    own = config.load(tmp_path / "peer" / "peer.toml")
+    own = Config.load(tmp_path / "peer" / "peer.toml")
     assert own.members.resolve() == tmp_path / "net" / "members.toml"
     assert own.listen == "0.0.0.0:7443"
 
@@ -276,7 +290,7 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     first = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "a")
     assert first.notes == ()
     with result.members.open("a") as file:
-        file.write(membership.entry(first.member))
+        file.write(first.member.toml())
     again = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "rotated")
     assert "replace that entry" in again.notes[0]
     assert again.member.fingerprint != first.member.fingerprint

@@ -18,8 +18,7 @@ import pytest
 
 from rpel import certificates
 from rpel.aggregation import rule
-from rpel.config import membership
-from rpel.config.membership import Member
+from rpel.config.membership import Member, Membership
 from rpel.peer import identity, wire
 from rpel.peer.identity import News
 from rpel.peer.node import Node, Round, from_os, make_ready, sizes
@@ -196,7 +195,7 @@ def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -
     assert peer.node.summary()["pulls"]["unreachable"] > 0
 
 
-def _needing_answers(files: NetworkFiles) -> membership.Membership:
+def _needing_answers(files: NetworkFiles) -> Membership:
     """One hostile model may be among three, so two answers are needed; but nobody need tell the time."""
     return replace(files.membership, pull=3, b_hat=1, byzantine=0)
 
@@ -227,7 +226,7 @@ def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> 
 # --- a new membership ------------------------------------------------------------------------------------------------
 
 
-def successor(files: NetworkFiles, from_round: int) -> membership.Membership:
+def successor(files: NetworkFiles, from_round: int) -> Membership:
     """Without peer-4, and with a new key for peer-3."""
     secret, pem = certificates.create("peer-3")
     home = files.folder / "peer-3"
@@ -244,7 +243,7 @@ def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=2.0, byzantine=1)
     running = peers(files)
     new = successor(files, from_round=4)
-    membership.save(new, tmp_path / "members.next.toml")
+    new.save(tmp_path / "members.next.toml")
     with ended(running), caplog.at_level("INFO", "rpel"):
         for peer in running:
             peer.start()
@@ -263,7 +262,7 @@ def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, capl
     files = found(tmp_path, 5, byzantine=1)
     now, news = files.membership, News(files.configs[0])
     assert news.due(now, round=9) is None
-    membership.save(replace(now, run="another", from_round=2), tmp_path / "members.next.toml")
+    replace(now, run="another", from_round=2).save(tmp_path / "members.next.toml")
     with caplog.at_level("WARNING", "rpel"):
         assert news.due(now, round=9) is None
         assert news.due(now, round=10) is None
@@ -276,7 +275,7 @@ def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     files = found(tmp_path, 5, byzantine=1)
     new = successor(files, from_round=7)
     (files.folder / "peer-3" / "peer.next.key").unlink()
-    membership.save(new, tmp_path / "members.next.toml")
+    new.save(tmp_path / "members.next.toml")
     news = News(files.configs[3])
     with caplog.at_level("WARNING", "rpel"):
         assert news.due(files.membership, round=6) is None
@@ -289,7 +288,7 @@ def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
 def test_a_peer_that_starts_after_the_change_begins_with_the_new_membership(tmp_path: Path) -> None:
     files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
     new = successor(files, from_round=2)
-    membership.save(new, tmp_path / "members.next.toml")
+    new.save(tmp_path / "members.next.toml")
     assert Node(files.configs[0]).standing.membership.hash == new.hash
 
 
@@ -332,7 +331,7 @@ def test_coins_are_the_systems_and_every_set_of_others_is_as_likely() -> None:
 def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> None:
     files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=1.0)
     files.membership = replace(files.membership, pull=1)
-    membership.save(files.membership, tmp_path / "members.toml")
+    files.membership.save(tmp_path / "members.toml")
     running = peers(files, coins=lambda round, me, nodes, s: ((me + round) % 3,))
     with ended(running):
         for peer in running:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from rpel.config import peer as config
-from rpel.config.reading import listen_address, peer_url
+from rpel.config.membership import peer_url
+from rpel.config.peer import Config, listen_address
 
 
 def written(folder: Path, **keys: object) -> Path:
@@ -22,7 +22,7 @@ def test_paths_are_relative_to_the_file_wherever_the_peer_is_started(
     home.mkdir()
     written(home, members="../shared/members.toml", key="/etc/rpel.key", data="scans", log="log/rounds.jsonl")
     monkeypatch.chdir(tmp_path)
-    found = config.load("home/peer.toml")
+    found = Config.load("home/peer.toml")
     assert found.members == home / "../shared/members.toml"
     assert found.next_members == home / "../shared/members.next.toml"
     assert found.key == Path("/etc/rpel.key")
@@ -33,19 +33,19 @@ def test_paths_are_relative_to_the_file_wherever_the_peer_is_started(
 
 
 def test_only_the_id_must_be_given(tmp_path: Path) -> None:
-    found = config.load(written(tmp_path))
+    found = Config.load(written(tmp_path))
     assert (found.id, found.task, found.data, found.log) == ("clinic-3", "mnist-sample", None, "-")
     assert (found.listen, found.metrics_listen) == ("127.0.0.1:7443", "127.0.0.1:9464")
     (tmp_path / "peer.toml").write_text("")
     with pytest.raises(ValueError, match=r"peer\.toml lacks the key 'id'"):
-        config.load(tmp_path / "peer.toml")
+        Config.load(tmp_path / "peer.toml")
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    first = config.load(written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml"))
+    first = Config.load(written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml"))
     (tmp_path / "sub").mkdir()
-    config.save(first, tmp_path / "sub" / "peer.toml")
-    again = config.load(tmp_path / "sub" / "peer.toml")
+    first.save(tmp_path / "sub" / "peer.toml")
+    again = Config.load(tmp_path / "sub" / "peer.toml")
     assert again.key.resolve() == first.key.resolve()
     assert again.next_members.resolve() == first.next_members.resolve()
     assert (again.id, again.task, again.listen, again.log) == (first.id, first.task, first.listen, first.log)
@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["seed", "coins", "random_state", "rng", "Seed", "entropy", "draw_seed"])
 def test_no_key_can_fix_the_coins(tmp_path: Path, key: str) -> None:
     with pytest.raises(ValueError, match="nobody can predict its pulls"):
-        config.load(written(tmp_path, **{key: 7}))
+        Config.load(written(tmp_path, **{key: 7}))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_one_sentence_with_the_file_and_the_value(
 ) -> None:
     path = written(tmp_path, **keys)
     with pytest.raises(ValueError) as caught:
-        config.load(path)
+        Config.load(path)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -204,7 +204,7 @@ def announce(net: ProcessNetwork, coming: membership.Membership, *members: Membe
     """Put the coming membership where these members look for it."""
     for member in members:
         path = member.folder / "members.next.toml"
-        membership.save(coming, path)
+        coming.save(path)
 
 
 def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.Membership:

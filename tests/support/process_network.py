@@ -25,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.config import membership
+from rpel.config.membership import Founding
 from rpel.operations.found import new
 from rpel.operations.join import join
 from rpel.peer import wire
@@ -202,22 +203,21 @@ class ProcessNetwork:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
         wire.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
-        founded = new(
-            peers=self.plan.peers,
+        founding = Founding(
+            run="",
+            nodes=self.plan.peers,
             byzantine=self.plan.byzantine,
             rounds=self.plan.rounds,
             epoch=time.time() + self.plan.start,
             period=self.plan.period,
             deadline=self.plan.deadline,
-            task="support.quadratic:task",
-            model=self.folder / "model.safetensors",
             hyperparameters=self.plan.hyperparameters,
-            out=self.folder,
         )
+        founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]
         entries = [self._join(member) for member in members]
         found = replace(founded.membership, members=tuple(entries))
-        membership.save(found, self.folder / "members.toml")
+        found.save(self.folder / "members.toml")
         for member in members:
             for name in ("members.toml", membership.INIT_FILE):
                 os.link(self.folder / name, member.folder / name)

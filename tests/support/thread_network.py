@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from rpel import certificates
-from rpel.config import membership
-from rpel.config import peer as config
-from rpel.config.membership import Member, Membership
+from rpel.config.membership import INIT_FILE, Founding, Member, Membership
 from rpel.config.peer import Config
 from rpel.peer import identity, wire
 from rpel.peer.learner import Blob, Learner
@@ -64,7 +62,7 @@ def free_ports(count: int) -> list[int]:
 
 def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:
     """init.safetensors; returns its hash."""
-    (folder / membership.INIT_FILE).write_bytes(signature.header + bytes(wire.raw(signature, x)))
+    (folder / INIT_FILE).write_bytes(signature.header + bytes(wire.raw(signature, x)))
     return wire.digest(signature, x)
 
 
@@ -79,7 +77,7 @@ class NetworkFiles:
     def move_epoch(self, seconds: float) -> None:
         """Round 1 begins so many seconds from now."""
         self.membership = replace(self.membership, epoch=time.time() + seconds)
-        membership.save(self.membership, self.folder / "members.toml")
+        self.membership.save(self.folder / "members.toml")
 
 
 def found(
@@ -97,7 +95,7 @@ def found(
 ) -> NetworkFiles:
     """Keys, certificates, peer.toml files and a members.toml whose round 1 begins ``soon`` seconds from now."""
     x = np.zeros(signature.d, signature.dtype) if initial is None else initial
-    draft = membership.found(
+    draft = Founding(
         run="consortium",
         nodes=n,
         byzantine=byzantine,
@@ -105,10 +103,8 @@ def found(
         epoch=time.time() + soon,
         period=period,
         deadline=0.8 * period,
-        model_header_sha256=signature.sha256,
-        init_sha256=write_init(folder, signature, x),
         **terms,
-    )
+    ).membership(signature.sha256, write_init(folder, signature, x))
     configs, members = [], []
     for i, port in enumerate(free_ports(n)):
         home = folder / f"peer-{i}"
@@ -117,10 +113,10 @@ def found(
         (home / "peer.crt").write_text(pem)
         text = f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = "rounds.jsonl"\n'
         (home / "peer.toml").write_text(text + f'metrics_listen = "127.0.0.1:0"\ntask = "{task}"\n')
-        configs.append(config.load(home / "peer.toml"))
+        configs.append(Config.load(home / "peer.toml"))
         members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
     whole = replace(draft, members=tuple(members))
-    membership.save(whole, folder / "members.toml")
+    whole.save(folder / "members.toml")
     return NetworkFiles(folder, configs, whole)
 
 

@@ -31,11 +31,11 @@ def check(
 
     Example: rpel network check --config peer.toml
     """
-    from rpel.config import peer as configs
+    from rpel.config.peer import Config
     from rpel.operations.asking import asking
     from rpel.operations.check import measured_step
 
-    settings = configs.load(config)
+    settings = Config.load(config)
     ask = asking(settings)
     step = measured_step(settings, ask) if step_seconds is None else step_seconds
     found = asyncio.run(_check(ask, timeout, step))

@@ -46,12 +46,14 @@ def demo(
     Example: rpel network demo --peers 12 --byzantine 2 --attack alie
     """
     from rpel.operations.children import Failed
-    from rpel.operations.demo import Setting
+    from rpel.operations.demo import Demonstration
     from rpel.operations.demo import demo as run_demo
     from rpel.operations.redteam.deliveries import parse_parameters
 
-    setting = Setting(peers, byzantine, rounds, attack, parse_parameters(param or []), no_shows, _period(period), seed)
-    late = setting.plan().no_shows
+    setting = Demonstration(
+        peers, byzantine, rounds, attack, parse_parameters(param or []), no_shows, _period(period), seed
+    )
+    late = setting.founding().late
     if no_shows is None and late < 2:
         _say(f"note: among {peers} peers with {byzantine} hostile only {late} honest ones may be late in a round")
     if out is not None and out.exists() and any(out.iterdir()):

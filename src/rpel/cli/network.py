@@ -76,41 +76,34 @@ def new(
 
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
     """
-    from rpel.operations import found as founding
+    from rpel.config.membership import Founding
+    from rpel.operations.found import new as write_network
+    from rpel.operations.found import notes, parse_epoch, parse_hyperparameters
 
-    found = founding.new(
-        peers=peers,
+    founding = Founding(
+        run=run or "",
+        nodes=peers,
         byzantine=byzantine,
         rounds=rounds,
-        no_shows=no_shows,
-        confidence=confidence,
-        task=task,
-        model=model,
+        epoch=parse_epoch(epoch, datetime.now(UTC)),
         period=period,
         deadline=deadline,
-        epoch=founding.parse_epoch(epoch, datetime.now(UTC)),
+        confidence=confidence,
+        no_shows=no_shows,
         rule=rule,
         local_steps=local_steps,
-        hyperparameters=founding.parse_hyperparameters(hyperparameters or []),
-        run=run,
-        out=out,
-        seed=seed,
+        hyperparameters=parse_hyperparameters(hyperparameters or []),
     )
-    late = found.plan.no_shows
-    if no_shows is None and late < 2:
-        print(
-            f"rpel: note: --no-shows is {late} instead of the usual 2: more does not fit {peers} peers, {byzantine} of "
-            "them hostile",
-            file=sys.stderr,
-        )
+    found = write_network(founding, task=task, model=model, seed=seed, out=out)
+    for note in notes(founding):
+        print(f"rpel: note: {note}", file=sys.stderr)
     print(json.dumps(found.to_dict(), indent=2) if as_json else _founded(found))
 
 
 def _founded(found: "Founded") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
-    m, plan = found.membership, found.plan
+    m, plan, late = found.membership, found.plan, found.founding.late
     begin = datetime.fromtimestamp(m.epoch, UTC)
-    late = m.pull - m.b_hat - m.enough
     hosts = f"--members {found.members.name} --task {found.task}"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s

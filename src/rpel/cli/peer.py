@@ -52,7 +52,6 @@ def init(
 
     Example: rpel peer init --id clinic-3 --organisation "Clinic Three" --url https://rpel.clinic-3.example:7443
     """
-    from rpel.config.membership import entry
     from rpel.operations.join import join
 
     found = join(
@@ -78,7 +77,7 @@ def init(
     )
     for note in found.notes:
         print(f"rpel: note: {note}", file=sys.stderr)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else "\n" + entry(found.member).rstrip())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else "\n" + found.member.toml().rstrip())
 
 
 @app.command()
@@ -94,9 +93,9 @@ def run(
 
     Example: rpel peer run --config peer.toml
     """
-    from rpel.config import peer as settings
+    from rpel.config.peer import Config
 
-    mixed = settings.load(config).log == "-"  # standard output then belongs to the JSON lines
+    mixed = Config.load(config).log == "-"  # standard output then belongs to the JSON lines
     from rpel.peer.api import Terminated, run
 
     with _speaking():

@@ -29,10 +29,10 @@ def watch(
 
     Example: rpel watch --config peer.toml
     """
-    from rpel.config import peer as configs
+    from rpel.config.peer import Config
     from rpel.operations.asking import asking
 
-    asyncio.run(_watch(asking(configs.load(config)), once, every, as_json))
+    asyncio.run(_watch(asking(Config.load(config)), once, every, as_json))
 
 
 async def _watch(ask: "Asking", once: bool, every: float, as_json: bool) -> None:

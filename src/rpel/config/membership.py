@@ -1,86 +1,146 @@
 """members.toml: who belongs to a network, with what plan, from which model, at which times. All members hold the same.
 
-Laws: what two files mean is compared by :attr:`Membership.hash`, over the parsed content: key order, white space and
-comments do not matter and everything else does; a member is numbered by its place in the file; identity is the
-fingerprint, never the id; a plan counts entries, so two of one organisation count twice.
+Invariants: two files mean the same exactly if :attr:`Membership.hash` is the same; it covers the parsed content, so key
+order, white space and comments do not matter and everything else does, and a key added after version 0.1 enters only
+where it differs from its default. A member's number is its place in the file; its identity is the fingerprint, never
+the id. A plan counts entries, so two of one organisation count twice.
 """
 
 import hashlib
 import json
 import logging
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import tomli_w
+from pydantic import Field, Strict, StrictStr, TypeAdapter
 
-from rpel import aggregation
+from rpel import aggregation, planning
 from rpel.aggregation.graph import GraphRule
 from rpel.aggregation.mixing import Mixer
 from rpel.certificates import check_id, read_certificate
-from rpel.config.cautions import cautions
-from rpel.config.founding import stall_proof
-from rpel.config.reading import check_keys, peer_url, read_toml, take
+from rpel.config.toml import check_keys, read_toml, validated
 from rpel.files import atomic
 
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
 
+_ADDED = {"protocol": 1}
+"""Keys that version 0.1 did not have: with these values they are neither written nor hashed."""
+
 _log = logging.getLogger("rpel")
+
+
+Count = Annotated[int, Strict(), Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Strict(), Field(ge=0.01, le=1e7, allow_inf_nan=False)]
+Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class Member:
     """One entry: what the others need to know to reach a peer and to know it by."""
 
-    id: str
-    organisation: str
-    url: str
-    certificate: str
-    fingerprint: str
+    id: StrictStr
+    organisation: StrictStr
+    url: StrictStr
+    certificate: StrictStr
+    fingerprint: StrictStr
 
     @classmethod
-    def of(cls, id: str, url: str, certificate: str, organisation: str = "") -> "Member":
+    def of(cls, id: str, url: str, certificate: str, organisation: str = "") -> Self:
         """From its certificate's PEM text, everything checked but the dates."""
         found = read_certificate(certificate)
         return cls(check_id(id), organisation, peer_url(url), found.pem, found.fingerprint)
 
+    @classmethod
+    def parse(cls, where: str, entry: Any) -> Self:
+        """From a table [[member]] of a file, checked; the fingerprint may have colons, spaces and capitals."""
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where} is not valid: it takes a table [[member]]")
+        check_keys(where, entry, [f.name for f in fields(cls)])
+        written = validated(where, {"organisation": "", **entry}, _MEMBER)
+        pin = written.fingerprint.replace(":", "").replace(" ", "").lower()
+        try:
+            member = cls.of(written.id, written.url, written.certificate, written.organisation)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if pin != member.fingerprint:
+            raise ValueError(f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}")
+        return member
+
+    def toml(self) -> str:
+        """The lines of members.toml that make somebody a member."""
+        return tomli_w.dumps({"member": [vars(self)]}, multiline_strings=True)
+
 
 @dataclass(frozen=True)
 class Membership:
-    """A network's terms. Times are seconds: ``epoch`` since 1970 (when round 1 begins), ``deadline`` into a round.
+    """What all members of a network agree on. Times are seconds: ``epoch`` since 1970, ``deadline`` into a round.
 
-    >>> m = found(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9, model_header_sha256="0" * 64,
-    ...     init_sha256="0" * 64)
+    >>> m = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9).membership("0" * 64, "0" * 64)
     >>> m.pull, m.b_hat, m.deadline, m.by_fingerprint("0" * 64)
-    (8, 2, 36.0, None)
+    (9, 2, 36.0, None)
     """
 
-    run: str
-    epoch: float
-    period: float
-    deadline: float
-    nodes: int
-    byzantine: int
-    pull: int
-    b_hat: int
-    confidence: float
-    rounds: int
-    rule: str
-    local_steps: int
-    hyperparameters_sha256: str
-    model_header_sha256: str
-    init_sha256: str
-    from_round: int = 1
+    run: StrictStr
+    epoch: Annotated[float, Strict(), Field(ge=0, le=1e11, allow_inf_nan=False)]
+    period: Seconds
+    deadline: Annotated[float, Strict(), Field(allow_inf_nan=False)]
+    nodes: Annotated[int, Strict(), Field(ge=2, le=10**7)]
+    byzantine: Annotated[int, Strict(), Field(ge=0)]
+    pull: Count
+    b_hat: Annotated[int, Strict(), Field(ge=0)]
+    confidence: Annotated[float, Strict(), Field(ge=1e-9, le=1 - 1e-15, allow_inf_nan=False)]
+    rounds: Count
+    rule: StrictStr
+    local_steps: Count
+    hyperparameters_sha256: Sha256
+    model_header_sha256: Sha256
+    init_sha256: Sha256
+    from_round: Count = 1
+    protocol: Annotated[int, Strict(), Field(ge=1, le=2)] = 1
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path, draft: bool = False) -> "Membership":
+        """A members.toml, checked; with ``draft`` one whose members are not complete yet."""
+        where, content = str(path), read_toml(Path(path))
+        check_keys(where, content, [*(f.name for f in fields(cls) if f.name != "members"), "member"])
+        if isinstance(content.get("epoch"), datetime):
+            content["epoch"] = _seconds(where, content["epoch"])
+        entries = content.pop("member", [])
+        if not isinstance(entries, list):
+            raise ValueError(f"{where}: member {entries!r} is not valid: it takes tables [[member]]")
+        members = [Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)]
+        found = validated(where, content | {"members": tuple(members)}, _MEMBERSHIP)
+        _check(f"{where}: ", found, draft)
+        for caution in cautions(found):
+            _log.warning("%s: %s", where, caution)
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write a members.toml that :meth:`load` reads back; members can be added at its end."""
+        content = self.to_dict()
+        del content["member"]
+        start = datetime.fromtimestamp(self.epoch, UTC)
+        text = f"# An rpel network; all members hold the same file. Round 1 begins {start:%Y-%m-%d %H:%M:%S} UTC.\n"
+        text += tomli_w.dumps(content)
+        text += "".join("\n" + member.toml() for member in self.members)
+        with atomic(Path(path)) as file:
+            file.write(text.encode())
 
     def to_dict(self) -> dict[str, Any]:
         """The content of members.toml, in the file's order."""
         top = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
+        top = {key: value for key, value in top.items() if key not in _ADDED or value != _ADDED[key]}
         return top | {"hyperparameters": dict(self.hyperparameters), "member": [vars(m) for m in self.members]}
 
     @cached_property
@@ -103,12 +163,15 @@ class Membership:
         )
 
     def by_fingerprint(self, fingerprint: str) -> int | None:
-        """The number of the member with this pin; None for a stranger."""
+        """The number of the member with this fingerprint; None for a stranger."""
         return self._pins.get(fingerprint)
 
     @cached_property
     def _pins(self) -> dict[str, int]:
         return {member.fingerprint: number for number, member in enumerate(self.members)}
+
+
+_MEMBER, _MEMBERSHIP = TypeAdapter(Member), TypeAdapter(Membership)
 
 
 def content_hash(content: Any) -> str:
@@ -121,155 +184,172 @@ def content_hash(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def peer_url(text: str) -> str:
+    """An address at which a member is asked: https, host and port, nothing else; without a slash at its end.
+
+    >>> peer_url("https://Clinic.example:7443/"), peer_url("https://clinic.example")
+    ('https://clinic.example:7443', 'https://clinic.example:443')
+    >>> peer_url("http://clinic.example:7443")
+    Traceback (most recent call last):
+    ValueError: url 'http://clinic.example:7443' is not valid: write it as https://clinic.example:7443
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port, parts = "", None, urlsplit("")
+    if not host or port == 0 or any(letter.isspace() for letter in text):
+        raise ValueError(f"url {text!r} is not valid: write it as https://host:7443")
+    where = f"[{host}]" if ":" in host else host
+    rest = (parts.username, parts.path.rstrip("/"), parts.query, parts.fragment)
+    if parts.scheme != "https" or "://" not in text or any(rest):
+        raise ValueError(f"url {text!r} is not valid: write it as https://{where}:{port or 7443}")
+    return f"https://{where}:{port or 443}"
+
+
 # --- founding --------------------------------------------------------------------------------------------------------
 
 
-def found(
-    *,
-    run: str,
-    nodes: int,
-    byzantine: int,
-    rounds: int,
-    epoch: float,
-    model_header_sha256: str,
-    init_sha256: str,
-    period: float = 60.0,
-    deadline: float | None = None,
-    confidence: float = 0.99,
-    no_shows: int | None = None,
-    rule: str = "nnm+trimmed_mean",
-    local_steps: int = 1,
-    hyperparameters: Mapping[str, Any] | None = None,
-) -> Membership:
-    """A network without members yet, with a stall-proof plan; pulls end after 0.6 of a round unless said otherwise."""
-    plan = stall_proof(nodes, byzantine, rounds, confidence, no_shows)
-    table = dict(hyperparameters or {})
-    terms = _checked(
-        "",
-        Membership(
-            run=run,
-            epoch=float(epoch),
-            period=float(period),
-            deadline=0.6 * period if deadline is None else float(deadline),
-            nodes=nodes,
-            byzantine=byzantine,
-            pull=plan.pull,
-            b_hat=plan.b_hat,
-            confidence=confidence,
-            rounds=rounds,
-            rule=rule,
-            local_steps=local_steps,
-            hyperparameters_sha256=content_hash(table),
-            model_header_sha256=model_header_sha256,
-            init_sha256=init_sha256,
-            from_round=1,
-            hyperparameters=table,
-        ),
-        draft=True,
-    )
-    sure = plan.pull - plan.b_hat - plan.no_shows
-    if terms.enough > sure:
-        raise ValueError(
-            f"rule {rule!r} needs {terms.enough} answers a round, but with hostile peers silent and {plan.no_shows} "
-            f"honest ones late only {sure} come: the nearest is 'nnm+trimmed_mean'"
+@dataclass(frozen=True)
+class Founding:
+    """What the founder of a network decides; the plan and the membership follow from it.
+
+    A round asks s peers; all b̂ hostile ones among them may stay silent, and F honest ones (``no_shows``) may be late.
+    It aggregates with 2 b̂ answers, so s ≥ 3 b̂ + F keeps every round going; s ≥ 3 b̂ + 1 + F also lets a peer that
+    missed rounds catch up without its own old model, and is preferred where it fits.
+
+    >>> terms = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9)
+    >>> (terms.plan.pull, terms.plan.b_hat, terms.late, terms.strong_catch_up)
+    (9, 2, 2, True)
+    """
+
+    run: str
+    nodes: int
+    byzantine: int
+    rounds: int
+    epoch: float
+    period: float = 60.0
+    deadline: float | None = None
+    confidence: float = 0.99
+    no_shows: int | None = None
+    """Honest peers that may be late in a round; None: 2, or as many as fit among few peers."""
+    rule: str = "nnm+trimmed_mean"
+    local_steps: int = 1
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    protocol: int = 1
+
+    @cached_property
+    def late(self) -> int:
+        """How many honest peers may be late in a round."""
+        least = self._planned(0)  # says what is wrong, if not even this fits
+        if self.no_shows is None:
+            return next((late for late in (2, 1) if self._fits(late)), least.no_shows)
+        if self.no_shows < 0:
+            raise ValueError(f"no_shows {self.no_shows} is impossible: the least is 0")
+        if not self._fits(self.no_shows):
+            most = bisect_left(range(self.nodes), True, key=lambda late: not self._fits(late)) - 1
+            raise ValueError(
+                f"no_shows {self.no_shows} does not fit {self.nodes} peers, {self.byzantine} of them hostile: the most "
+                f"is {most}"
+            )
+        return self.no_shows
+
+    @cached_property
+    def strong_catch_up(self) -> bool:
+        """Whether a peer that missed rounds can count on the 2 b̂ + 1 answers that replace its own model."""
+        return self._fits(self.late + 1)
+
+    @cached_property
+    def plan(self) -> planning.Plan:
+        """How many peers each one pulls from; ValueError where there is no such plan."""
+        return self._planned(self.late + self.strong_catch_up)
+
+    def membership(self, model_header_sha256: str, init_sha256: str) -> Membership:
+        """The network without members yet; pulls end after 0.6 of a round unless said otherwise."""
+        table = dict(self.hyperparameters)
+        found = validated(
+            "",
+            {
+                "run": self.run,
+                "epoch": float(self.epoch),
+                "period": float(self.period),
+                "deadline": 0.6 * self.period if self.deadline is None else float(self.deadline),
+                "nodes": self.nodes,
+                "byzantine": self.byzantine,
+                "pull": self.plan.pull,
+                "b_hat": self.plan.b_hat,
+                "confidence": self.confidence,
+                "rounds": self.rounds,
+                "rule": self.rule,
+                "local_steps": self.local_steps,
+                "hyperparameters_sha256": content_hash(table),
+                "model_header_sha256": model_header_sha256,
+                "init_sha256": init_sha256,
+                "protocol": self.protocol,
+                "hyperparameters": table,
+            },
+            _MEMBERSHIP,
         )
-    return terms
+        _check("", found, draft=True)
+        sure = found.pull - found.b_hat - self.late
+        if found.enough > sure:
+            raise ValueError(
+                f"rule {self.rule!r} needs {found.enough} answers a round, but with hostile peers silent and "
+                f"{self.late} honest ones late only {sure} come: the nearest is 'nnm+trimmed_mean'"
+            )
+        return found
+
+    def _planned(self, late: int) -> planning.Plan:
+        return planning.plan(
+            nodes=self.nodes,
+            byzantine=self.byzantine,
+            rounds=self.rounds,
+            confidence=self.confidence,
+            silent=True,
+            no_shows=late,
+        )
+
+    def _fits(self, late: int) -> bool:
+        try:
+            return bool(self._planned(late))
+        except ValueError:
+            return False
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- what must hold, and what members should know --------------------------------------------------------------------
 
 
-def load(path: str | Path, draft: bool = False) -> Membership:
-    """A members.toml, checked; with ``draft`` one whose members are not complete yet."""
-    where, content = str(path), read_toml(Path(path))
-    kinds = {key: kind for key, kind in get_type_hints(Membership).items() if kind in (str, int, float)}
-    check_keys(where, content, [*kinds, "hyperparameters", "member"])
-    if isinstance(content.get("epoch"), datetime):
-        content["epoch"] = _seconds(where, content["epoch"])
-    content.setdefault("from_round", 1)
-    top = {key: take(where, content, key, kind) for key, kind in kinds.items()}
-    table = take(where, content, "hyperparameters", dict, {})
-    entries = take(where, content, "member", list, [])
-    members = tuple(_member(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1))
-    found = _checked(f"{where}: ", Membership(**top, hyperparameters=table, members=members), draft)
-    for caution in cautions(found):
-        _log.warning("%s: %s", where, caution)
-    return found
-
-
-def save(membership: Membership, path: str | Path) -> None:
-    """Write a members.toml that :func:`load` reads back; members can be added at its end."""
-    content = membership.to_dict()
-    members = content.pop("member")
-    start = datetime.fromtimestamp(membership.epoch, UTC)
-    text = f"# An rpel network; all members hold the same file. Round 1 begins {start:%Y-%m-%d %H:%M:%S} UTC.\n"
-    text += tomli_w.dumps(content)
-    text += "".join("\n" + entry(Member(**member)) for member in members)
-    with atomic(Path(path)) as file:
-        file.write(text.encode())
-
-
-def entry(member: Member) -> str:
-    """The lines of members.toml that make somebody a member."""
-    return tomli_w.dumps({"member": [vars(member)]}, multiline_strings=True)
-
-
-def _seconds(where: str, moment: datetime) -> float:
-    if moment.tzinfo is None:
-        raise ValueError(f"{where}: epoch {moment} has no time zone: write {moment.isoformat()}Z if it is UTC")
-    return moment.timestamp()
-
-
-def _member(where: str, entry: Any) -> Member:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is not valid: it takes a table [[member]]")
-    check_keys(where, entry, [f.name for f in fields(Member)])
-    text = {f.name: take(where, entry, f.name, str, "" if f.name == "organisation" else None) for f in fields(Member)}
-    pin = text.pop("fingerprint").replace(":", "").lower()
-    try:
-        member = Member.of(**text)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if pin != member.fingerprint:
-        raise ValueError(f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}")
-    return member
-
-
-# --- what must hold --------------------------------------------------------------------------------------------------
-
-
-def _checked(where: str, m: Membership, draft: bool) -> Membership:
+def _check(where: str, m: Membership, draft: bool) -> None:
+    """What pydantic cannot see: bounds that depend on other values, hashes of content, entries that are the same."""
     for key, low, high in _ranges(m):
         value = getattr(m, key)
         if not low <= value <= high:
             near = low if value < low else high
             raise ValueError(f"{where}{key} {value:g} is impossible: the nearest is {near:.15g}")
-    _check_hashes(where, m)
+    _check_table(where, m)
     _check_rule(where, m)
     if len(m.members) > m.nodes or (len(m.members) < m.nodes and not draft):
         raise ValueError(f"{where}nodes is {m.nodes}, but there are {len(m.members)} members")
+    check_different(where, m.members)
+
+
+def check_different(where: str, members: tuple[Member, ...]) -> None:
+    """Refuse two entries with the same id, address or fingerprint."""
     for key in ("id", "url", "fingerprint"):
         seen: dict[str, str] = {}
-        for member in m.members:
+        for member in members:
             value = getattr(member, key)
             if value in seen:
                 raise ValueError(f"{where}members {seen[value]!r} and {member.id!r} have the same {key} {value!r}")
             seen[value] = member.id
-    return m
 
 
 def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
-    """(key, least, most) of every number, in an order in which earlier ones bound later ones."""
-    yield "epoch", 0, 1e11
-    yield "period", 0.01, 1e7
+    """(key, least, most) of the numbers that others bound."""
     yield "deadline", 0.001 * m.period, 0.999 * m.period
-    yield "nodes", 2, 10**7
     yield "byzantine", 0, (m.nodes - 1) // 2
     yield "pull", 1, m.nodes - 1
     yield "b_hat", 0, m.pull // 2
-    yield "confidence", 1e-9, 1 - 1e-15
-    for key in ("rounds", "local_steps", "from_round"):
-        yield key, 1, 10**9
 
 
 def _check_rule(where: str, m: Membership) -> None:
@@ -280,11 +360,7 @@ def _check_rule(where: str, m: Membership) -> None:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")
 
 
-def _check_hashes(where: str, m: Membership) -> None:
-    for key in ("hyperparameters_sha256", "model_header_sha256", "init_sha256"):
-        value = getattr(m, key)
-        if len(value) != 64 or set(value) - set("0123456789abcdef"):
-            raise ValueError(f"{where}{key} {value!r} is not valid: it takes 64 hexadecimal digits")
+def _check_table(where: str, m: Membership) -> None:
     try:
         right = content_hash(m.hyperparameters)
     except (TypeError, ValueError):
@@ -293,3 +369,28 @@ def _check_hashes(where: str, m: Membership) -> None:
         ) from None
     if right != m.hyperparameters_sha256:
         raise ValueError(f"{where}hyperparameters_sha256 {m.hyperparameters_sha256} is not that of the table, {right}")
+
+
+def _seconds(where: str, moment: datetime) -> float:
+    if moment.tzinfo is None:
+        raise ValueError(f"{where}: epoch {moment} has no time zone: write {moment.isoformat()}Z if it is UTC")
+    return moment.timestamp()
+
+
+def cautions(m: Membership) -> Iterator[str]:
+    """Sentences on what is allowed and should be known: members of one organisation, weak plans, certificates' ends."""
+    organisations = Counter(member.organisation for member in m.members if member.organisation)
+    for organisation, count in organisations.items():
+        if count > 1:
+            yield (
+                f"{count} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if that "
+                f"organisation turns hostile it takes up {count} of them"
+            )
+    cdf = planning.max_byzantine_cdf(m.nodes, m.byzantine, m.pull, m.rounds)
+    holds = 1.0 if m.b_hat >= len(cdf) else float(cdf[m.b_hat])
+    if holds < m.confidence:
+        yield f"b_hat {m.b_hat} holds with probability {holds:.6g}, below the confidence {m.confidence:g}"
+    for member in m.members:
+        until = read_certificate(member.certificate).not_after
+        if until.timestamp() < m.epoch + m.rounds * m.period:
+            yield f"the certificate of {member.id!r} ends at {until:%Y-%m-%d %H:%M} UTC, before the last round"

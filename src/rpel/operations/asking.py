@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from rpel.config import membership as memberships
+from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.client import Client
 from rpel.peer.clock import RoundClock
@@ -30,7 +30,7 @@ class Asking:
 
 def asking(config: Config) -> Asking:
     """Everything that a peer.toml names, read and checked; ValueError unless its key is a member's."""
-    written = memberships.load(config.members)
+    written = Membership.load(config.members)
     clock = RoundClock(written.epoch, written.period, wall=time.time, ticks=time.monotonic)
     standing = take(config, News(config).due(written, clock.round()) or written)
     signature, initial = initial_model(config, standing.membership)

@@ -22,16 +22,14 @@ from statistics import fmean
 from types import FrameType
 from typing import Any
 
-from rpel.config import membership
-from rpel.config import peer as config
-from rpel.config.founding import stall_proof
+from rpel.config.membership import Founding, Membership
+from rpel.config.peer import Config
 from rpel.operations.asking import Asking, asking
 from rpel.operations.children import Children, Failed
 from rpel.operations.found import new
 from rpel.operations.join import join
 from rpel.operations.redteam.deliveries import drill
 from rpel.operations.watch import Seen, look
-from rpel.planning import Plan
 from rpel.processes import on_sigterm
 
 ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
@@ -43,7 +41,7 @@ _OVERTIME = 60.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class Demonstration:
     """What is shown. ``period`` None: as short as this machine allows."""
 
     peers: int = 12
@@ -55,9 +53,19 @@ class Setting:
     period: float | None = None
     seed: int = 0
 
-    def plan(self) -> Plan:
-        """The plan of `rpel network new`; ValueError where there is none."""
-        return stall_proof(self.peers, self.byzantine, self.rounds, no_shows=self.no_shows)
+    def founding(self, rule: str = ROBUST, period: float = 60.0) -> Founding:
+        """What `rpel network new` would be told."""
+        return Founding(
+            run=f"demo-{self.seed}",
+            nodes=self.peers,
+            byzantine=self.byzantine,
+            rounds=self.rounds,
+            epoch=time.time(),
+            period=period,
+            deadline=_DEADLINE * period,
+            no_shows=self.no_shows,
+            rule=rule,
+        )
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,9 @@ class Ended:
     outcomes: dict[str, int]
 
 
-def demo(setting: Setting, folder: Path, show: Show, say: Say) -> dict[str, Any]:
+def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str, Any]:
     """Run both networks in ``folder``; returns the findings as plain JSON values."""
-    plan = setting.plan()
+    plan = setting.founding().plan
     drill(setting.attack, setting.parameters)
     began = time.monotonic()
     with on_sigterm(_as_ctrl_c):
@@ -118,7 +126,7 @@ def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
 # --- how long things take here ---------------------------------------------------------------------------------------
 
 
-def _measured(setting: Setting, folder: Path) -> tuple[float, float]:
+def _measured(setting: Demonstration, folder: Path) -> tuple[float, float]:
     """(seconds until all processes are up, seconds of a round), from one process that prepares as a peer does."""
     home = folder / "measured"
     paths = _founded(replace(setting, peers=4, byzantine=0), ROBUST, home, 60.0)
@@ -142,7 +150,7 @@ def prepare(path: str) -> None:
     from rpel.peer.api import learner_of
     from rpel.peer.node import Node, make_ready
 
-    node = Node(config.load(path))
+    node = Node(Config.load(path))
     terms = node.standing.terms
     make_ready(terms.rule, terms.pull, node.signature.d, node.signature.dtype)
     learner_of(node)
@@ -152,7 +160,7 @@ def prepare(path: str) -> None:
 
 
 def _network(
-    setting: Setting, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say
+    setting: Demonstration, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say
 ) -> tuple[Ended, float]:
     """Found it, run it, and collect the ends; also how much lead the next one needs."""
     paths = _founded(setting, rule, folder, period)
@@ -173,22 +181,10 @@ def _network(
     raise Failed(f"this machine is too busy: {setting.peers} peers were not up within {lead:.0f} s")
 
 
-def _founded(setting: Setting, rule: str, folder: Path, period: float) -> list[Path]:
+def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> list[Path]:
     """The files of a network: members.toml, the common model, and a folder with key and peer.toml for each peer."""
     folder.mkdir(parents=True)
-    founded = new(
-        peers=setting.peers,
-        byzantine=setting.byzantine,
-        rounds=setting.rounds,
-        no_shows=setting.no_shows,
-        epoch=time.time(),
-        period=period,
-        deadline=_DEADLINE * period,
-        rule=rule,
-        run=f"demo-{setting.seed}",
-        seed=setting.seed,
-        out=folder,
-    )
+    founded = new(setting.founding(rule, period), seed=setting.seed, out=folder)
     members, paths = [], []
     for number, port in enumerate(_free_ports(setting.peers), 1):
         home = folder / f"peer-{number}"
@@ -199,10 +195,10 @@ def _founded(setting: Setting, rule: str, folder: Path, period: float) -> list[P
             metrics_listen="127.0.0.1:0",
             folder=home,
         )
-        config.save(replace(config.load(joined.config), log=home.resolve() / "rounds.jsonl"), joined.config)
+        replace(Config.load(joined.config), log=home.resolve() / "rounds.jsonl").save(joined.config)
         members.append(joined.member)
         paths.append(joined.config)
-    membership.save(replace(founded.membership, members=tuple(members)), founded.members)
+    replace(founded.membership, members=tuple(members)).save(founded.members)
     return paths
 
 
@@ -213,10 +209,10 @@ def _free_ports(count: int) -> list[int]:
         return [found.getsockname()[1] for found in sockets]
 
 
-def _started(setting: Setting, paths: Sequence[Path], lead: float, children: Children) -> Asking:
+def _started(setting: Demonstration, paths: Sequence[Path], lead: float, children: Children) -> Asking:
     """Start everybody, with round 1 ``lead`` seconds from now; the last ones are hostile."""
-    members = config.load(paths[0]).members
-    membership.save(replace(membership.load(members), epoch=time.time() + lead), members)
+    members = Config.load(paths[0]).members
+    replace(Membership.load(members), epoch=time.time() + lead).save(members)
     honest = setting.peers - setting.byzantine
     allies = ",".join(path.parent.name for path in paths[honest:])
     hostile = ["--attack", setting.attack, "--allies", allies]
@@ -224,7 +220,7 @@ def _started(setting: Setting, paths: Sequence[Path], lead: float, children: Chi
     for number, path in enumerate(paths):
         command = ["peer", "run"] if number < honest else ["red-team", *hostile]
         children.start(path.parent.name, [*command, "--config", str(path), "--json"], path.parent)
-    return asking(config.load(paths[0]))
+    return asking(Config.load(paths[0]))
 
 
 def _all_up(runner: asyncio.Runner, ask: Asking, children: Children) -> bool:
@@ -238,7 +234,9 @@ def _all_up(runner: asyncio.Runner, ask: Asking, children: Children) -> bool:
     return False
 
 
-def _followed(setting: Setting, runner: asyncio.Runner, ask: Asking, children: Children, rule: str, show: Show) -> None:
+def _followed(
+    setting: Demonstration, runner: asyncio.Runner, ask: Asking, children: Children, rule: str, show: Show
+) -> None:
     """Show every moment until all have ended; who has ended is shown as it was last seen."""
     m = ask.standing.membership
     hostile = frozenset(member.id for member in m.members[setting.peers - setting.byzantine :])
@@ -256,7 +254,7 @@ def _followed(setting: Setting, runner: asyncio.Runner, ask: Asking, children: C
     children.check()
 
 
-def _collected(children: Children, setting: Setting) -> Ended:
+def _collected(children: Children, setting: Demonstration) -> Ended:
     accuracies, outcomes = [], Counter[str]()
     for child in children.all[: setting.peers - setting.byzantine]:
         try:

@@ -5,13 +5,12 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpel.config import membership
-from rpel.config.founding import stall_proof
+from rpel.config.membership import INIT_FILE, Founding, Membership
 from rpel.config.peer import BUILT_IN_TASKS, check_task
 from rpel.files import atomic
 from rpel.peer import wire
@@ -24,10 +23,11 @@ _TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", 
 
 @dataclass(frozen=True)
 class Founded:
-    """A new network: its terms, the plan behind them, the size of its models, and the two files to hand out."""
+    """A new network: what its founder decided, what followed, the size of its models, and the two files to hand out."""
 
-    membership: membership.Membership
+    founding: Founding
     plan: Plan
+    membership: Membership
     signature: wire.Signature
     task: str
     members: Path
@@ -45,7 +45,8 @@ class Founded:
         return {
             "peers": m.nodes,
             **{key: getattr(m, key) for key in shared},
-            "no_shows": self.plan.no_shows,
+            "no_shows": self.founding.late,
+            "strong_catch_up": self.founding.strong_catch_up,
             "probability": self.plan.probability,
             "messages_per_round": self.plan.messages_per_round,
             "bytes_per_round": self.bytes_per_round,
@@ -61,52 +62,43 @@ class Founded:
 
 
 def new(
-    *,
-    peers: int,
-    byzantine: int,
-    rounds: int,
-    epoch: float,
-    task: str = "mnist-sample",
-    model: Path | None = None,
-    hyperparameters: Mapping[str, Any] | None = None,
-    no_shows: int | None = None,
-    confidence: float = 0.99,
-    run: str | None = None,
-    out: Path = Path(),
-    seed: int = 0,
-    **times_and_rule: Any,
+    founding: Founding, *, task: str = "mnist-sample", model: Path | None = None, seed: int = 0, out: Path = Path()
 ) -> Founded:
     """Write members.toml (no members yet) and init.safetensors into ``out``, where nothing is ever overwritten.
 
-    What is not named here (period, deadline, rule, local_steps) is that of :func:`rpel.config.membership.found`.
+    A founding without a name for its run gets the task's, with eight random digits behind it.
     """
     check_task(task)
     if model is not None and not model.is_file():
         raise ValueError(f"there is no file {model}: --model takes a safetensors file")
-    members, init = out / "members.toml", out / membership.INIT_FILE
-    plan = stall_proof(peers, byzantine, rounds, confidence, no_shows)
-    table = _table(task, hyperparameters or {})
-    sig, body = _initial(task, model, table, seed)
-    found = membership.found(
-        run=run or f"{task.partition(':')[0]}-{secrets.token_hex(4)}",
-        nodes=peers,
-        byzantine=byzantine,
-        rounds=rounds,
-        epoch=epoch,
-        confidence=confidence,
-        no_shows=plan.no_shows,
-        hyperparameters=table,
-        model_header_sha256=sig.sha256,
-        init_sha256=hashlib.sha256(body).hexdigest(),
-        **times_and_rule,
-    )
+    members, init = out / "members.toml", out / INIT_FILE
+    run = founding.run or f"{task.partition(':')[0]}-{secrets.token_hex(4)}"
+    founding = replace(founding, run=run, hyperparameters=_table(task, founding.hyperparameters))
+    planned = founding.plan  # what cannot be planned is said before a model is made
+    sig, body = _initial(task, model, founding.hyperparameters, seed)
+    found = founding.membership(sig.sha256, hashlib.sha256(body).hexdigest())
     for path in (members, init):
         if path.exists() and (path == members or path.read_bytes() != body):
             raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --out")
     with atomic(init) as file:
         file.write(body)
-    membership.save(found, members)
-    return Founded(found, plan, sig, task, members, init)
+    found.save(members)
+    return Founded(founding, planned, found, sig, task, members, init)
+
+
+def notes(founding: Founding) -> list[str]:
+    """Sentences on what few peers cannot have."""
+    few = f"{founding.nodes} peers, {founding.byzantine} of them hostile"
+    found = []
+    if founding.no_shows is None and founding.late < 2:
+        found.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
+    if not founding.strong_catch_up:
+        found.append(
+            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: when all hostile peers are silent and "
+            f"{founding.late} honest ones late, a peer that missed rounds catches up with its own old model among the "
+            "answers, so that hostile peers can hold it back for as long as that lasts"
+        )
+    return found
 
 
 def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Signature, bytes]:

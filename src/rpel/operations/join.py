@@ -8,9 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rpel import certificates
-from rpel.config import membership
-from rpel.config import peer as config
-from rpel.config.reading import listen_address, peer_url
+from rpel.config.membership import Member, Membership, peer_url
+from rpel.config.peer import Config, check_task, listen_address, next_members
 from rpel.files import atomic
 from rpel.peer import identity
 
@@ -19,7 +18,7 @@ from rpel.peer import identity
 class Joined:
     """A new identity, where its files lie, and what its operator should know."""
 
-    member: membership.Member
+    member: Member
     config: Path
     key: Path
     certificate: Path
@@ -37,7 +36,7 @@ class Joined:
             "key": str(self.key),
             "certificate": str(self.certificate),
             "expires": self.expires.isoformat(),
-            "entry": membership.entry(self.member),
+            "entry": self.member.toml(),
         }
 
 
@@ -57,7 +56,7 @@ def join(
     """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten."""
     url = peer_url(url)
     listen = listen or usual_listen(url)
-    config.check_task(task)
+    check_task(task)
     for address in (listen, metrics_listen):
         listen_address(address)
     key, certificate, settings = folder / "peer.key", folder / "peer.crt", folder / "peer.toml"
@@ -65,12 +64,12 @@ def join(
         if path.exists():
             raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --dir")
     secret, pem = certificates.create(id, days)
-    member = membership.Member.of(id, url, pem, organisation)
+    member = Member.of(id, url, pem, organisation)
     notes = _notes(members, member)
     identity.write_key(key, secret)
     with atomic(certificate) as file:
         file.write(pem.encode())
-    own = config.Config(
+    own = Config(
         id=id,
         members=members.resolve(),
         key=key.resolve(),
@@ -81,9 +80,9 @@ def join(
         task=task,
         data=None if data is None else data.resolve(),
         log="-",
-        next_members=config.next_members(members.resolve()),
+        next_members=next_members(members.resolve()),
     )
-    config.save(own, settings)
+    own.save(settings)
     return Joined(member, settings, key, certificate, certificates.read_certificate(pem).not_after, notes)
 
 
@@ -103,11 +102,11 @@ def usual_listen(url: str) -> str:
     return f"[{here}]:{parts.port}" if ":" in here else f"{here}:{parts.port}"
 
 
-def _notes(path: Path, member: membership.Member) -> tuple[str, ...]:
+def _notes(path: Path, member: Member) -> tuple[str, ...]:
     """What the membership, if it is there already, says about this member."""
     if not path.exists():
         return (f"{path} is not there yet: put the file of the network's founder and its init.safetensors there",)
-    terms = membership.load(path, draft=True)
+    terms = Membership.load(path, draft=True)
     for other in terms.members:
         if other.id == member.id:
             return (f"{member.id!r} is in {path} already: replace that entry by the new one, with the new key",)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from rpel.config import peer as config
+from rpel.config.peer import Config
 from rpel.peer.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.node import Node, Progress, Round
 from rpel.processes import on_sigterm
@@ -32,7 +32,7 @@ class Peer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read and check peer.toml and all it names; the network begins with the ``with`` block."""
-        self._node = Node(config.load(os.fspath(path)))
+        self._node = Node(Config.load(os.fspath(path)))
 
     def __enter__(self) -> Self:
         self._node.__enter__()
@@ -68,7 +68,7 @@ class Terminated(KeyboardInterrupt):
 
 def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk."""
-    node = Node(config.load(path), progress=progress)
+    node = Node(Config.load(path), progress=progress)
     learner = learner_of(node)
     with on_sigterm(_leave), node:
         for _ in node.live(learner):

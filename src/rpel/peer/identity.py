@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from rpel.aggregation import rule
 from rpel.certificates import check_certificate, fingerprint, read_certificate
-from rpel.config import membership as memberships
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.protocol import Terms
@@ -192,7 +191,7 @@ class News:
             return
         self._seen, self._coming = mark, None
         try:
-            self._coming = _successor(now, memberships.load(self._config.next_members))
+            self._coming = _successor(now, Membership.load(self._config.next_members))
         except (ValueError, OSError) as error:
             log.warning("the coming membership is refused and the present one stays: %s", error)
             return

@@ -23,9 +23,8 @@ import numpy as np
 from rpel.aggregation import Rule
 from rpel.aggregation.mixing import Mixed
 from rpel.aggregation.rules import Coordinatewise
-from rpel.config import membership as memberships
-from rpel.config.peer import Config
-from rpel.config.reading import listen_address
+from rpel.config.membership import Membership
+from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import prepare
 from rpel.peer import wire
 from rpel.peer.background import Background, Woken
@@ -100,7 +99,7 @@ class Node:
         """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests."""
         self.config, self._coins, self.progress = config, coins, progress
         self._news = News(config)
-        self.standing = take(config, self._in_force(memberships.load(config.members)))
+        self.standing = take(config, self._in_force(Membership.load(config.members)))
         m = self.standing.membership
         self.signature = initial_model(config, m)[0]
         self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
@@ -110,7 +109,7 @@ class Node:
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
 
-    def _in_force(self, written: memberships.Membership) -> memberships.Membership:
+    def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
         now = int((time.time() - written.epoch) // written.period) + 1
         return self._news.due(written, now) or written

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from aiohttp import web
 
 from rpel.config.membership import Membership
-from rpel.config.reading import listen_address
+from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
 from rpel.peer.http import CLOCK, INIT, MODEL, STATUS

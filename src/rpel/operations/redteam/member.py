@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from rpel.attacks.forgeries import State
-from rpel.config import membership as memberships
-from rpel.config.peer import Config
-from rpel.config.reading import listen_address
+from rpel.config.membership import Membership
+from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import finite_rows
 from rpel.operations.redteam.deliveries import Reply, drill, plainly
 from rpel.operations.redteam.door import Door, early, gone
@@ -77,7 +76,7 @@ class RedTeam:
     ) -> None:
         """Read and check everything; ValueError unless the key is a member's. ``allies``: other red-team members."""
         self._drill = drill(name, parameters or {})
-        self.standing = take(config, memberships.load(config.members))
+        self.standing = take(config, Membership.load(config.members))
         self._config, self._tell = config, tell
         m = self.standing.membership
         ours = {self.standing.me, *(m.index(ally) for ally in allies)}

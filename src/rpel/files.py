@@ -1,6 +1,7 @@
-"""Files that are complete or not there: temporary file, fsync, rename, fsync of the folder."""
+"""Files that are complete or not there: temporary file, fsync, rename, fsync of the folder. Locks between processes."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,3 +40,24 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file, made if need be, against other processes and threads; freed even by a process that is killed.
+
+    Without ``wait``: BlockingIOError if another holds it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / "lock"):
+    ...     with locked(Path(folder) / "lock", wait=False):
+    ...         pass
+    Traceback (most recent call last):
+    BlockingIOError: ...
+    """
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open, too: closing would not do

@@ -134,11 +134,6 @@ def _fill(key0: Any, key1: Any, round: Any, nodes: Any, out: Any) -> None:
 
 @cache
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as machine code, stored beside this file or in numba's own folder if one can be written."""
-    import numba
+    from rpel.kernels.cache import compiled
 
-    try:
-        compiled: Callable[..., None] = numba.njit(function, nogil=True, cache=True)
-    except RuntimeError:  # no folder
-        compiled = numba.njit(function, nogil=True)
-    return compiled
+    return compiled(function)

@@ -1,11 +1,17 @@
-"""How a function becomes machine code, and where that code waits for the next process.
+"""How a function becomes machine code, and where that code is stored for the next process.
 
-Laws:
-- kernels release the GIL and never start threads of their own: `threads` alone decides who runs;
-- a stored kernel is used only by the sources that made it. numba looks at the file of the outermost function alone,
-  so an edit in a file it calls would go unnoticed; here the folder's name is a hash over every source of this
-  room, numba's version and the processor, and the stamp one over the sources beside the function;
+Invariants:
+- kernels release the GIL and never start threads of their own: `pool` alone decides who runs;
+- a stored kernel depends on sources, numba, llvmlite and the processor, and on nothing else: an edit is never missed,
+  and another clone of the same sources, wherever it lies, finds the same kernels;
+- processes that compile at the same time never mix up each other's files: one compiles, the others wait and load;
 - a folder that cannot be written costs a compilation, never an error.
+
+This is numba's own ``cache=True``. Alone it does not keep the invariants: its stamp covers the file of the outermost
+function and none that it calls, its folder is named after the absolute path of the sources, and two processes that
+store two signatures of one function at the same time may each get the other's code. So a function is compiled as if
+its file lay in our folder, which is named by a hash over all that matters (numba stores beside the file), and under a
+lock.
 
 The folder is ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the temporary
 directory.
@@ -16,82 +22,96 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import llvmlite.binding
 import numba
-from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic as numba_intrinsic
+
+from rpel.files import locked
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_HERE = Path(__file__).resolve()
+_RPEL = _HERE.parents[1]
+
+
+def _sources(source: Path) -> list[Path]:
+    """The files a compiled function may consist of: those of kernels, and its own package's (or its own file)."""
+    inside = source.is_relative_to(_RPEL) and source.parent != _RPEL
+    own = sorted((_RPEL / source.relative_to(_RPEL).parts[0]).rglob("*.py")) if inside else [source]
+    return list(dict.fromkeys([*sorted(_HERE.parent.glob("*.py")), *own]))
+
 
 @cache
-def fingerprint(room: Path = Path(__file__).parent) -> str:
-    """Names the sources in a folder, numba and the processor: what a stored kernel depends on.
-
-    >>> len(fingerprint())
-    20
-    """
+def _fingerprint(sources: tuple[Path, ...]) -> str:
+    """Names all that machine code depends on: sources, numba, llvmlite, the processor."""
     digest = hashlib.sha256()
-    for source in sorted(room.glob("*.py")):
-        digest.update(source.read_bytes())
-    digest.update(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
-    digest.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
+    for source in sources:
+        digest.update(source.name.encode() + source.read_bytes())
+    versions = numba.__version__, llvmlite.__version__, llvmlite.binding.get_host_cpu_name()
+    digest.update(" ".join((*versions, llvmlite.binding.get_host_cpu_features().flatten())).encode())
     return digest.hexdigest()[:20]
 
 
 @cache
-def folder() -> Path:
-    """Where the machine code of these sources is stored; made on first use.
+def folder(source: Path = _HERE) -> Path:
+    """Where the machine code of the functions in a file is stored; made on first use.
 
     >>> folder().is_dir()
     True
     """
     chosen = os.environ.get("RPEL_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "rpel"
-    path = root / "kernels" / fingerprint()
+    path = root / "kernels" / _fingerprint(tuple(_sources(source)))
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError:
-        path = Path(tempfile.mkdtemp(prefix="rpel-kernels-"))
-        atexit.register(shutil.rmtree, path, ignore_errors=True)
-        return path
+        return _passing()
 
 
-class _Locator(caching._CacheLocator):
-    """Tells numba the folder, and as a stamp the sources beside the function, which may live in another room."""
-
-    def __init__(self, function: Callable[..., Any], source: str) -> None:
-        self._py_file, self._lineno = source, function.__code__.co_firstlineno
-        place = f"{source}:{self._lineno} {function.__qualname__}"
-        self._disambiguator = hashlib.sha256(place.encode()).hexdigest()[:8]
-
-    def get_cache_path(self) -> str:
-        return str(folder())
-
-    def get_source_stamp(self) -> str:
-        return fingerprint(Path(self._py_file).resolve().parent)
-
-    def get_disambiguator(self) -> str:
-        return self._disambiguator
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], source: str) -> "_Locator":
-        return cls(function, source)
+@cache
+def _passing() -> Path:
+    """A folder for this process alone."""
+    path = Path(tempfile.mkdtemp(prefix="rpel-kernels-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
-class _Storage(caching.CompileResultCacheImpl):
-    _locator_classes = [_Locator]  # noqa: RUF012  (numba's own attribute)
+def _copy(source: Path) -> Path:
+    """The source in the folder of its kernels: numba wants the file it names, and stores beside it."""
+    inside = source.is_relative_to(_RPEL)
+    path = folder(source) / ("_".join(source.relative_to(_RPEL).parts) if inside else source.name)
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
+            new.write(source.read_bytes())
+        os.replace(new.name, path)
+    return path
 
 
-class _Cache(caching.FunctionCache):
-    _impl_class = _Storage
+_depth = 0
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Hold numba's lock and ours between processes. A kernel compiles those it calls inside its own compilation."""
+    global _depth
+    with global_compiler_lock, ExitStack() as stack:
+        _depth += 1
+        try:
+            if _depth == 1:
+                with suppress(OSError):  # a file system without locks
+                    stack.enter_context(locked(folder() / "lock"))
+            yield
+        finally:
+            _depth -= 1
 
 
 def compiled(function: F) -> F:
@@ -100,10 +120,18 @@ def compiled(function: F) -> F:
     >>> compiled(lambda x: x + 1)(1)
     2
     """
-    dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    if Path(function.__code__.co_filename).is_file():  # what was typed at a prompt has no source to be known by
-        storage: Any = _Cache
-        dispatcher._cache = storage(function)
+    source = Path(function.__code__.co_filename).resolve()
+    if not source.is_file():  # what was typed at a prompt has no source to be known by
+        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
+    function.__code__ = function.__code__.replace(co_filename=str(_copy(source)))
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+    compile_ = dispatcher.compile
+
+    def compile_alone(signature: Any) -> Any:
+        with _compiling():
+            return compile_(signature)
+
+    dispatcher.compile = compile_alone
     return cast(F, dispatcher)
 
 

@@ -25,7 +25,7 @@ from support.data_files import femnist, leaf_file
 
 
 def listed() -> list[str]:
-    """The names of INTERFACE.md, spelled out as it does."""
+    """The sixty names, spelled out."""
     sparse = [f"s{s}-b{b}" for s in (3, 4, 5) for b in (0, 1)]
     both = ("mean", "worst")
     names = ["mnist-left", "mnist-right", "cifar10-left", "cifar10-right"]
@@ -76,7 +76,7 @@ def test_every_run_is_valid_at_every_size() -> None:
 
 
 def test_full_size_is_the_papers() -> None:
-    """Sizes, seeds and schedules of REFERENCE section 6; and the very runs of the presets."""
+    """Sizes, seeds and schedules of docs/reference.md, section 6; and the very runs of the presets."""
     seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
     sizes = {"mnist": (200, 25, 0.9, 1e-4), "cifar10": (2000, 50, 0.99, 1e-2), "femnist": (500, 50, 0.99, 1e-4)}
     for panel in PANELS:

@@ -1,4 +1,4 @@
-"""What a peer survives, under the virtual clock: n = 12, b = 2, s = 8, b_hat = 2. Numbers are those of the issue."""
+"""What a peer survives, under the virtual clock: n = 12, b = 2, s = 8, b_hat = 2."""
 
 import hashlib
 import os

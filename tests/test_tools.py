@@ -1,0 +1,78 @@
+"""The checks of the repository itself: tools/check_tests.py, tools/shape.py, and what texts may refer to."""
+
+import ast
+import doctest
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+sys.path.append(str(ROOT / "tools"))
+import check_tests
+
+EMPTY = {
+    "returns": "def test_a():\n    if x:\n        return\n    assert x",
+    "nothing": "def test_a():\n    compute()",
+    "one branch": "def test_a():\n    if x:\n        assert x",
+    "a helper that only computes": "def prepare():\n    compute()\n\ndef test_a():\n    prepare()",
+    "a helper that may not assert": "def verify():\n    if x:\n        assert x\n\ndef test_a():\n    verify()",
+    "an inner function never used": "def test_a():\n    def inner():\n        assert x\n    compute()",
+}
+WHOLE = {
+    "assert": "def test_a():\n    assert x",
+    "raises": "def test_a():\n    with pytest.raises(ValueError):\n        compute()",
+    "both branches": "def test_a():\n    if x:\n        assert x\n    else:\n        assert y",
+    "a helper": "def verify():\n    assert x\n\ndef test_a():\n    verify()",
+    "a helper by way of another": "def a():\n    b()\n\ndef b():\n    assert x\n\ndef test_a():\n    a()",
+    "a method": "class A:\n    def verify(self):\n        assert x\n\ndef test_a():\n    A().verify()",
+    "an inner coroutine": "def test_a():\n    async def inner():\n        assert x\n    asyncio.run(inner())",
+    "an inner function that returns": "def test_a():\n    def inner():\n        return 1\n    assert inner()",
+    "numpy": "def test_a():\n    np.testing.assert_allclose(x, y)",
+}
+
+
+@pytest.mark.parametrize("source", EMPTY.values(), ids=list(EMPTY))
+def test_a_test_that_may_check_nothing_is_found(source: str) -> None:
+    assert len(list(check_tests.faults(source, {}))) == 1
+
+
+@pytest.mark.parametrize("source", WHOLE.values(), ids=list(WHOLE))
+def test_a_test_that_always_checks_is_left_alone(source: str) -> None:
+    assert list(check_tests.faults(source, {})) == []
+
+
+def test_functions_of_the_support_package_count_if_they_assert() -> None:
+    names = check_tests.asserting(ast.parse("def same(a, b):\n    assert a == b\n\ndef make():\n    pass"), set())
+    support, head = {"support.runs": names}, "from support.runs import make, same\n\ndef test_a():\n    "
+    assert list(check_tests.faults(f"{head}same(1, 1)", support)) == []
+    assert len(list(check_tests.faults(f"{head}make()", support))) == 1
+    assert len(list(check_tests.faults("def test_a():\n    x.same()", support))) == 1
+
+
+def test_the_shape_counts_modules_and_lines_and_finds_no_import_cycle_it_does_not_name() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "shape.py"), "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    files = list((ROOT / "src" / "rpel").rglob("*.py"))
+    assert told["modules"] == len(files)
+    assert told["lines"] == sum(len(path.read_text("utf-8").splitlines()) for path in files)
+    assert told["longest_files"][0][0] == max(len(path.read_text("utf-8").splitlines()) for path in files)
+
+
+def test_the_definitions_compute_what_they_say() -> None:
+    found = doctest.testfile(str(ROOT / "docs" / "reference.md"), module_relative=False)
+    assert found.attempted >= 4
+    assert found.failed == 0
+
+
+def test_no_text_refers_to_a_file_that_is_not_in_the_repository() -> None:
+    outside = re.compile(r"\b(REFERENCE|INTERFACE|DESIGN)(\.md|\b(?=[ ,:;)]))|\bthe issue\b|\bplan of the house\b")
+    places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for folder in ("src", "tests", "docs", "examples", "benchmarks", "tools", "deploy"):
+        places += [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".toml", ".sh"}]
+    texts = {path: path.read_text("utf-8") for path in places if path.name != "test_tools.py"}
+    assert len(texts) > 200
+    assert [f"{path}: {found}" for path, text in texts.items() for found in outside.findall(text)] == []

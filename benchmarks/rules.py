@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 import machine
 import rpel
-from rpel.aggregation.graph import GraphRule
 from rpel.kernels import compiled, plain
 from rpel.kernels.sorting import network
 
@@ -166,7 +165,6 @@ def report_graph_rules(case: Case) -> None:
     hostile = index >= case.h
     for name in ("gossip", "cs_plus", "gts", "clipped_gossip_adaptive", "clipped_gossip_oracle", "rtc"):
         rule = rpel.rule(name, b_hat=3)
-        assert isinstance(rule, GraphRule)
         call = {"weights": weights, "hostile": hostile}
         mine = machine.best(lambda rule=rule, call=call: rule.aggregate(table, index, out=out, **call)) / case.h  # type: ignore[misc]
         part = {"weights": weights[:few], "hostile": hostile[:few]}

@@ -162,12 +162,6 @@ def test_the_most_exposed_are_struck_and_the_others_hear_the_mean() -> None:
         np.testing.assert_allclose(forged[i], -mu if b == 3 else mu, atol=1e-12)
 
 
-def test_flooding_reaches_everybody_with_all_hostile_nodes() -> None:
-    received = np.array([0, 1, 3])
-    assert rpel.attack("sf").exposure(received, 5).tolist() == [0, 1, 3]
-    assert rpel.attack("sf", flood=True).exposure(received, 5).tolist() == [5, 5, 5]
-
-
 def test_mimic_heuristic_learns_the_extreme_node_and_stays_with_it() -> None:
     attack = rpel.attack("mimic_heuristic", learning_rounds=5)
     state: dict[str, Any] = {}

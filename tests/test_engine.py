@@ -153,10 +153,12 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
     table = np.random.default_rng(1).normal(size=(9, 4))
     rule = rpel.rule("nnm+trimmed_mean", f=3)
     index = np.array([[0, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, -1], [2, 0, 1, 3, 4, 5, -1, -1]])
-    x = mix(table[:3], Inbox(table, index), rule)
+    x, info = mix(table[:3], Inbox(table, index), rule)
     np.testing.assert_array_equal(x[0], rule(table[index[0]]))
     np.testing.assert_array_equal(x[1], rule(table[index[1, :7]]))
     np.testing.assert_array_equal(x[2], table[2])
+    assert info.degraded.tolist() == [False, False, True]
+    assert info.trimmed.tolist() == [3, 3, 0]
 
 
 @pytest.mark.parametrize("method", ["rpel", "nna", "gts", "d-psgd", "el-local"])
@@ -212,7 +214,8 @@ def test_the_exchange_yields_once_and_returns_the_mixed_cohort() -> None:
     table = np.concatenate([ask.half, np.full((4, 2), 3.0)])
     with pytest.raises(StopIteration) as end:
         round_.send(Inbox(table, np.arange(5)[None]))
-    np.testing.assert_allclose(end.value.value.x, 3.0)
+    cohort, _ = end.value.value
+    np.testing.assert_allclose(cohort.x, 3.0)
 
 
 def test_momentum_step_and_spread_equal_their_formulas() -> None:

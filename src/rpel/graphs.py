@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.randomness import stream
-
-Integers = NDArray[np.int64]
+from rpel.types import Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Graph:
     adjacency: NDArray[np.bool_]
 
     @cached_property
-    def weights(self) -> NDArray[np.float64]:
+    def weights(self) -> Floats:
         """(n, n) Metropolis weights W_ij = 1/(1 + max(deg_i, deg_j)), W_ii = 1 − Σ.
 
         >>> Graph(np.array([[False, True], [True, False]])).weights

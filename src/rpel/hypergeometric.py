@@ -1,6 +1,6 @@
 """The hypergeometric law with tails that can be trusted: how many of the pulled peers are hostile.
 
-Law of this file: a tail is a sum of positive terms, made by ratios from the mode outwards and added smallest first,
+Invariant: a tail is a sum of positive terms, made by ratios from the mode outwards and added smallest first,
 never a difference of large logarithms. So its relative error stays near 1e-13 even for a population of 10⁹, where
 scipy's tail is about 1e-7 off.
 """
@@ -8,9 +8,8 @@ scipy's tail is about 1e-7 off.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from rpel.types import Floats
 
 
 def pmf(population: int, marked: int, draws: int) -> tuple[int, Floats]:

@@ -1,21 +1,20 @@
 """Algorithm 1 of the paper and nothing else. Line numbers are the paper's.
 
-Laws: nothing here knows where peers live, who is hostile, or what time it is. One ``yield`` is the network: whoever
-drives the generator answers it, a simulator with a table of models or a real peer with what arrived over TLS. The trim
-is b̂ of the number of peers *asked*, never of those that answered, so that silence cannot raise the hostile share.
+Invariants: nothing here knows where peers live, who is hostile, or what time it is. One ``yield`` is the network:
+whoever drives the generator answers it, from a table of models; a real peer, a cohort of one, calls :func:`mix` on what
+arrived over TLS. The trim is b̂ of the number of peers *asked*, never of those that answered, so that silence cannot
+raise the hostile share.
 """
 
 from collections.abc import Generator
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
-from rpel.aggregation.graph import GraphRule
 from rpel.kernels.compiled import finite_rows
 from rpel.kernels.steps import momentum_step
-from rpel.types import Cohort, Exchange, Inbox, Integers, Models, Schedule, Topology
+from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, Schedule, Topology
 
 
 class Gradients(Protocol):
@@ -37,40 +36,30 @@ def local_step(
 
 def exchange(
     c: Cohort, t: int, topology: Topology, rule: Rule, out: Models | None = None
-) -> Generator[Exchange, Inbox, Cohort]:
+) -> Generator[Exchange, Inbox, tuple[Cohort, MixInfo]]:
     """Lines 7-9: pull and aggregate."""
     wanted = topology.sample(t, c.ids)  # line 7    S_i^t, drawn once
     inbox = yield Exchange(t, c.ids, wanted, c.x, topology.weights(c.ids))  # line 8    whatever the network returns
-    return c.with_x(mix(c.x, inbox, rule, out))  # line 9    R(own; received)
+    x, info = mix(c.x, inbox, rule, out)  # line 9    R(own; received)
+    return c.with_x(x), info
 
 
-def mix(half: Models, inbox: Inbox, rule: Rule, out: Models | None = None) -> Models:
+def mix(half: Models, inbox: Inbox, rule: Rule, out: Models | None = None) -> tuple[Models, MixInfo]:
     """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step."""
-    kept = degraded(inbox, rule)
+    finite = np.append(finite_rows(inbox.table), False)
+    present, usable = inbox.index >= 0, finite[inbox.index]  # −1 looks up the False at the end
+    kept = rule.unfit(present, usable)
+    trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
+    info = MixInfo(kept, trimmed)
     if not kept.any():
-        return _aggregated(inbox, rule, slice(None), out)
+        return _aggregated(inbox, rule, slice(None), out), info
     x = np.array(half) if out is None else out
     x[kept] = half[kept]
     if not kept.all():
         x[~kept] = _aggregated(inbox, rule, ~kept, None)
-    return x
-
-
-def degraded(inbox: Inbox, rule: Rule) -> NDArray[np.bool_]:
-    """(h,) True where too few answers came (k < 2 b̂), too many are not finite, or a trusted own model is not."""
-    finite = np.append(finite_rows(inbox.table), False)
-    present, usable = inbox.index >= 0, finite[inbox.index]  # −1 looks up the False at the end
-    blind = ~usable[:, 0] if rule.pivot is not None else np.zeros(len(usable), dtype=bool)
-    if isinstance(rule, GraphRule):
-        return blind
-    short = present.sum(axis=1) < rule.least(rule.f or 0)
-    lost = (present & ~usable).sum(axis=1) > (present.shape[1] if rule.f is None else rule.f)
-    return np.asarray(blind | short | lost | ~usable.any(axis=1))
+    return x, info
 
 
 def _aggregated(inbox: Inbox, rule: Rule, nodes: Any, out: Models | None) -> Models:
-    if not isinstance(rule, GraphRule):
-        return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], out=out))
-    weights = None if inbox.weights is None else inbox.weights[nodes]
-    hostile = None if inbox.hostile is None else inbox.hostile[nodes]
+    weights, hostile = (None if a is None else a[nodes] for a in (inbox.weights, inbox.hostile))
     return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], weights=weights, hostile=hostile, out=out))

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel.graphs import Graph
 from rpel.randomness import key, sample_without_replacement
-from rpel.types import Integers
+from rpel.types import Floats, Integers
 
 
 class Unweighted:
     """Every model counts alike."""
 
-    def weights(self, ids: Integers) -> NDArray[np.float64] | None:
+    def weights(self, ids: Integers) -> Floats | None:
         return None
 
 
@@ -61,7 +60,7 @@ class FixedGraph:
     def sample(self, t: int, ids: Integers) -> Integers:
         return self.graph.neighbours[ids]
 
-    def weights(self, ids: Integers) -> NDArray[np.float64]:
+    def weights(self, ids: Integers) -> Floats:
         """(h, 1 + largest degree) own weight, then those of the neighbours."""
         near = self.graph.neighbours[ids]
         others = np.where(near >= 0, self.graph.weights[ids[:, None], np.maximum(near, 0)], 0.0)

@@ -1,4 +1,4 @@
-"""Records that travel between the rooms, all frozen: state is what the next step needs, info what a reader wants."""
+"""Records that cross packages, all frozen: state is what the next step needs, info what a reader wants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ class Exchange:
     ids: Integers
     wanted: Integers
     half: Models
-    weights: NDArray[np.float64] | None = None
+    weights: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,17 @@ class Inbox:
 
     table: Models
     index: Integers
-    weights: NDArray[np.float64] | None = None
+    weights: Floats | None = None
     hostile: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class MixInfo:
+    """What line 9 did: ``degraded`` (h,) nodes that could not aggregate and kept their half-step, ``trimmed`` (h,) how
+    many more hostile vectors the rule allowed for after leaving out those with non-finite entries."""
+
+    degraded: NDArray[np.bool_]
+    trimmed: Integers
 
 
 @dataclass(frozen=True)
@@ -101,5 +110,5 @@ class Topology(Protocol):
     def sample(self, t: int, ids: Integers) -> Integers:
         """(h, s) the peers that each node hears in round t, −1 where there are fewer."""
 
-    def weights(self, ids: Integers) -> NDArray[np.float64] | None:
+    def weights(self, ids: Integers) -> Floats | None:
         """(h, 1 + s) gossip weights, self first; None where all models count alike."""

@@ -1,23 +1,21 @@
 """Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
 
 from rpel.aggregation.base import Rule
+from rpel.aggregation.coordinatewise import bulyan, meamed, median, trimmed_mean
 from rpel.aggregation.graph import clipped_gossip_adaptive, clipped_gossip_oracle, cs_plus, gossip, gts, rtc
-from rpel.aggregation.iterated import centered_clipping, geometric_median
-from rpel.aggregation.mixing import arc, bucketing, clipping, nnm
-from rpel.aggregation.registry import RULES, chain, rule
-from rpel.aggregation.rules import (
-    bulyan,
+from rpel.aggregation.linear import (
     caf,
+    centered_clipping,
+    geometric_median,
     krum,
     mda,
-    meamed,
     mean,
-    median,
     monna,
     multi_krum,
     smea,
-    trimmed_mean,
 )
+from rpel.aggregation.mixing import arc, bucketing, clipping, nnm
+from rpel.aggregation.registry import RULES, chain, rule
 
 __all__ = [
     "RULES",

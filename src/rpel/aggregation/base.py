@@ -1,6 +1,6 @@
 """What every rule shares: checks, arrays of any kind, absent and non-finite answers. An author writes only the idea.
 
-Laws:
+Invariants:
 
 1. A rule acts on m vectors, row 0 the node's own: (…, m, d) → (…, d), or on many victims at once through a table
    (n, d) and an index (h, m), without ever building an (h, m, d) array.
@@ -16,25 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.arrays import (
-    Array,
-    Floats,
-    Integers,
-    as_table,
-    check_index,
-    deliver,
-    empty_like,
-    host,
-    kernels_for,
-    lend,
-    nbytes,
-    to_kernels,
-)
+from rpel.kernels import compiled
+from rpel.types import Floats, Integers
+
+Array = Any
+"""A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
+
+Kappa = Callable[[int, int], float]
+"""(m, f) → the robustness coefficient."""
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,14 @@ class Rule(ABC):
     name: str
     f: int | None = field(default=None, kw_only=True)
 
+    pivot: int | None = field(default=None, kw_only=True)
+    """The column a rule trusts more than the others: it must be finite, and it is brought to the front."""
+
+    known_kappa: Kappa | None = field(default=None, kw_only=True)
+
+    on_graph: ClassVar[bool] = False
+    """True for rules that need the gossip weights of a graph's edges."""
+
     # --- the three holes an author fills ---
 
     @abstractmethod
@@ -109,22 +114,29 @@ class Rule(ABC):
 
     def kappa(self, m: int) -> float | None:
         """The robustness coefficient for m vectors, or None where none is known."""
-        return None
+        return None if self.known_kappa is None or self.f is None else self.known_kappa(m, self.f)
 
     # --- what all rules share ---
 
-    pivot: int | None = field(default=None, kw_only=True)
-    """The column a rule trusts more than the others: it must be finite, and it is brought to the front."""
+    def __post_init__(self) -> None:
+        f = self.f
+        if f is not None and (isinstance(f, bool) or not isinstance(f, int | np.integer) or f < 0):
+            raise ValueError(f"{self.name} needs a whole number f of hostile vectors, 0 or more, not {f!r}")
 
     def with_f(self, f: int) -> Self:
         """The same rule for another number of hostile vectors."""
         return replace(self, f=f)
 
-    def __call__(self, x: Array) -> Array:
-        """Aggregate x (…, m, d) to (…, d)."""
+    def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
+        """Aggregate x (…, m, d) to (…, d); rules on graphs take ``weights`` (…, m) or (m,), self first."""
         x, back = to_kernels(x, self.name)
         table, index = as_table(x, self.name)
-        return back(self._aggregate(table, index).reshape(*x.shape[:-2], x.shape[-1]))
+        *batch, m, d = x.shape
+        shares, marks = (
+            None if a is None else np.broadcast_to(host(a), (*batch, m)).reshape(index.shape)
+            for a in (weights, hostile)
+        )
+        return back(self.aggregate(table, index, weights=shares, hostile=marks).reshape(*batch, d))
 
     def aggregate(
         self,
@@ -132,30 +144,52 @@ class Rule(ABC):
         index: Array,
         *,
         weights: Array | None = None,
+        hostile: Array | None = None,
         f: int | None = None,
         out: Array | None = None,
         kernels: ModuleType | None = None,
     ) -> Array:
         """(h, d): one result for each row of ``index``, which names that victim's rows of ``table`` (n, d).
 
-        Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own;
-        ``weights`` are for rules on graphs. ``kernels`` is who does the arithmetic: by default the compiled kernels for
-        arrays in main memory and the tensor kernels on other devices.
+        Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own. Rules on
+        graphs take gossip ``weights`` (h, m), and the one that is told who is ``hostile`` takes marks (h, m).
+        ``kernels`` is who does the arithmetic: by default the compiled kernels for arrays in main memory and the tensor
+        kernels on other devices.
         """
-        if weights is not None:
-            raise ValueError(f"{self.name} takes no weights: only rules on graphs do")
         rule = self if f is None else self.with_f(f)
         table, back = to_kernels(table, self.name)
-        return deliver(
-            lambda place: rule._aggregate(table, check_index(self.name, table, index), out=place, kernels=kernels),
-            out,
-            back,
-        )
+        rows = check_index(self.name, table, index)
+        chosen = kernels or kernels_for(table)
+        return deliver(lambda place: rule.compute(chosen, table, rows, weights, hostile, place), out, back)
 
-    def _aggregate(
-        self, table: Array, index: Integers, *, out: Array | None = None, kernels: ModuleType | None = None
+    def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
+        if weights is not None or hostile is not None:
+            raise ValueError(f"{self.name} takes no weights: only rules on graphs do")
+
+    def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or a pivot
+        that is not."""
+        short = present.sum(axis=1) < self.least(self.f or 0)
+        lost = (present & ~usable).sum(axis=1) > (present.shape[1] if self.f is None else self.f)
+        return np.asarray(self.blind(usable) | short | lost | ~usable.any(axis=1))
+
+    def blind(self, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(h,) True where the vector that the rule trusts is not finite."""
+        if self.pivot is None:
+            return np.zeros(len(usable), dtype=bool)
+        return np.asarray(~usable[:, self.pivot : self.pivot + 1].any(axis=1))
+
+    def compute(
+        self,
+        kernels: ModuleType,
+        table: Array,
+        index: Integers,
+        weights: Array | None = None,
+        hostile: Array | None = None,
+        out: Array | None = None,
     ) -> Array:
-        kernels = kernels or kernels_for(table)
+        """:meth:`aggregate` after its checks, by the given kernels."""
+        self.refuse_weights(weights, hostile)
         if self.pivot:
             index = np.concatenate([index[:, [self.pivot]], np.delete(index, self.pivot, axis=1)], axis=1)
         groups = list(self._groups(kernels, table, index))
@@ -191,7 +225,7 @@ class Rule(ABC):
         if self.f is not None:
             fewest = int(present.sum(axis=1).min(initial=present.shape[1]))
             self.check(fewest, self.f)
-        if self.pivot is not None and not usable[:, 0].all():
+        if self.pivot is not None and not usable[:, 0].all():  # brought to the front
             raise ValueError(f"{self.name} needs a finite vector in column {self.pivot}, its centre")
 
     def check(self, m: int, f: int) -> None:
@@ -219,3 +253,113 @@ def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:
         run(group, out=result[first : first + count])
     else:
         result[group.victims] = run(group)
+
+
+# --- arrays of any kind: which kernels take them, how they get there and back, where a result is delivered ------------
+
+
+def is_tensor(x: Array) -> bool:
+    """True for torch tensors, without importing torch for anybody else."""
+    return hasattr(x, "detach")
+
+
+def kernels_for(table: Array) -> ModuleType:
+    """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
+    if is_tensor(table):
+        from rpel.kernels import tensor
+
+        return tensor
+    return compiled
+
+
+def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
+    """The array in a form the kernels take, and the way back to the caller's kind and dtype.
+
+    Tensors in main memory are lent to the compiled kernels without a copy; half precision is computed in float32.
+    """
+    if is_tensor(x):
+        return _from_torch(x, name)
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise ValueError(f"{name} needs an array of floats, not {kind}")
+    dtype = x.dtype
+    wide = np.ascontiguousarray(x, dtype=np.float64 if dtype.itemsize >= 8 else np.float32)
+    return wide, lambda result: result.astype(dtype, copy=False)
+
+
+def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
+    import torch
+
+    if not x.is_floating_point():
+        raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
+    dtype, wide = x.dtype, x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+    if wide.device.type == "cpu":
+        return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
+    return wide, lambda result: result.to(dtype)
+
+
+def deliver(compute: Callable[[Array | None], Array], out: Array | None, back: Callable[[Array], Array]) -> Array:
+    """Compute into ``out`` where the kernels can write there, else compute and copy; without ``out`` a new array."""
+    if out is None:
+        return back(compute(None))
+    place = out.detach().numpy() if is_tensor(out) and out.device.type == "cpu" and out.dtype.itemsize >= 4 else out
+    if is_tensor(place) or place.dtype.itemsize >= 4:
+        compute(place)
+    else:
+        out[...] = back(compute(None))
+    return out
+
+
+def lend(array: Any, table: Array) -> Array:
+    """A NumPy array where the table is: itself, or a tensor on the table's device."""
+    if not is_tensor(table):
+        return array
+    import torch
+
+    return torch.as_tensor(array, device=table.device)
+
+
+def host(x: Array) -> Any:
+    """A small result of the kernels as a NumPy array."""
+    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
+
+
+def empty_like(table: Array, rows: int) -> Array:
+    """An uninitialised (rows, d) array of the table's kind."""
+    return (
+        table.new_empty((rows, table.shape[1])) if is_tensor(table) else np.empty((rows, table.shape[1]), table.dtype)
+    )
+
+
+def nbytes(table: Array) -> int:
+    return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
+
+
+def as_table(x: Array, name: str) -> tuple[Array, Integers]:
+    """An array (…, m, d) as a table of all its rows (h·m, d) and the index (h, m) of who has which.
+
+    >>> table, index = as_table(np.zeros((2, 3, 5)), "mean")
+    >>> table.shape, index.tolist()
+    ((6, 5), [[0, 1, 2], [3, 4, 5]])
+    """
+    if x.ndim < 2:
+        raise ValueError(f"{name} needs an array (…, m, d), not one of shape {tuple(x.shape)}")
+    *batch, m, d = x.shape
+    h = int(np.prod(batch, dtype=np.int64))
+    return x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
+
+
+def check_index(name: str, table: Array, index: Array) -> Integers:
+    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
+    rows = host(index)
+    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
+        raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
+    if rows.dtype.kind not in "iu":
+        raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
+        raise ValueError(f"{name}: index entries lie between −1 and {len(table) - 1}, not {rows.min()} to {rows.max()}")
+    absent = rows < 0
+    if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
+        raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")
+    return rows

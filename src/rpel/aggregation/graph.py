@@ -6,14 +6,15 @@ weights are compared with a tolerance of 1e-12, so that equal weights behave as 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.arrays import Array, Floats, as_table, check_index, deliver, host, kernels_for, to_kernels
-from rpel.aggregation.base import Group, Rule
+from rpel.aggregation.base import Array, Group, Rule, host
+from rpel.types import Floats, Integers
 
 TOLERANCE = 1e-12
 
@@ -59,47 +60,35 @@ class GraphRule(Rule):
     byzantine_weight: float | None = None
     rho: float = 1.0
     needs_hostile: bool = False
+    on_graph: ClassVar[bool] = True
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         raise TypeError(f"{self.name} needs weights")
 
-    def with_f(self, f: int) -> "GraphRule":
-        return GraphRule(self.name, self.cut, f, None, self.rho, self.needs_hostile, pivot=0)
+    def with_f(self, f: int) -> Self:
+        return replace(self, b_hat=f, byzantine_weight=None)
 
-    def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
-        """Aggregate x (…, m, d) with weights (…, m) or (m,), self first."""
-        x, back = to_kernels(x, self.name)
-        table, index = as_table(x, self.name)
-        *batch, m, d = x.shape
-        rows = None if weights is None else np.broadcast_to(host(weights), (*batch, m)).reshape(index.shape)
-        marks = None if hostile is None else np.broadcast_to(host(hostile), (*batch, m)).reshape(index.shape)
-        return back(self.aggregate(table, index, weights=rows, hostile=marks).reshape(*batch, d))
+    def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Only a non-finite own model stops a graph rule: a leaf is valid, and lost answers take their weight along."""
+        return self.blind(usable)
 
-    def aggregate(
+    def compute(
         self,
+        kernels: ModuleType,
         table: Array,
-        index: Array,
-        *,
+        index: Integers,
         weights: Array | None = None,
-        f: int | None = None,
-        out: Array | None = None,
-        kernels: ModuleType | None = None,
         hostile: Array | None = None,
+        out: Array | None = None,
     ) -> Array:
         """(h, d) as for every rule, with gossip ``weights`` (h, m), self first; −1 marks neighbours not there."""
-        rule = self if f is None else self.with_f(f)
-        table, back = to_kernels(table, self.name)
-        rows = check_index(self.name, table, index)
-        kernels = kernels or kernels_for(table)
-        share = rule._check_weights(rows, weights)
-        marks = rule._check_hostile(rows, hostile)
-        finite = np.concatenate([host(kernels.finite_rows(table)), [False]])[rows]
+        share, marks = self._check_weights(index, weights), self._check_hostile(index, hostile)
+        finite = np.append(host(kernels.finite_rows(table)), False)[index]
         if not finite[:, 0].all():
             raise ValueError(f"{self.name} needs a finite own vector in column 0")
-        rows = np.where(finite, rows, -1)  # a non-finite answer is left out, and its weight is off the hostile weight
+        rows = np.where(finite, index, -1)  # a non-finite answer is left out, and its weight is off the hostile weight
         seen = Group(kernels, table, rows, 0, np.arange(len(rows)))
-        coefficients = rule.coefficients(np.sqrt(seen.to(0)), share, finite, marks)
-        return deliver(lambda place: seen.combine(coefficients, place), out, back)
+        return seen.combine(self.coefficients(np.sqrt(seen.to(0)), share, finite, marks), out)
 
     def coefficients(
         self, distance: Floats, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
@@ -129,7 +118,7 @@ class GraphRule(Rule):
         largest = np.sort(weight[:, 1:], axis=1)[:, ::-1]
         return np.asarray(largest[:, : self.b_hat or 0].sum(axis=1, keepdims=True))
 
-    def _check_weights(self, index: NDArray[np.int64], weights: Array | None) -> Floats:
+    def _check_weights(self, index: Integers, weights: Array | None) -> Floats:
         if weights is None:
             raise ValueError(f"{self.name} needs weights (h, m), self first")
         w = np.asarray(host(weights), dtype=np.float64)
@@ -137,7 +126,7 @@ class GraphRule(Rule):
             raise ValueError(f"{self.name} needs finite weights >= 0 of shape {index.shape}, not {w.shape}")
         return np.where(index >= 0, w, 0.0)
 
-    def _check_hostile(self, index: NDArray[np.int64], hostile: Array | None) -> NDArray[np.bool_]:
+    def _check_hostile(self, index: Integers, hostile: Array | None) -> NDArray[np.bool_]:
         if hostile is None:
             if self.needs_hostile:
                 raise ValueError(f"{self.name} is told who is hostile: hostile= (h, m) booleans")
@@ -149,7 +138,10 @@ class GraphRule(Rule):
 
 
 def _graph_rule(name: str, cut: Cut, needs_hostile: bool = False) -> Callable[..., GraphRule]:
-    def constructor(b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0) -> GraphRule:
+    def constructor(
+        b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
+    ) -> GraphRule:
+        b_hat = f if b_hat is None else b_hat  # f, as other rules call it
         if (b_hat is None) == (byzantine_weight is None) and name not in ("gossip", "clipped_gossip_oracle"):
             raise ValueError(f"{name} needs either b_hat or byzantine_weight")
         if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.arrays import Array, Floats, Integers, host, is_tensor, kernels_for, nbytes, to_kernels
-from rpel.aggregation.base import Group, Rule
-from rpel.aggregation.rules import Coordinatewise, checked
+from rpel.aggregation.base import Array, Group, Rule, host, is_tensor, kernels_for, nbytes, to_kernels
+from rpel.aggregation.coordinatewise import Coordinatewise
 from rpel.randomness import stream
+from rpel.types import Floats, Integers
 
 Mixing = Integers | Floats
 """(h, m′, k) integer columns whose mean is taken, or (h, m′, m) float weights."""
@@ -40,8 +40,9 @@ class Mixer(Rule):
         repeated = replace(group, index=np.repeat(group.index, weights.shape[1], axis=0))
         return repeated.combine(weights.reshape(-1, group.m))
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
         """All rows: x (…, m, d) to (…, m′, d); rows with non-finite entries come last, untouched, unless m′ = m."""
+        self.refuse_weights(weights, hostile)
         x, back = to_kernels(x, self.name)
         *batch, m, d = x.shape
         h, kernels = int(np.prod(batch, dtype=np.int64)), kernels_for(x)
@@ -89,7 +90,7 @@ def nnm(f: int) -> Mixer:
     array([[0.5], [0.5], [5. ]])
     """
 
-    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, f=checked("nnm", f))
+    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, f=f)
 
 
 def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
@@ -110,7 +111,7 @@ def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
             np.put_along_axis(weights[:, bucket], members, 1 / members.shape[1], axis=1)
         return weights
 
-    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=checked("bucketing", f))
+    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=f)
 
 
 def _scaled(factors: Floats) -> Floats:
@@ -131,7 +132,7 @@ def clipping(c: float = 2.0, f: int | None = None) -> Mixer:
     """
     if not c >= 0:
         raise ValueError(f"clipping needs a length c of 0 or more, not {c}")
-    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=checked("clipping", f))
+    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=f)
 
 
 def arc(f: int) -> Mixer:
@@ -148,7 +149,7 @@ def arc(f: int) -> Mixer:
         limit = np.sort(norms, axis=1)[:, g.m - cut - 1]
         return _scaled(_clip(norms, limit[:, None]))
 
-    return Mixer("arc", mix, f=checked("arc", f))
+    return Mixer("arc", mix, f=f)
 
 
 @dataclass(frozen=True)

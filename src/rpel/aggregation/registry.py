@@ -4,37 +4,35 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
-from rpel.aggregation import graph as gossip
-from rpel.aggregation import iterated, rules
-from rpel.aggregation import mixing as preaggregation
+from rpel.aggregation import coordinatewise, graph, linear, mixing
 from rpel.aggregation.base import Rule
 from rpel.aggregation.mixing import Mixed, Mixer
 from rpel.errors import nearest
 
 RULES: dict[str, Callable[..., Rule]] = {
-    "mean": rules.mean,
-    "median": rules.median,
-    "trimmed_mean": rules.trimmed_mean,
-    "krum": rules.krum,
-    "multi_krum": rules.multi_krum,
-    "geometric_median": iterated.geometric_median,
-    "centered_clipping": iterated.centered_clipping,
-    "mda": rules.mda,
-    "monna": rules.monna,
-    "meamed": rules.meamed,
-    "smea": rules.smea,
-    "caf": rules.caf,
-    "bulyan": rules.bulyan,
-    "nnm": preaggregation.nnm,
-    "bucketing": preaggregation.bucketing,
-    "clipping": preaggregation.clipping,
-    "arc": preaggregation.arc,
-    "gossip": gossip.gossip,
-    "cs_plus": gossip.cs_plus,
-    "gts": gossip.gts,
-    "clipped_gossip_adaptive": gossip.clipped_gossip_adaptive,
-    "clipped_gossip_oracle": gossip.clipped_gossip_oracle,
-    "rtc": gossip.rtc,
+    "mean": linear.mean,
+    "median": coordinatewise.median,
+    "trimmed_mean": coordinatewise.trimmed_mean,
+    "krum": linear.krum,
+    "multi_krum": linear.multi_krum,
+    "geometric_median": linear.geometric_median,
+    "centered_clipping": linear.centered_clipping,
+    "mda": linear.mda,
+    "monna": linear.monna,
+    "meamed": coordinatewise.meamed,
+    "smea": linear.smea,
+    "caf": linear.caf,
+    "bulyan": coordinatewise.bulyan,
+    "nnm": mixing.nnm,
+    "bucketing": mixing.bucketing,
+    "clipping": mixing.clipping,
+    "arc": mixing.arc,
+    "gossip": graph.gossip,
+    "cs_plus": graph.cs_plus,
+    "gts": graph.gts,
+    "clipped_gossip_adaptive": graph.clipped_gossip_adaptive,
+    "clipped_gossip_oracle": graph.clipped_gossip_oracle,
+    "rtc": graph.rtc,
 }
 """Every rule of the field by its name. A new one is a constructor and a row here."""
 
@@ -52,7 +50,7 @@ def chain(*stages: Rule) -> Rule:
     for stage in before:
         if not isinstance(stage, Mixer):
             raise ValueError(f"{stage.name} returns one vector, so it can only stand last in a chain")
-    if before and isinstance(last, Mixer | gossip.GraphRule):
+    if before and (isinstance(last, Mixer) or last.on_graph):
         raise ValueError(f"{last.name} cannot close a chain: it needs a rule that returns one vector from m")
     result = last
     for mixer in reversed(before):

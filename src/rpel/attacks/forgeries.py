@@ -2,7 +2,7 @@
 
 An attack is **one function** from a :class:`View` to the forged rows and **one row** of the table ``ATTACKS`` at the
 end. μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's honest
-peers sent. Law: no Python loop over victims.
+peers sent. No Python loop over victims.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rpel.attacks.view import Floats, Integers, Models, View
+from rpel.attacks.view import View
 from rpel.randomness import stream
+from rpel.types import Floats, Integers, Models
 
 State = dict[str, Any]
 """What an attack remembers from round to round: arrays and numbers, checkpointed with the run."""

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
 from rpel.attacks.forgeries import ALIASES, ATTACKS, FACTORS, LABEL_FLIP, State
-from rpel.attacks.view import Floats, Integers, Models, View
+from rpel.attacks.view import View
 from rpel.errors import nearest
 from rpel.kernels import plain
+from rpel.types import Floats, Models
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,6 @@ class Attack:
     def trains(self) -> bool:
         """True when hostile nodes train beside the honest ones instead of forging."""
         return self.name == LABEL_FLIP
-
-    def exposure(self, received: Integers, byzantine: int) -> Integers:
-        """How many hostile models each victim gets when nodes push: those sent to it, or under flooding all b."""
-        return np.full_like(received, byzantine) if self.flood else received
 
     def __call__(self, view: View, state: State | None = None) -> tuple[Models, State]:
         """(forged (v, d), new state). The forged rows are the view's own space."""

@@ -6,17 +6,12 @@ same compiled kernels as aggregating, because it is as hot.
 
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
 from rpel.kernels import compiled
-
-Models = NDArray[Any]
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from rpel.types import Floats, Integers, Models
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ import tomli_w
 from pydantic import Field, Strict, StrictStr, TypeAdapter
 
 from rpel import aggregation, planning
-from rpel.aggregation.graph import GraphRule
 from rpel.aggregation.mixing import Mixer
 from rpel.certificates import check_id, read_certificate
 from rpel.config.toml import check_keys, read_toml, validated
@@ -354,7 +353,7 @@ def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
 
 def _check_rule(where: str, m: Membership) -> None:
     found = aggregation.rule(m.rule, f=m.b_hat)
-    if isinstance(found, Mixer | GraphRule):
+    if isinstance(found, Mixer) or found.on_graph:
         raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is 'nnm+trimmed_mean'")
     if m.enough > m.pull:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")

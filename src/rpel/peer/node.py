@@ -21,8 +21,8 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.aggregation import Rule
+from rpel.aggregation.coordinatewise import Coordinatewise
 from rpel.aggregation.mixing import Mixed
-from rpel.aggregation.rules import Coordinatewise
 from rpel.config.membership import Membership
 from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import prepare

@@ -22,10 +22,9 @@ import numpy as np
 
 from rpel.aggregation import Rule, rule
 from rpel.kernels.compiled import finite_rows
-from rpel.learning import degraded, exchange
+from rpel.learning import mix
 from rpel.peer.clock import RoundClock
-from rpel.topology import Unweighted
-from rpel.types import Cohort, Inbox, Integers, Models, Outcome, PullResult
+from rpel.types import Inbox, Models, Outcome, PullResult
 
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
@@ -285,24 +284,11 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
     inbox = _inbox(pulled, own=trusted)
     results = dict(zip(record.asked, pulled.results, strict=True))
     offset = clock.slew(pulled.offsets, terms.rule.f or 0)
-    if inbox.index.size == 0 or degraded(inbox, rule)[0]:
+    half = state.x if record.half is None else record.half
+    x, info = mix(half[None], inbox, rule, out=state.x[None])  # the simulator's own, for a cohort of one
+    if info.degraded[0]:
         return _Came(Outcome.LOCAL_ONLY, None, results, offset)
-    if not trusted:
-        return _Came(Outcome.CAUGHT_UP, rule.aggregate(inbox.table, inbox.index, out=state.x[None])[0], results, offset)
-    return _Came(Outcome.AGGREGATED, _exchanged(record, state, terms, inbox), results, offset)
-
-
-def _exchanged(record: Record, state: State, terms: Terms, inbox: Inbox) -> Models:
-    """Algorithm 1's exchange, the simulator's own, for this one node; the result takes the place of x."""
-    none = np.empty((1, 0))
-    cohort = Cohort(np.array([terms.me]), x=np.asarray(record.half)[None], m=none, local=none)
-    asking = exchange(cohort, record.round, _Drawn(record.asked), terms.rule, out=state.x[None])
-    next(asking)
-    try:
-        asking.send(inbox)
-    except StopIteration as end:
-        return np.asarray(end.value.x[0])
-    raise AssertionError("an exchange asks once")
+    return _Came(Outcome.AGGREGATED if trusted else Outcome.CAUGHT_UP, x[0], results, offset)
 
 
 def _kept(
@@ -337,16 +323,6 @@ def _kept(
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Drawn(Unweighted):
-    """Line 7 as it was drawn and persisted."""
-
-    asked: tuple[int, ...]
-
-    def sample(self, t: int, ids: Integers) -> Integers:
-        return np.array([self.asked], dtype=np.int64)
 
 
 def _inbox(pulled: Pulled, own: bool) -> Inbox:

@@ -4,17 +4,13 @@ Node i meets b_i^t ~ Hypergeometric(n−1, b, s) hostile peers in round t, indep
 
     P(max over i, t ≤ k) = F(k)^{hT}        F = CDF of that law, h = n − b
 
-holds exactly, and no simulation is needed (the paper's Remark 2 thinks otherwise). Law of this file: whether b̂ is a
-minority is decided in integers, and one half never is.
-
-`question` has the exact law and the search, `algorithm2` the paper's own ways, `answer` the plan, `figures` its
-pictures.
+holds exactly, and no simulation is needed (the paper's Remark 2 thinks otherwise). `law` has the exact law, `search`
+the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemma), `planner` the plan and its pictures.
 """
 
-from rpel.planning.figures import draw
 from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
-from rpel.planning.planner import Choice, Method, Plan, mis_specified, plan, theorem
+from rpel.planning.planner import Choice, Method, Plan, draw, mis_specified, plan, theorem
 
 __all__ = [
     "Choice",

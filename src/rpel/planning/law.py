@@ -1,17 +1,14 @@
-"""The question, and the exact law that answers it: n, b, T and what counts as enough."""
+"""The exact law of the largest number of hostile peers any honest node ever pulls: F(k)^{hT}, no simulation."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel import hypergeometric
+from rpel.types import Floats, Integers
 
 
-def max_byzantine_cdf(nodes: int, byzantine: int, pull: int, rounds: int) -> NDArray[np.float64]:
+def max_byzantine_cdf(nodes: int, byzantine: int, pull: int, rounds: int) -> Floats:
     """P(no honest node ever pulls more than k hostile peers), for k = 0 … min(byzantine, pull).
 
     >>> max_byzantine_cdf(nodes=100, byzantine=10, pull=15, rounds=200)[6:9].round(6)
@@ -25,94 +22,39 @@ def max_byzantine_cdf(nodes: int, byzantine: int, pull: int, rounds: int) -> NDA
     return cdf
 
 
-def quantiles(nodes: int, byzantine: int, rounds: int, pulls: Sequence[int], p: Sequence[float]) -> NDArray[np.int64]:
+def probability(nodes: int, byzantine: int, pull: int, rounds: int, b_hat: int) -> float:
+    """P(max ≤ b̂), exactly.
+
+    >>> round(probability(nodes=100, byzantine=10, pull=15, rounds=200, b_hat=7), 6)
+    0.973938
+    """
+    if b_hat >= min(byzantine, pull):
+        return 1.0
+    low, log_cdf = hypergeometric.log_cdf(nodes - 1, byzantine, pull)
+    if b_hat < low:
+        return 0.0
+    exponent = (nodes - byzantine) * rounds
+    return float(np.exp(exponent * log_cdf[b_hat - low])) if b_hat - low < len(log_cdf) else 1.0
+
+
+def quantile(nodes: int, byzantine: int, pull: int, rounds: int, p: float) -> int:
+    """The smallest k with P(max ≤ k) ≥ p.
+
+    >>> quantile(nodes=100, byzantine=10, pull=15, rounds=200, p=0.99)
+    8
+    """
+    low, log_cdf = hypergeometric.log_cdf(nodes - 1, byzantine, pull)
+    enough = np.exp((nodes - byzantine) * rounds * log_cdf) >= p
+    return low + int(np.argmax(enough)) if enough.any() else min(byzantine, pull)
+
+
+def quantiles(nodes: int, byzantine: int, rounds: int, pulls: Sequence[int], p: Sequence[float]) -> Integers:
     """b̂ at each probability and pull, shape (len(p), len(pulls)): the curves of the paper's Figure 3, exactly.
 
     >>> quantiles(1000, 100, 200, pulls=[10, 30, 50], p=[0.5, 0.99]).tolist()
     [[7, 12, 16], [8, 14, 18]]
     """
-    case = Question(nodes, byzantine, rounds, 0.99, Fraction(1, 2), False, 0)
-    return np.array([[case.quantile(s, q) for s in pulls] for q in p])
-
-
-@dataclass(frozen=True)
-class Question:
-    """n, b, T and what counts as enough; answers questions about one pull at a time."""
-
-    nodes: int
-    byzantine: int
-    rounds: int
-    confidence: float
-    max_fraction: Fraction
-    silent: bool
-    no_shows: int
-
-    def probability(self, pull: int, b_hat: int) -> float:
-        """P(max ≤ b̂), exactly."""
-        if b_hat >= min(self.byzantine, pull):
-            return 1.0
-        low, log_cdf = hypergeometric.log_cdf(self.nodes - 1, self.byzantine, pull)
-        if b_hat < low:
-            return 0.0
-        exponent = (self.nodes - self.byzantine) * self.rounds
-        return float(np.exp(exponent * log_cdf[b_hat - low])) if b_hat - low < len(log_cdf) else 1.0
-
-    def quantile(self, pull: int, p: float) -> int:
-        """The smallest k with P(max ≤ k) ≥ p."""
-        low, log_cdf = hypergeometric.log_cdf(self.nodes - 1, self.byzantine, pull)
-        enough = np.exp((self.nodes - self.byzantine) * self.rounds * log_cdf) >= p
-        return low + int(np.argmax(enough)) if enough.any() else min(self.byzantine, pull)
-
-    def b_hat(self, pull: int) -> int:
-        return self.quantile(pull, self.confidence)
-
-    @property
-    def answers_per_hostile(self) -> int:
-        """A round aggregates when 2b̂ peers answer; silent hostile ones leave s − b̂ who can."""
-        return 3 if self.silent else 2
-
-    def feasible(self, pull: int, b_hat: int) -> bool:
-        """b̂/(s+1) ≤ max_fraction, 2b̂ < s+1, and enough answers remain when F honest peers are late."""
-        return (
-            b_hat <= self.max_fraction * (pull + 1)
-            and 2 * b_hat < pull + 1
-            and self.answers_per_hostile * b_hat + self.no_shows <= pull
-        )
-
-    def smallest_pull_for(self, b_hat: int) -> int:
-        """The smallest s at which this b̂ would be feasible, the inverse of :meth:`feasible`."""
-        by_fraction = math.ceil(b_hat / self.max_fraction) - 1
-        return max(1, by_fraction, self.answers_per_hostile * b_hat + self.no_shows)
-
-    def smallest_pull(self) -> int | None:
-        """The smallest feasible s, or None.
-
-        For a fixed b̂ the tail grows with s, so only s(k) = smallest_pull_for(k) can be the answer. Up to 1,500 every k
-        is tried; beyond, P(max ≤ k) at s(k) rises with k but for the rounding in s(k), so double, bisect, and look back
-        over the rounding.
-        """
-        every = min(self.byzantine, 1500)
-        for k in range(every + 1):
-            if self._suffices(k):
-                return self.smallest_pull_for(k)
-        fails, holds = every, every
-        while not self._suffices(holds):
-            if holds == self.byzantine:
-                return None
-            fails, holds = holds, min(2 * holds, self.byzantine)
-        while holds - fails > 1:
-            middle = (fails + holds) // 2
-            fails, holds = (fails, middle) if self._suffices(middle) else (middle, holds)
-        gap = float(self.max_fraction) - self.byzantine / self.nodes
-        look_back = 64 + min(1500, int(2 / gap) if gap > 0 else 1500)
-        return self.smallest_pull_for(next(k for k in range(max(0, holds - look_back), holds + 1) if self._suffices(k)))
-
-    def _suffices(self, b_hat: int) -> bool:
-        pull = self.smallest_pull_for(b_hat)
-        return pull < self.nodes and self.probability(pull, b_hat) >= self.confidence
-
-
-# --- bad input -------------------------------------------------------------------------------------------------------
+    return np.array([[quantile(nodes, byzantine, s, rounds, q) for s in pulls] for q in p])
 
 
 def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> None:
@@ -126,15 +68,3 @@ def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> No
     if pull is not None and not 1 <= pull < nodes:
         nearest = 1 if pull < 1 else nodes - 1
         raise ValueError(f"pull {pull} is impossible among nodes {nodes}: choose 1 to {nodes - 1}, nearest {nearest}")
-
-
-def check_question(case: Question) -> None:
-    if not 0 < case.confidence < 1:
-        nearest = 0.999999 if case.confidence >= 1 else 0.01
-        raise ValueError(f"confidence {case.confidence} must lie strictly between 0 and 1, for example {nearest}")
-    if not 0 < case.max_fraction <= Fraction(1, 2):
-        nearest = 0.5 if case.max_fraction > 0 else 0.1
-        raise ValueError(f"max_fraction {float(case.max_fraction)} must lie in (0, 1/2], for example {nearest}")
-    most = case.nodes - case.byzantine - 1
-    if not 0 <= case.no_shows <= most:
-        raise ValueError(f"no_shows {case.no_shows} must lie between 0 and {most}")

@@ -4,11 +4,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rpel import theory
-from rpel.planning.law import Question, check_question, check_sizes, max_byzantine_cdf
+import numpy as np
+
+from rpel import plots, theory
+from rpel.planning.law import check_sizes, probability, quantiles
 from rpel.planning.paper import bounded, bounded_b_hat, default_grid, simulate_max, simulated
+from rpel.planning.search import Question, check_question
 
 Method = Literal["exact", "simulate", "bound"]
 
@@ -107,11 +111,11 @@ def plan(
     if chosen is None:
         raise ValueError(_nothing_feasible(case, grid))
     pull, b_hat = chosen
-    probability = case.probability(pull, b_hat)
+    holds = case.probability(pull, b_hat)
     if method == "bound":
-        probability = theory.lemma_effective_byzantine(nodes, byzantine, pull, b_hat, rounds)
+        holds = theory.lemma_effective_byzantine(nodes, byzantine, pull, b_hat, rounds)
     red = theory.reduction(nodes, byzantine, pull, b_hat)
-    feasible = case.feasible(pull, b_hat) and (method != "bound" or probability >= confidence)
+    feasible = case.feasible(pull, b_hat) and (method != "bound" or holds >= confidence)
     half = pull // 2  # the largest b̂ with 2b̂ < s + 1
     noptlog = theory.lemma_noptlog(nodes, byzantine, rounds, confidence)
     return Plan(
@@ -121,7 +125,7 @@ def plan(
         pull=pull,
         b_hat=b_hat,
         fraction=b_hat / (pull + 1),
-        probability=probability,
+        probability=holds,
         confidence=confidence,
         max_fraction=float(case.max_fraction),
         feasible=feasible,
@@ -188,10 +192,9 @@ def mis_specified(p: Plan, rows: int = 8) -> list[dict[str, float]]:
     step = max(1, p.byzantine // 25)
     table: list[dict[str, float]] = []
     for true in range(p.byzantine, (p.nodes + 1) // 2, step):
-        cdf = max_byzantine_cdf(p.nodes, true, p.pull, p.rounds)
-        probability = float(cdf[p.b_hat]) if p.b_hat < len(cdf) else 1.0
-        table.append({"byzantine": true, "probability": probability})
-        if len(table) > rows or probability < 0.01:
+        held = probability(p.nodes, true, p.pull, p.rounds, p.b_hat)
+        table.append({"byzantine": true, "probability": held})
+        if len(table) > rows or held < 0.01:
             break
     return table
 
@@ -207,6 +210,43 @@ def theorem(p: Plan, L: float, sigma: float, G: float, gap: float) -> theory.Con
         return None
     sizes = {"nodes": p.nodes, "byzantine": p.byzantine, "pull": p.pull, "b_hat": p.b_hat, "rounds": p.rounds}
     return theory.convergence(red, **sizes, L=L, sigma=sigma, G=G, gap=gap)
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def draw(p: Plan, path: str | Path, figure: Literal["fraction", "messages"] = "fraction") -> None:
+    """Draw b̂/(s+1) against s with its quantile band, or messages per round against n for the same hostile share."""
+    _draw_fraction(p, path) if figure == "fraction" else _draw_messages(p, path)
+
+
+def _draw_fraction(p: Plan, path: str | Path) -> None:
+    most = min(p.nodes - 1, max(2 * p.pull, 20))
+    pulls = sorted({round(s) for s in np.linspace(1, most, min(most, 200))})
+    low, median, high = quantiles(p.nodes, p.byzantine, p.rounds, pulls, [0.01, 0.5, 0.99]) / (np.array(pulls) + 1)
+    title = f"n = {p.nodes:,}, b = {p.byzantine:,}, T = {p.rounds:,}: worst hostile share any node ever meets"
+    plots.fraction_against_pull(path, pulls, median, low, high, title=title, chosen=p.pull)
+
+
+def _draw_messages(p: Plan, path: str | Path) -> None:
+    """From ten nodes to ten million: the exact s, the s of both lemmas, and everybody."""
+    share = Fraction(p.byzantine, p.nodes)
+    sizes = [n for n in (10**e * k for e in range(1, 7) for k in (1, 3)) if n >= 10]
+    exact, lemma, log = [], [], []
+    for n in sizes:
+        case = Question(n, int(share * n), p.rounds, p.confidence, Fraction(1, 2), p.silent, p.no_shows)
+        smallest, granted = case.smallest_pull(), bounded(case, default_grid(n))
+        exact.append(n * (smallest or n - 1))
+        lemma.append(n * (granted[0] if granted else n - 1))
+        log.append(n * min(n - 1, theory.lemma_noptlog(n, case.byzantine, p.rounds, p.confidence)))
+    curves: dict[str, Sequence[float]] = {
+        "rpel, exact s": exact,
+        "rpel, s of lemma effectiveByz": lemma,
+        "rpel, s of lemma noptlog": log,
+        "all-to-all": [n * (n - 1) for n in sizes],
+    }
+    title = f"{float(share):.1%} hostile, T = {p.rounds:,}, {p.confidence:.0%} sure"
+    plots.messages_against_nodes(path, sizes, curves, title=title)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -13,9 +13,6 @@ from rpel.simulation.adversary import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import Topology
 
-GRAPHS = ("random", "honest-first")
-PLACEMENTS = ("random", "adversarial")
-
 
 @dataclass(frozen=True)
 class Method:
@@ -69,8 +66,7 @@ def messages(method: str, nodes: int, pull: int) -> int:
 
 def build_rule(method: str, rule: str | None, b_hat: int) -> Rule:
     """The method's rule, or another one, made to survive b̂ hostile answers."""
-    chosen = METHODS[method]
-    return rule_by_name(chosen.rule, b_hat=b_hat) if chosen.on_graph else rule_by_name(rule or chosen.rule, f=b_hat)
+    return rule_by_name(rule or METHODS[method].rule, f=b_hat)
 
 
 def build_network(

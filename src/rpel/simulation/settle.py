@@ -121,12 +121,12 @@ def _no_minority(spec: Spec, plan: planning.Plan) -> str:
 
 
 def _check_rule(name: str, plan: planning.Plan) -> None:
-    from rpel.aggregation import RULES, rule
+    from rpel.aggregation import rule
     from rpel.aggregation.mixing import Mixer
 
-    if name in RULES and RULES[name].__module__ == RULES["gossip"].__module__:
-        raise ValueError(f"rule {name!r} works on fixed graphs only: the nearest is 'nnm+trimmed_mean'")
     found = rule(name, f=plan.b_hat)
+    if found.on_graph:
+        raise ValueError(f"rule {name!r} works on fixed graphs only: the nearest is 'nnm+trimmed_mean'")
     if isinstance(found, Mixer):
         raise ValueError(f"rule {name!r} mixes but does not aggregate: the nearest is '{name}+trimmed_mean'")
     least = found.least(plan.b_hat)

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.attacks import attack as attack_by_name
-from rpel.learning import degraded, exchange, local_step
+from rpel.learning import exchange, local_step
 from rpel.randomness import draws
 from rpel.simulation.adversary import SimulatedNetwork
 from rpel.simulation.evaluation import Evaluation, evaluate, spread
 from rpel.simulation.methods import build_network, build_rule, messages
 from rpel.tasks import Task
-from rpel.types import Cohort, Exchange, Inbox, Integers, Models, RoundInfo, Schedule
+from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, RoundInfo, Schedule
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class Simulation:
         try:
             round_.send(inbox)
         except StopIteration as end:
-            self.cohort = end.value
+            self.cohort, mixed = end.value
         self.round = t
         self._keep_output(t)
-        return self._info(t, inbox, before)
+        return self._info(t, mixed, before)
 
     def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
         """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
@@ -130,15 +130,14 @@ class Simulation:
             now = self._chosen_round == t
             self._chosen[now] = self.cohort.x[now]
 
-    def _info(self, t: int, inbox: Inbox, before: Any) -> RoundInfo:
+    def _info(self, t: int, mixed: MixInfo, before: Any) -> RoundInfo:
         mean, consensus = spread(self._honest_rows(self.cohort.x))
         alpha = lam = None
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
             lam = float(np.square(mean - before[0]).sum()) / before[1]
         hostile = self.network.hostile[self.honest] if self.everybody else self.network.hostile
-        short = degraded(inbox, self.rule)
-        short = short[self.honest] if self.everybody else short
+        short = mixed.degraded[self.honest] if self.everybody else mixed.degraded
         return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, alpha, lam)
 
     def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:

@@ -1,0 +1,288 @@
+"""Linear rules: m weights computed from the vectors' distances, and one weighted sum; some move there step by step.
+
+Ties are broken by the lower index, the node's own vector (row 0) first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from rpel import theory
+from rpel.aggregation.base import Array, Group, Rule, empty_like, host, is_tensor
+from rpel.types import Floats, Integers
+
+
+@dataclass(frozen=True)
+class Linear(Rule):
+    """A weighted sum whose weights (h, m) come from the vectors' geometry."""
+
+    weights: Callable[[Group], Floats]
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        return group.combine(self.weights(group), out)
+
+
+def _chosen(h: int, m: int, columns: Integers) -> Floats:
+    """(h, m) equal weights on the given columns (h, k)."""
+    weights = np.zeros((h, m))
+    np.put_along_axis(weights, columns, 1 / columns.shape[1], axis=1)
+    return weights
+
+
+def mean(f: int | None = None) -> Rule:
+    """The plain mean: exact without hostile vectors, worthless with one.
+
+    >>> mean()(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([2., 3.])
+    """
+    return Linear("mean", lambda g: np.full(g.index.shape, 1 / g.m), f=f)
+
+
+def krum_scores(squared: Floats, f: int) -> Floats:
+    """(h, m) sums of squared distances to the m − f − 1 nearest others."""
+    m = squared.shape[2]
+    others = np.sort(squared, axis=2)[:, :, 1:]  # the first is the distance to itself, 0
+    return np.asarray(others[:, :, : max(m - f - 1, 0)].sum(axis=2))
+
+
+def krum(f: int) -> Rule:
+    """The vector with the lowest Krum score (Blanchard et al., 2017).
+
+    >>> krum(1)(np.array([[0.0], [0.1], [9.0]]))
+    array([0.])
+    """
+
+    def weights(g: Group) -> Floats:
+        best = np.argmin(krum_scores(g.pairwise(), g.f), axis=1)
+        return _chosen(len(best), g.m, best[:, None])
+
+    return Linear("krum", weights, known_kappa=theory.kappa_krum, f=f)
+
+
+def multi_krum(f: int) -> Rule:
+    """The mean of the m − f vectors with the lowest Krum scores.
+
+    >>> multi_krum(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([0.5])
+    """
+
+    def weights(g: Group) -> Floats:
+        order = np.argsort(krum_scores(g.pairwise(), g.f), axis=1, kind="stable")
+        return _chosen(len(order), g.m, order[:, : g.m - g.f])
+
+    return Linear("multi_krum", weights, f=f)
+
+
+def monna(f: int, pivot: int = 0) -> Rule:
+    """The mean of the m − f vectors nearest to the node's own (Farhadkhani et al., 2023; on graphs NNA).
+
+    >>> monna(1)(np.array([[0.0], [9.0], [1.0]]))
+    array([0.5])
+    """
+
+    def weights(g: Group) -> Floats:
+        near = g.to(0)  # the base brings the pivot to the front
+        near[:, 0] = -1  # first even among equals
+        return _chosen(len(near), g.m, np.argsort(near, axis=1, kind="stable")[:, : g.m - g.f])
+
+    return Linear("monna", weights, f=f, pivot=pivot)
+
+
+def _subsets(name: str, m: int, f: int) -> Integers:
+    """(C, m − f) all candidate sets of honest vectors, in lexicographic order."""
+    if comb(m, f) > 10**6:
+        raise ValueError(f"{name} with m={m} and f={f} would try {comb(m, f):,} subsets: at most 1,000,000 are allowed")
+    return np.array(list(combinations(range(m), m - f)), dtype=np.int64).reshape(-1, m - f)
+
+
+def mda(f: int) -> Rule:
+    """Minimum diameter averaging: the mean of the (m − f)-subset of least diameter.
+
+    >>> mda(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([0.5])
+    """
+
+    def weights(g: Group) -> Floats:
+        sets = _subsets("mda", g.m, g.f)
+        pairs = np.array(list(combinations(range(g.m - g.f), 2)), dtype=np.int64).reshape(-1, 2)
+        best = []
+        for squared in g.pairwise():
+            diameter = np.zeros(len(sets))
+            for a, b in pairs:
+                np.maximum(diameter, squared[sets[:, a], sets[:, b]], out=diameter)
+            best.append(sets[np.argmin(diameter)])
+        return _chosen(len(best), g.m, np.array(best))
+
+    return Linear("mda", weights, f=f)
+
+
+def _centred_gram(squared: Floats, c: Floats) -> Floats:
+    """(…, m, m) inner products of the vectors around their c-weighted mean, from squared distances; c sums to 1."""
+    to_mean = np.einsum("...ij,...j->...i", squared, c)
+    spread = np.einsum("...i,...i->...", to_mean, c)
+    return np.asarray((to_mean[..., :, None] + to_mean[..., None, :] - spread[..., None, None] - squared) / 2)
+
+
+def smea(f: int) -> Rule:
+    """Smallest maximum eigenvalue averaging: the (m − f)-subset whose covariance has the least largest eigenvalue.
+
+    >>> smea(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([0.5])
+    """
+
+    def weights(g: Group) -> Floats:
+        sets = _subsets("smea", g.m, g.f)
+        k = g.m - g.f
+        best = []
+        for squared in g.pairwise():
+            gram = _centred_gram(squared[sets[:, :, None], sets[:, None, :]], np.full((len(sets), k), 1 / k))
+            best.append(sets[np.argmin(np.linalg.eigvalsh(gram)[:, -1])])
+        return _chosen(len(best), g.m, np.array(best))
+
+    return Linear("smea", weights, f=f)
+
+
+def caf(f: int) -> Rule:
+    """Covariance-bound agnostic filter: down-weight along the direction of largest variance, keep the calmest mean.
+
+    >>> caf(1)(np.array([[0.0], [1.0], [9.0]])).round(2)
+    array([0.56])
+    """
+
+    def weights(g: Group) -> Floats:
+        return np.array([_caf_weights(squared, g.f) for squared in g.pairwise()]).reshape(-1, g.m)
+
+    return Linear("caf", weights, f=f)
+
+
+def _caf_weights(squared: Floats, f: int) -> Floats:
+    m = len(squared)
+    c = np.ones(m)
+    best, least = c / m, np.inf
+    while f > 0 and c.sum() > m - 2 * f:
+        share = c / c.sum()
+        # Covariance Σ share (x−μ)(x−μ)ᵀ has the eigenvalues of the Gram matrix scaled by √share on both sides, and
+        # ⟨x_i − μ, v⟩ = (gram · √share · u)_i / √λ for its unit eigenvector u.
+        gram, root = _centred_gram(squared, share), np.sqrt(share)
+        values, vectors = np.linalg.eigh(gram * root[:, None] * root[None, :])
+        top = max(float(values[-1]), 0.0)
+        if top < least:
+            best, least = share, top
+        if top == 0.0:
+            break
+        tau = (gram @ (root * vectors[:, -1])) ** 2
+        tau[c == 0] = 0.0
+        if tau.max() == 0.0:
+            break
+        c = c * (1 - tau / tau.max())
+    return best
+
+
+# --- step by step ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Iterated(Rule):
+    """z moves towards a weighted sum of the vectors, weights from the current distances ‖x_i − z‖, a few times over.
+
+    ``step(distances (h, m), group)`` gives the vectors' weights (h, m); what they leave of 1 stays on z itself.
+    """
+
+    step: Callable[[Floats, Group], Floats]
+    start: Any  # "zero", "own", "median" or a vector (d,)
+    iterations: int
+    tol: float | None = None
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        z = empty_like(group.table, len(group.index)) if out is None else out
+        anchor = self._begin(group, z)
+        mine = np.zeros(group.index.shape)  # z = anchor share · anchor + Σ mine_j x_j
+        mine[:, 0] = 1.0 if anchor is None else 0.0
+        rest = np.zeros(len(mine)) if anchor is None else np.ones(len(mine))
+        moving = np.ones(len(mine), dtype=bool)
+        for _ in range(self.iterations):
+            weights = self.step(np.sqrt(group.to_origin(z)), group)
+            keep = 1 - weights.sum(axis=1)
+            keep[np.abs(keep) < 1e-15] = 0.0
+            # A victim that has converged stays where it is, so that its result does not depend on the others.
+            after = np.where(moving[:, None], keep[:, None] * mine + weights, mine)
+            rest = np.where(moving, keep * rest, rest)
+            shift, mine = np.abs(after - mine).max(axis=1), after
+            self._place(group, mine, rest, anchor, z)
+            if self.tol is not None:
+                moving &= shift > self.tol
+                if not moving.any():
+                    break
+        return z
+
+    def _begin(self, group: Group, z: Array) -> Any:
+        """Write the starting point into z; it is the own vector (None) or something outside the m vectors."""
+        if isinstance(self.start, str) and self.start == "own":
+            weights = np.zeros(group.index.shape)
+            weights[:, 0] = 1.0
+            group.combine(weights, z)
+            return None
+        if isinstance(self.start, str) and self.start == "median":
+            group.coordinatewise("median", 0, out=z)
+            return "median"
+        anchor = 0.0 if isinstance(self.start, str) else self.start
+        z[:] = anchor
+        return anchor
+
+    def _place(self, group: Group, mine: Floats, rest: Floats, anchor: Any, z: Array) -> None:
+        group.combine(mine, z)
+        if anchor is not None and not isinstance(anchor, str) and rest.any() and np.any(host(anchor) != 0):
+            share = z.new_tensor(rest) if is_tensor(z) else rest.astype(z.dtype)
+            z += share[:, None] * anchor
+
+
+def geometric_median(
+    nu: float = 0.1, iterations: int = 3, tol: float | None = None, start: str = "zero", f: int | None = None
+) -> Rule:
+    """Smoothed Weiszfeld iterations; a point near most vectors (Pillutla et al., 2022).
+
+    By default truncated (three iterations from zero, ν absolute), a form for which no κ holds. With ``tol`` it runs to
+    convergence (weights move by at most tol) with ν relative to the vectors' spread, from the coordinate-wise median.
+
+    >>> geometric_median(tol=1e-9)(np.array([[0.0], [1.0], [50.0]])).round(2)
+    array([1.])
+    """
+    converge = tol is not None
+    begin = "median" if converge and start == "zero" else start
+    if begin not in ("zero", "own", "median"):
+        raise ValueError(f"geometric_median starts at zero, own or median, not {start!r}")
+
+    def step(distances: Floats, g: Group) -> Floats:
+        smallest = nu * np.median(distances, axis=1, keepdims=True) * 1e-3 if converge else nu
+        beta = 1 / np.maximum(distances, np.maximum(smallest, np.finfo(np.float64).tiny))
+        beta /= beta.max(axis=1, keepdims=True)  # the scale cancels; this one cannot overflow
+        return np.asarray(beta / beta.sum(axis=1, keepdims=True))
+
+    kappa = theory.kappa_median if converge else None
+    count = 1000 if converge else iterations
+    return Iterated("geometric_median", step, begin, count, tol, known_kappa=kappa, f=f)
+
+
+def centered_clipping(center: Any = "own", iterations: int = 1, tau: float = 100.0, f: int | None = None) -> Rule:
+    """Move the centre by the mean of the differences to it, each clipped to length τ (Karimireddy et al., 2021).
+
+    >>> centered_clipping("zero", iterations=1, tau=1.0)(np.array([[1.0], [0.5], [90.0]])).round(4)
+    array([0.8333])
+    """
+    if isinstance(center, str) and center not in ("own", "zero"):
+        raise ValueError(f"centered_clipping has center 'own', 'zero' or a vector, not {center!r}")
+    if not isinstance(center, str) and not np.isfinite(host(center)).all():
+        raise ValueError("centered_clipping needs a finite centre")
+    if not tau > 0 or iterations < 1:
+        raise ValueError(f"centered_clipping needs tau > 0 and iterations >= 1, not {tau} and {iterations}")
+
+    def step(distances: Floats, g: Group) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.minimum(1.0, tau / distances) / g.m)
+
+    own = isinstance(center, str) and center == "own"
+    return Iterated("centered_clipping", step, center, iterations, f=f, pivot=0 if own else None)

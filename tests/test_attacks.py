@@ -1,6 +1,7 @@
 """Attacks: each forges what it says, for all victims at once as for one; each hurts averaging and is withstood."""
 
 import doctest
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ FORGING: list[tuple[str, dict[str, Any]]] = [
     ("alie", {"z": "max"}),
     ("dissensus", {}),
     ("mimic", {"epsilon": 2}),
+    ("mimic", {"epsilon": 5}),  # more than some victims have peers: counted around among those they have
     ("strongest", {"of": "alie"}),
     ("strongest", {"of": "foe"}),
     ("strongest", {"of": "ipm"}),
@@ -154,6 +156,35 @@ def test_strongest_also_searches_against_graph_rules() -> None:
     assert harm(models) > harm(still)
 
 
+def graph_view(seed: int, rule: rpel.Rule) -> View:
+    """Three victims on a complete graph of eight, two of them hostile; a victim's own row is among its peers."""
+    coins, w = np.random.default_rng(seed), 1 / 8
+    table: Array = np.concatenate([coins.normal(size=(6, 4)), np.zeros((3, 4))])
+    return View(
+        table,
+        own=np.arange(3),
+        peers=np.array([[i, *(j for j in range(6) if j != i)] for i in range(3)]),
+        hostile=np.full(3, 2),
+        rule=rule,
+        weights=np.full((3, 6), w),
+        hostile_weights=np.full((3, 2), w),
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_on_a_graph_strongest_counts_the_victim_once_among_the_honest(seed: int) -> None:
+    """The plain twin is handed the other honest models alone; A holds the victim, too, for the attack itself."""
+    rule = rpel.rule("gts", b_hat=2)
+    view = graph_view(seed, rule)
+    forged, _ = rpel.attack("strongest", of="dissensus")(view, {})
+    for i in range(3):
+        others = np.delete(np.arange(6), i)
+        alone = rpel.attack("strongest", of="dissensus").forge(
+            view.honest[others], view.honest[i], byzantine=2, rule=rule, weights=np.full(8, 1 / 8)
+        )
+        np.testing.assert_allclose(forged[i], alone, atol=1e-9)
+
+
 def test_the_most_exposed_are_struck_and_the_others_hear_the_mean() -> None:
     view = pulled_view(6)
     forged, _ = rpel.attack("sf", targeting="most-exposed")(view, {})
@@ -192,6 +223,8 @@ def test_inf_and_gaussian_are_what_they_say_and_repeat() -> None:
     assert abs(noise.mean() - 5) < 0.1
     assert len({tuple(row) for row in noise}) == 5
     np.testing.assert_array_equal(rpel.attack("gaussian", mu=5.0, sigma=0.1)(pulled_view(8), {})[0], noise)
+    later = rpel.attack("gaussian", mu=5.0, sigma=0.1)(replace(pulled_view(8), round=4), {})[0]
+    assert not np.isclose(later, noise).any(), "fresh in every round"
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,16 @@ Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
 
 
-@given(st.integers(4, 40), st.integers(2, 12), st.integers(0, 10**6))
-def test_a_random_graph_is_connected_and_has_exactly_its_edges(nodes: int, pull: int, seed: int) -> None:
-    if pull >= nodes:
-        return
+def sizes(most_nodes: int, most_pull: int) -> st.SearchStrategy[tuple[int, int]]:
+    """(nodes, pull) with pull < nodes."""
+    return st.integers(4, most_nodes).flatmap(
+        lambda nodes: st.tuples(st.just(nodes), st.integers(2, min(most_pull, nodes - 1)))
+    )
+
+
+@given(sizes(40, 12), st.integers(0, 10**6))
+def test_a_random_graph_is_connected_and_has_exactly_its_edges(size: tuple[int, int], seed: int) -> None:
+    nodes, pull = size
     graph = random_graph(nodes, pull, seed)
     assert graph.edges == nodes * pull // 2
     assert nx.is_connected(graph.networkx())
@@ -34,10 +40,9 @@ def test_a_random_graph_is_connected_and_has_exactly_its_edges(nodes: int, pull:
     assert (graph.adjacency == graph.adjacency.T).all()
 
 
-@given(st.integers(5, 30), st.integers(2, 8), st.integers(1, 4), st.integers(0, 10**6))
-def test_honest_first_connects_the_honest_and_attaches_the_hostile(nodes: int, pull: int, b: int, seed: int) -> None:
-    if pull >= nodes - b or 2 * b >= nodes:
-        return
+@given(st.integers(1, 4), st.integers(2, 8), st.integers(1, 20), st.integers(0, 10**6))
+def test_honest_first_connects_the_honest_and_attaches_the_hostile(b: int, pull: int, more: int, seed: int) -> None:
+    nodes = b + max(b, pull) + more  # a minority is hostile, and the honest alone can have the degree
     hostile = np.arange(nodes) >= nodes - b
     graph = honest_first(nodes, pull, hostile, seed)
     assert graph.edges == nodes * pull // 2
@@ -46,11 +51,9 @@ def test_honest_first_connects_the_honest_and_attaches_the_hostile(nodes: int, p
     assert not graph.adjacency[np.ix_(hostile, hostile)].any()
 
 
-@given(st.integers(4, 30), st.integers(2, 10), st.integers(0, 10**6))
-def test_metropolis_weights_are_symmetric_and_sum_to_one(nodes: int, pull: int, seed: int) -> None:
-    if pull >= nodes:
-        return
-    graph = random_graph(nodes, pull, seed)
+@given(sizes(30, 10), st.integers(0, 10**6))
+def test_metropolis_weights_are_symmetric_and_sum_to_one(size: tuple[int, int], seed: int) -> None:
+    graph = random_graph(*size, seed)
     w, degree = graph.weights, graph.adjacency.sum(axis=1)
     for i, j in np.argwhere(graph.adjacency):
         assert w[i, j] == pytest.approx(1 / (1 + max(degree[i], degree[j])))

@@ -1,5 +1,6 @@
 """Faults as an enumeration, and networks with a few of them drawn from a seed."""
 
+import random
 from collections.abc import Callable
 from enum import Enum
 
@@ -74,6 +75,17 @@ def damaged_record(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, hit)
 
 
+def emptied(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """The state folder is deleted while the peer restarts."""
+
+    def hit() -> None:
+        if peer.up:
+            peer.crash(net.coins.uniform(0.1, 1.5 * PERIOD))
+            net.emptied(peer)
+
+    net.at(begin, hit)
+
+
 def wall_clock(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, lambda: setattr(peer, "wall_error", net.coins.choice([-3600.0, 3600.0])))
 
@@ -97,6 +109,7 @@ class Fault(Enum):
     DISK_FULL = (disk_full,)
     DAMAGED_CHECKPOINT = (damaged_checkpoint,)
     DAMAGED_RECORD = (damaged_record,)
+    EMPTIED = (emptied,)
     WALL_CLOCK = (wall_clock,)
     DRIFT = (drift,)
 
@@ -115,3 +128,22 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
         fault = coins.choice(list(Fault))
         fault.strike(net, coins.choice(net.peers), coins.uniform(0, (rounds - 1) * PERIOD))
     return net
+
+
+PLANS = ((4, 1, 3, 1, 0), (5, 1, 4, 1, 1), (7, 2, 6, 2, 0), (8, 2, 7, 2, 1), (10, 3, 9, 3, 0), (12, 2, 8, 2, 2))
+"""(n, b, s, b_hat, F): networks whose rounds go on with all hostile members silent and F honest ones down."""
+
+
+def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork, list[str]]:
+    """A network of any size with faults in its first rounds, run to ``after`` rounds past their end; who is stuck."""
+    coins = random.Random(seed)
+    n, b, s, b_hat, late = coins.choice(PLANS)
+    end = faulty + 2  # what strikes in the last faulty round is over by then
+    net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
+    for number in net.hostile:
+        net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
+    for _ in range(coins.randint(1, 4)):
+        coins.choice(list(Fault)).strike(net, coins.choice(net.peers), coins.uniform(0, (faulty - 1) * PERIOD))
+    net.at(end * PERIOD, lambda: net.heal(down=late))
+    net.run()
+    return net, net.stuck(end, after)

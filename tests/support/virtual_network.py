@@ -1,6 +1,6 @@
 """Peers under a virtual clock: the real protocol and the real serving desk, with a network and disks that fail on cue.
 
-The network is a heap of events; every want of a life takes virtual time, so a crash can fall between any two of them,
+The network is a heap of events; every want of a peer takes virtual time, so a crash can fall between any two of them,
 and everything random comes from its seed, so any run replays. What must never happen is written down in
 ``VirtualNetwork.broken`` as it happens.
 """
@@ -18,8 +18,8 @@ from rpel.aggregation import rule
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
 from rpel.peer.desk import SERVED, Desk
-from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want, life
-from rpel.types import Models, PullResult
+from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want
+from rpel.types import Models, Outcome, PullResult
 
 PERIOD, DEADLINE = 10.0, 6.0
 D = 3
@@ -53,6 +53,12 @@ class Disk:
                 del self.checkpoints[old]
         return not self.full
 
+    def empty(self) -> None:
+        """Somebody deleted the state folder."""
+        self.records.clear()
+        self.checkpoints.clear()
+        self.damaged.clear()
+
     def truncate_newest(self) -> None:
         """The newest checkpoint is found damaged, and dropped, when it is read."""
         if len(self.checkpoints) > 1:
@@ -83,14 +89,14 @@ class Asking:
 
 
 class Peer:
-    """One peer: a life, its desk, its disk and its clock."""
+    """One peer: its protocol, its desk, its disk and its clock."""
 
     def __init__(self, net: "VirtualNetwork", number: int) -> None:
         self.net, self.number = net, number
         self.disk = Disk()
         self.up = False
         self.incarnation = 0
-        self.paused_until = 0.0
+        self.paused_until = float("-inf")
         self.wall_error = 0.0
         self.drift = 0.0
         self.compute = 1.0
@@ -99,21 +105,23 @@ class Peer:
         self.x = np.zeros(D)
         self.reports: list[Report] = []
         self.wanted: list[str] = []
+        self.steps: list[tuple[int, bool]] = []  # (round, with the momentum forgotten)
         self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
         self.refused: str | None = None
+        self.retired = False  # down for good
 
     # --- from start to crash ---
 
     def boot(self) -> None:
         """Start the process: nothing in memory, everything from the disk."""
-        if self.up:
+        if self.up or self.retired:
             return
         self.up, self.incarnation = True, self.incarnation + 1
         self.desk = Desk()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
         self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
-        self.life = life(self.net.terms(self.number, 1), self.clock, self.draw, np.zeros(D))
+        self.wants = protocol.rounds(self.net.terms(self.number, 1), self.clock, self.draw, lambda: np.zeros(D))
         self.momentum = np.zeros(D)
         self.go(None)
 
@@ -121,7 +129,7 @@ class Peer:
         """kill -9, and a start later on."""
         if self.up:
             self.up = False
-            self.life.close()
+            self.wants.close()
             self.net.after(down, self.boot)
 
     def ticks(self) -> float:
@@ -144,11 +152,11 @@ class Peer:
 
         self.net.after(max(0.0, seconds), act)
 
-    # --- driving the life ---
+    # --- driving the protocol ---
 
     def go(self, answer: Any) -> None:
         try:
-            want = self.life.send(answer)
+            want = self.wants.send(answer)
         except StopIteration:
             return
         except ValueError as error:  # a start that is refused
@@ -176,11 +184,14 @@ class Peer:
         self.later(0.01, self.go, memory)
 
     def on_askclocks(self, want: Want) -> None:
+        self.later(0.05, self.go, self.clock_offsets())
+
+    def clock_offsets(self) -> list[float]:
+        """How far the clocks of those that answer are ahead."""
         others = [p for p in self.net.peers if p.number != self.number]
         heard = [p for p in others if self.net.connected(self.number, p.number)]
         offsets = [p.clock.position() - self.clock.position() for p in heard if p.up and self.net.now >= p.paused_until]
-        offsets += [1e6 for p in self.net.hostile if self.net.connected(self.number, p)]
-        self.later(0.05, self.go, offsets)
+        return offsets + [1e6 for p in self.net.hostile if self.net.connected(self.number, p)]
 
     def on_sleep(self, want: protocol.Sleep) -> None:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
@@ -189,6 +200,7 @@ class Peer:
         self.later(0.001, self.go, self.net.terms(self.number, want.round))
 
     def on_step(self, want: protocol.Step) -> None:
+        self.steps.append((want.round, want.fresh))
         if want.fresh:
             self.momentum = np.zeros(D)
         self.momentum = 0.5 * self.momentum + 0.5 * (want.x - self.target)
@@ -409,8 +421,7 @@ class VirtualNetwork:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
             self.break_("trimmed by something else than b_hat of the number asked", peer.number, report.round)
-        enough = 2 * report.trim + (report.outcome == "caught_up")
-        if report.outcome != "local_only" and report.received < enough:
+        if report.outcome is not Outcome.LOCAL_ONLY and report.received < 2 * report.trim:
             self.break_("aggregated too few answers", peer.number, report.round)
         if np.abs(peer.x).max() > 10:
             self.break_("an honest model was carried away", peer.number, report.round)
@@ -426,6 +437,37 @@ class VirtualNetwork:
         """Truncate the newest checkpoint; what is then expected to be there is the one before."""
         peer.disk.truncate_newest()
         self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
+
+    def emptied(self, peer: Peer) -> None:
+        """Empty a peer's disk; nothing is expected to be there then."""
+        peer.disk.empty()
+        self._durable[peer.number] = 0
+
+    # --- how faults end ---
+
+    def heal(self, down: int = 0) -> None:
+        """All faults end: the network is quick, disks and clocks are right, everybody is up but ``down`` honest peers
+        and the hostile, who are silent."""
+        self.cuts.clear()
+        self.latency = lambda a, c: self.coins.uniform(0.01, 0.2)
+        self.hostile = dict.fromkeys(self.hostile, silent)
+        for peer in self.coins.sample(self.peers, down):
+            peer.retired = True
+            peer.crash(0.0)
+        for peer in self.peers:
+            peer.disk.full, peer.compute, peer.wall_error, peer.crash_at = False, 1.0, 0.0, None
+            if peer.up and abs(peer.clock.position() - self.now) > PERIOD:  # its machine's clock was set right
+                peer.crash(0.0)
+            peer.boot()
+
+    def stuck(self, since: int, within: int = 10) -> list[str]:
+        """Liveness: who is up and has not aggregated in that many rounds after round ``since``."""
+        ended = range(since + 1, since + within + 1)
+        return [
+            f"not live: peer {peer.number} did not aggregate in rounds {since + 1} to {since + within}"
+            for peer in self.peers
+            if not peer.retired and not any(r.round in ended and r.outcome is Outcome.AGGREGATED for r in peer.reports)
+        ]
 
     # --- what is measured ---
 

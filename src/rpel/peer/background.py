@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own: the network of a peer lives there, while training has the caller's thread.
+"""An asyncio loop in a thread of its own: the network of a peer runs there, while training has the caller's thread.
 
 Invariants: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by :meth:`Background.wake`
 from any other; what was being done is then cancelled.

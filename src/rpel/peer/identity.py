@@ -130,7 +130,7 @@ class Standing:
 
     @property
     def terms(self) -> Terms:
-        """What the life of a peer needs to know of the membership."""
+        """What the protocol needs to know of the membership."""
         m = self.membership
         chosen = rule(m.rule, f=m.b_hat)
         return Terms(self.me, m.nodes, m.byzantine, m.pull, chosen, m.deadline, m.rounds)

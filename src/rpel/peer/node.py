@@ -1,7 +1,7 @@
-"""A peer on a real machine: it answers what the life in ``protocol.py`` wants, by TLS, a disk and the machine's clock.
+"""A peer on a real machine: it answers what ``protocol.py`` wants, by TLS, a disk and the machine's clock.
 
 Invariants:
-- the life runs in the caller's thread, one want after the other; a thread of its own only moves bytes;
+- the protocol runs in the caller's thread, one want after the other; a thread of its own only moves bytes;
 - models lie in one table (1 + s, d), row 0 the half-step, the others where answers arrive: no body is ever copied, and
   before answers come the other rows serve as scratch;
 - whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last want that
@@ -53,7 +53,8 @@ from rpel.peer.protocol import (
     Tell,
     Terms,
     Want,
-    life,
+    catching_up,
+    rounds,
 )
 from rpel.peer.server import HttpsTransport
 from rpel.peer.store import Body, Store, initial_body, initial_model
@@ -166,10 +167,10 @@ class Node:
         own = {"id": self.config.id, "membership": self.standing.membership.hash}
         return own | {"rounds": self.standing.membership.rounds} | self.metrics.summary()
 
-    # --- the life ----------------------------------------------------------------------------------------------------
+    # --- the rounds --------------------------------------------------------------------------------------------------
 
     def live(self, learner: Learner) -> Generator[Round, None, None]:
-        """Drive the life to its end, yielding at each local step between the learner's ``load`` and ``half``.
+        """Drive the protocol to its end, yielding at each local step between the learner's ``load`` and ``half``.
 
         Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At the end the
         learner is loaded with the last round's model.
@@ -196,13 +197,20 @@ class Node:
             living.close()
 
     def _begun(self, learner: Learner) -> Generator[Want, Any, None]:
-        """The life, after everything it needs is compiled."""
+        """The protocol's wants, after everything it needs is compiled."""
         terms = self.standing.terms
-        initial = self._table[1]  # the life copies it before its first pull, and is not to hold one model more
-        initial[:] = initial_model(self.config, self.standing.membership)[1]
-        make_ready(terms.rule, terms.pull, self.signature.d, self.signature.dtype)
-        learner.prepare(initial, scratch=self._table[0])
-        return life(terms, self.clock, self._coins, initial)
+        self._compile(terms)
+        scratch = self._table[1]
+        scratch[:] = self._initial()
+        learner.prepare(scratch, scratch=self._table[0])
+        return rounds(terms, self.clock, self._coins, self._initial)
+
+    def _initial(self) -> Models:
+        return initial_model(self.config, self.standing.membership)[1]
+
+    def _compile(self, terms: Terms) -> None:
+        for rule in (terms.rule, catching_up(terms.rule.f or 0)):
+            make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
 
     def _beginning(self, number: int) -> Round:
         last = self.metrics.last
@@ -249,7 +257,7 @@ class Node:
     def _ask_clocks(self) -> list[float]:
         offsets = self._background.call(self.transport.clocks())
         self._compare()
-        if len(offsets) >= 2 * self.standing.membership.byzantine:  # the life has all it needs to begin
+        if len(offsets) >= 2 * self.standing.membership.byzantine:  # the protocol has all it needs to begin
             self.unready = ""
         return offsets
 
@@ -265,7 +273,7 @@ class Node:
                 log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
                 return None
             self.standing = take(self.config, coming)
-            make_ready(self.standing.terms.rule, coming.pull, self.signature.d, self.signature.dtype)
+            self._compile(self.standing.terms)
             self._background.call(self._rotate())
             self._identify()
             log.info("membership %s is in force", coming.hash[:12])

@@ -1,17 +1,24 @@
-"""The life of a peer, round after round, without a socket, a file or a clock of its own.
+"""What a peer does, round after round, without a socket, a file or a clock of its own.
 
-:func:`life` yields what it wants and is sent what came; ``node.py`` answers with TLS, a disk and the machine's clock,
+:func:`rounds` yields what it wants and is sent what came; ``node.py`` answers with TLS, a disk and the machine's clock,
 the tests with a simulated network under a virtual clock. Its invariants:
 
 1. One draw a round. The peers to pull from are drawn once and persisted before the first pull; a restart asks the same.
 2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever recorded is never
-   computed again: no crash can make a peer serve two versions of a round.
+   computed again: no crash can make a peer serve two versions of a round. A peer that starts sits out the round that is
+   running unless its record of it is on disk: so neither can an emptied disk, nor bring a second draw.
 3. The trim is b̂ of the number of peers asked, never of those that answered. Whoever answers, and whenever:
    hostile(answered) ≤ hostile(asked) ≤ b̂ with the plan's probability.
 4. Fewer than 2 b̂ answers change nothing: the peer keeps its half-step and counts a degraded round. After ``patience``
    in a row it stops taking local steps, and goes on serving what it has and pulling.
-5. A peer that missed more than one round, stood still, or has a non-finite model takes a robust aggregate of at least
-   2 b̂ + 1 answers without its own model, and forgets its momentum.
+5. A peer that missed more than one round, stood still, or has a non-finite model catches up: it takes a robust
+   aggregate of the answers, always by nnm+trimmed_mean, and forgets its momentum. Its own model is left out of 2 b̂ + 1
+   answers or more. With exactly 2 b̂ it is added, however old: every coordinate then lies between honest values, the old
+   one included, so b liars who repeat that one can hold the peer back, but only while no more than 2 b̂ members answer:
+   it takes part again, and leaves its own model out in the first round with 2 b̂ + 1 answers.
+6. Liveness. The plan secures 2 b̂ answers when all hostile members are silent and F honest ones are down. When faults
+   end so, every honest peer aggregates again within 10 rounds: with ``patience`` behind them all serve something, and
+   2 b̂ answers suffice for everybody.
 """
 
 from collections.abc import Callable, Generator
@@ -28,6 +35,8 @@ from rpel.types import Inbox, Models, Outcome, PullResult
 
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
+_AHEAD = 0.05
+"""Of a period: how far a peer's clock may have been ahead of the one it adopts after a restart."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +67,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row."""
+    """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row.
+
+    ``behind``: the peer caught up with its own old model added, and may still be behind (invariant 5).
+    """
 
     round: int
     x: Models
     fresh: bool = False
     degraded: int = 0
     outcome: str = ""
+    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,8 +155,8 @@ class Pull:
 class Pulled:
     """Row 0 of the table (1 + s, d) is the half-step, row j + 1 the answer of the j-th member asked, if it is OK.
 
-    A complete model with a non-finite entry is OK: the rule counts it as one of the b̂. ``offsets``: how far the clocks
-    of those that answered were ahead of this one at that moment.
+    Without a half-step row 0 is the protocol's to fill. A complete model with a non-finite entry is OK: the rule counts
+    it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this one at that moment.
     """
 
     table: Models
@@ -183,30 +196,35 @@ class Tell:
 
 
 Want = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | Save | Tell
-Life = Generator[Want, Any, None]
+Wants = Generator[Want, Any, None]
 
 
-# --- the life --------------------------------------------------------------------------------------------------------
+# --- the rounds -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs. ``round``: the last one that x stands for; ``last``: the last one ever recorded."""
+    """What the next round needs. ``round``: the last one that x stands for; ``last``: the last one ever recorded.
+
+    The rest is as in a Checkpoint.
+    """
 
     x: Models
     round: int = 0
     last: int = 0
     degraded: int = 0
     fresh: bool = False
+    behind: bool = False
 
 
-def life(terms: Terms, clock: RoundClock, coins: Coins, initial: Models) -> Life:
-    """From start to the last round, under the invariants above. ``initial`` (d,) is everybody's first model."""
+def rounds(terms: Terms, clock: RoundClock, coins: Coins, initial: Callable[[], Models]) -> Wants:
+    """From start to the last round, under the invariants above. ``initial()`` is everybody's first model (d,), anew."""
     memory: Memory = yield Recall()
     for t in memory.published:
         yield Publish(t, served=True)
     yield Publish(memory.last_round, served=False)
     yield from _agree(clock, terms)
+    running = _running(clock)
     state = _restored(memory, initial)
     if memory.record is not None and memory.record.round > state.round:
         state = yield from _resumed(memory.record, state, terms, clock)
@@ -216,22 +234,40 @@ def life(terms: Terms, clock: RoundClock, coins: Coins, initial: Models) -> Life
         if entered is None:
             return
         terms = entered
+        if t <= running:
+            yield Publish(t, served=False)
+            state = replace(state, last=t)
+            continue
+        if not finite_rows(state.x[None])[0]:
+            state = replace(state, x=initial(), round=0, fresh=True)
         state = yield from _round(t, state, terms, clock, coins)
     yield Sleep(clock.start(terms.rounds + 1))  # the others may still be pulling
 
 
 def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, None]:
-    """Wait until 2b members have told their clocks, then take the median."""
+    """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median."""
     while len(offsets := (yield AskClocks())) < 2 * terms.byzantine:
         yield Sleep(clock.position() + min(1.0, clock.period / 10))
+    while len(offsets) <= 2 * terms.byzantine and len(more := (yield AskClocks())) > len(offsets):
+        offsets = more
     clock.adopt(offsets)
 
 
-def _restored(memory: Memory, initial: Models) -> State:
+def _running(clock: RoundClock) -> int:
+    """The newest round in which this peer may have taken part before: the running one, or one about to begin.
+
+    A clock that was ahead before the restart may have begun the next round already; before the epoch nobody has.
+    """
+    now = clock.round()
+    about = clock.start(now + 1) - clock.position() < _AHEAD * clock.period
+    return now + 1 if now >= 1 and about else now
+
+
+def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
     kept = memory.checkpoint
-    if kept is None:
-        return State(np.array(initial), last=memory.last_round)
-    return State(kept.x, kept.round, max(memory.last_round, kept.round), kept.degraded, kept.fresh)
+    if kept is None or not finite_rows(kept.x[None])[0]:
+        return State(initial(), last=memory.last_round)
+    return State(kept.x, kept.round, max(memory.last_round, kept.round), kept.degraded, kept.fresh, kept.behind)
 
 
 def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, State]:
@@ -273,22 +309,30 @@ class _Came:
     x: Models | None = None
     results: dict[int, PullResult] = field(default_factory=dict)
     offset: float = 0.0
+    behind: bool = False
 
 
 def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, _Came]:
-    """Lines 8-9 with the draw of the record; the own model is left out where invariant 5 says so."""
+    """Lines 8-9 with the draw of the record, or catching up as invariant 5 says."""
     trusted = record.half is not None and state.degraded < terms.patience
-    rule = terms.rule if trusted else _for_strangers(terms.rule)
+    b_hat = terms.rule.f or 0
     deadline = clock.start(record.round) + terms.deadline
     pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline)
-    inbox = _inbox(pulled, own=trusted)
     results = dict(zip(record.asked, pulled.results, strict=True))
-    offset = clock.slew(pulled.offsets, terms.rule.f or 0)
-    half = state.x if record.half is None else record.half
-    x, info = mix(half[None], inbox, rule, out=state.x[None])  # the simulator's own, for a cohort of one
+    offset = clock.slew(pulled.offsets, b_hat)
+    received = sum(result is PullResult.OK for result in pulled.results)
+    if not trusted and (received == 0 or received < 2 * b_hat):
+        return _Came(Outcome.LOCAL_ONLY, None, results, offset)
+    without_own = received > 2 * b_hat and (state.behind or not trusted)
+    if record.half is None:
+        pulled.table[0] = state.x
+    ordinary = trusted and not without_own
+    rule, inbox = terms.rule if ordinary else catching_up(b_hat), _inbox(pulled, own=not without_own)
+    x, info = mix(pulled.table[:1], inbox, rule, out=state.x[None])  # the simulator's own, for a cohort of one
     if info.degraded[0]:
         return _Came(Outcome.LOCAL_ONLY, None, results, offset)
-    return _Came(Outcome.AGGREGATED if trusted else Outcome.CAUGHT_UP, x[0], results, offset)
+    outcome = Outcome.AGGREGATED if ordinary else Outcome.CAUGHT_UP
+    return _Came(outcome, x[0], results, offset, behind=state.behind if ordinary else not without_own)
 
 
 def _kept(
@@ -297,13 +341,13 @@ def _kept(
     """Keep what the round came to, say so, and go on."""
     if came.x is not None:
         fresh = state.fresh or came.outcome is Outcome.CAUGHT_UP
-        state = replace(state, x=came.x, round=record.round, degraded=0, fresh=fresh)
+        state = replace(state, x=came.x, round=record.round, degraded=0, fresh=fresh, behind=came.behind)
     else:
         state = replace(state, degraded=state.degraded + 1)
         if record.half is not None:
             state.x[:] = record.half
             state = replace(state, round=record.round)
-    saved = yield Save(Checkpoint(state.round, state.x, state.fresh, state.degraded, came.outcome))
+    saved = yield Save(Checkpoint(state.round, state.x, state.fresh, state.degraded, came.outcome, state.behind))
     yield Tell(
         Report(
             round=record.round,
@@ -331,6 +375,6 @@ def _inbox(pulled: Pulled, own: bool) -> Inbox:
     return Inbox(pulled.table, np.array([rows], dtype=np.int64))
 
 
-def _for_strangers(own: Rule) -> Rule:
-    """The rule for a peer that has no model to trust: rules around the own one have no centre then."""
-    return own if own.pivot is None else rule("nnm+trimmed_mean", f=own.f or 0)
+def catching_up(b_hat: int) -> Rule:
+    """The rule of a peer that has no model to trust: rules around the own one have no centre then."""
+    return rule("nnm+trimmed_mean", f=b_hat)

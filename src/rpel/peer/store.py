@@ -131,6 +131,7 @@ class Store:
             "fresh": checkpoint.fresh,
             "degraded": checkpoint.degraded,
             "outcome": checkpoint.outcome,
+            "behind": checkpoint.behind,
             "values": len(values),
         }
         if self._write(self._checkpoint(checkpoint.round), entries, [values]) is None:
@@ -236,7 +237,8 @@ class Store:
                     kept = head.entries
                     if file.read(1) or _hash(_without_hash(kept), [raw(self._signature, x)]) != kept["sha256"]:
                         raise _Damaged("its bytes are not those that were written")
-                    return Checkpoint(t, x, kept["fresh"], kept["degraded"], kept["outcome"])
+                    behind = kept.get("behind", False)  # which folders of version 0.1 do not say
+                    return Checkpoint(t, x, kept["fresh"], kept["degraded"], kept["outcome"], behind)
             except (OSError, KeyError, TypeError, _Damaged) as error:
                 _log.warning("%s is damaged, the one before it is used: %s", path, error)
         return None

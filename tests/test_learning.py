@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel.learning import mix
 from rpel.peer.clock import RoundClock
-from rpel.peer.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, life
+from rpel.peer.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
 from rpel.types import Inbox, Outcome, PullResult
 
 Array = NDArray[Any]
@@ -21,7 +21,7 @@ def one_round(rule: rpel.Rule, half: Array, answers: Array, results: tuple[PullR
     """The checkpoint of a peer that takes its first local step to ``half`` and hears ``answers``."""
     s = len(results)
     terms = Terms(me=0, nodes=s + 1, byzantine=rule.f or 0, pull=s, rule=rule, deadline=0.5, rounds=1)
-    clock = RoundClock(epoch=0.0, period=1.0, wall=lambda: 0.0, ticks=lambda: 0.0)
+    clock = RoundClock(epoch=0.0, period=1.0, wall=lambda: -0.5, ticks=lambda: 0.0)
     replies: dict[type, Callable[[], Any]] = {
         Recall: lambda: Memory(),
         AskClocks: lambda: [0.0] * s,
@@ -31,7 +31,7 @@ def one_round(rule: rpel.Rule, half: Array, answers: Array, results: tuple[PullR
         Pull: lambda: Pulled(np.concatenate([half[None], answers]), results),
         Save: lambda: True,
     }
-    peer, reply = life(terms, clock, lambda *_: tuple(range(1, s + 1)), np.zeros_like(half)), None
+    peer, reply = rounds(terms, clock, lambda *_: tuple(range(1, s + 1)), lambda: np.zeros_like(half)), None
     while True:
         want = peer.send(reply)
         if isinstance(want, Save):

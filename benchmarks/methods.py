@@ -1,10 +1,11 @@
 """A round of every method at n = 30 with the MNIST network, against a round of RPEL, in one run."""
 
 import machine
+from rpel.config.spec import Spec
 from rpel.data import dirichlet, load
 from rpel.models import model
-from rpel.simulation.methods import METHODS
-from rpel.simulation.simulator import Setting, Simulation
+from rpel.simulation.methods import METHODS, settle
+from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
 
 
@@ -15,8 +16,8 @@ def main() -> None:
     seconds = {}
     for name, method in METHODS.items():
         pull = 29 if method.peers == "everybody" else 15
-        setting = Setting(30, 6, pull, 6, rounds=200, lr=lambda t: 0.5, method=name, attack="alie", weight_decay=1e-4)
-        run = Simulation(setting, task)
+        spec = Spec(nodes=30, byzantine=6, pull=pull, b_hat=6, rounds=200, method=name, attack="alie")
+        run = Simulation(settle(spec), task)
         run.step()
         seconds[name] = machine.best(run.step, 15)
         print(

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 import machine
+from rpel.config.spec import Spec
 from rpel.data import Dataset, balanced_subset, dirichlet, load
 from rpel.learning import exchange, local_step
 from rpel.models import model
-from rpel.simulation.simulator import Setting, Simulation
+from rpel.simulation.methods import settle
+from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
 from rpel.types import Cohort
 from rules import import_byzfl
@@ -33,18 +35,18 @@ def resident() -> float:
 def simulation(data: Dataset) -> Simulation:
     shards = dirichlet(data.train_y, HONEST, 1.0, BATCH, seed=0)
     task = Classification(data, shards, lambda: model("mnist"), batch_size=BATCH, seed=0)
-    setting = Setting(NODES, BYZANTINE, PULL, B_HAT, rounds=200, lr=lambda t: 0.5, weight_decay=1e-4, attack="alie")
-    return Simulation(setting, task)
+    spec = Spec(nodes=NODES, byzantine=BYZANTINE, pull=PULL, b_hat=B_HAT, rounds=200, attack="alie")
+    return Simulation(settle(spec), task)
 
 
 def parts(run: Simulation, repeats: int = 5) -> dict[str, float]:
     """Seconds of each part of a round, best of a few."""
-    c, s = run.cohort, run.setting
+    c, s = run.cohort, run.spec
     half = run.table[:HONEST]
     found = {}
 
     def step() -> Cohort:
-        return local_step(c, 1, 0, run, beta=s.momentum, lr=s.lr, decay=s.weight_decay, out=half)
+        return local_step(c, 1, 0, run, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=half)
 
     found["local steps"] = machine.best(step, repeats)
     stepped = step()

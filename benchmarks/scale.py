@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 
+from rpel.config.spec import Spec
 from rpel.data import load, virtual
 from rpel.models import model
-from rpel.simulation.simulator import Setting, Simulation
+from rpel.simulation.methods import settle
+from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
 
 
@@ -20,8 +22,8 @@ def measure(nodes: int) -> None:
     data = load()
     shards = virtual(data.train_y, honest, 1.0, seed=0)
     task = Classification(data, shards, lambda: model("linear"), batch_size=25, seed=0)
-    setting = Setting(nodes, nodes // 10, 34, 17, rounds=5, lr=lambda t: 0.1, attack="alie", weight_decay=1e-4)
-    run = Simulation(setting, task)
+    spec = Spec(nodes=nodes, byzantine=nodes // 10, pull=34, b_hat=17, rounds=5, lr=0.1, attack="alie")
+    run = Simulation(settle(spec), task)
     run.step()  # compiles, and touches all memory
     start = time.perf_counter()
     run.step()

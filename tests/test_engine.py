@@ -1,6 +1,5 @@
 """Algorithm 1 as the simulator runs it, against a plain reading of the paper, and every fault the network injects."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,55 +11,51 @@ from rpel import theory
 from rpel.kernels import steps
 from rpel.learning import exchange, mix
 from rpel.simulation.adversary import Roster
-from rpel.simulation.simulator import Setting, Simulation
+from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
 from rpel.types import Cohort, Inbox
-from support.simulations import BASE, Quadratic
+from support.simulations import BASE, Quadratic, simulation
 
 Array = NDArray[Any]
 
 
-def simulation(setting: Setting = BASE, task: Any = None) -> Simulation:
-    return Simulation(setting, task or Quadratic())
-
-
-def paper(setting: Setting, task: Quadratic) -> Array:
+def paper(spec: Settled, task: Quadratic) -> Array:
     """Algorithm 1 with a FOE adversary, node by node, in the paper's order."""
-    n, h = setting.nodes, setting.nodes - setting.byzantine
-    hostile = Roster(n, setting.byzantine, setting.seed).hostile(1)
+    n, h = spec.nodes, spec.nodes - spec.byzantine
+    hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
     x, m = np.zeros((h, task.d)), np.zeros((h, task.d))
-    for t in range(1, setting.rounds + 1):
+    for t in range(1, spec.rounds + 1):
         half = np.empty_like(x)
         for i in range(h):
-            for k in range(setting.local_steps):
+            for k in range(spec.local_steps):
                 start = x[i] if k == 0 else half[i]
                 g = task.gradient(start[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0]
-                m[i] = setting.momentum * m[i] + (1 - setting.momentum) * g
-                half[i] = start - setting.lr(t) * (m[i] + setting.weight_decay * start)
+                m[i] = spec.momentum * m[i] + (1 - spec.momentum) * g
+                half[i] = start - spec.rate(t) * (m[i] + spec.weight_decay * start)
         for i in range(h):
-            pulled = Pull(n, setting.pull, setting.seed).sample(t, honest[[i]])[0]
+            pulled = Pull(n, spec.pull, spec.seed).sample(t, honest[[i]])[0]
             answers = [half[np.searchsorted(honest, j)] for j in pulled if not hostile[j]]
             forged = -2 * np.mean(answers, axis=0)
             models = [half[i], *answers, *[forged] * int(hostile[pulled].sum())]
-            x[i] = rpel.rule("nnm+trimmed_mean", f=setting.b_hat)(np.array(models))
+            x[i] = rpel.rule("nnm+trimmed_mean", f=spec.b_hat)(np.array(models))
     return x
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_the_simulator_does_what_the_paper_says(local_steps: int) -> None:
-    setting = replace(BASE, local_steps=local_steps)
-    run = simulation(setting)
-    for _ in range(setting.rounds):
+    spec = BASE.but(local_steps=local_steps)
+    run = simulation(spec)
+    for _ in range(spec.rounds):
         run.step()
-    np.testing.assert_allclose(run.models(), paper(setting, Quadratic()), rtol=0, atol=1e-10)
-    assert run.cohort.local.tolist() == [[setting.rounds * local_steps]] * 12
+    np.testing.assert_allclose(run.models(), paper(settle(spec), Quadratic()), rtol=0, atol=1e-10)
+    assert run.cohort.local.tolist() == [[spec.rounds * local_steps]] * 12
 
 
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
     results = {}
     for rule in (None, "mean"):
-        run = simulation(replace(BASE, rule=rule, rounds=40, lr=lambda t: 0.3))
+        run = simulation(BASE.but(rule=rule, rounds=40, lr=0.3))
         for _ in range(40):
             run.step()
         results[rule] = run.evaluate(None).worst
@@ -84,7 +79,7 @@ def test_attackers_that_roam_have_other_identities_each_round() -> None:
     assert all(len(ids) == 6 for ids in seen)
     fixed = Roster(nodes=30, byzantine=6, seed=1)
     assert (fixed.hostile(1) == fixed.hostile(9)).all()
-    run = simulation(replace(BASE, roaming=True, rounds=30, lr=lambda t: 0.3))
+    run = simulation(BASE.but(roaming=True, rounds=30, lr=0.3))
     for _ in range(30):
         run.step()
     assert run.evaluate(None).worst > 0.8
@@ -99,8 +94,8 @@ def test_a_resumed_simulation_continues_bit_by_bit() -> None:
         {"roaming": True},
     ]
     for change in changes:
-        setting = replace(BASE, **change)
-        whole, first, second = simulation(setting), simulation(setting), simulation(setting)
+        spec = BASE.but(**change)
+        whole, first, second = simulation(spec), simulation(spec), simulation(spec)
         for _ in range(6):
             whole.step()
         for _ in range(3):
@@ -113,7 +108,7 @@ def test_a_resumed_simulation_continues_bit_by_bit() -> None:
 
 
 def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
-    run = simulation(replace(BASE, output="uniform"))
+    run = simulation(BASE.but(output="uniform"))
     iterates = []
     for _ in range(6):
         run.step()
@@ -124,20 +119,20 @@ def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
 
 
 def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step() -> None:
-    silent = simulation(replace(BASE, silent=True))
+    silent = simulation(BASE.but(silent=True))
     info = silent.step()
     assert info.hostile.max() > 0
-    late = simulation(replace(BASE, no_show=0.6, rounds=10))
+    late = simulation(BASE.but(no_show=0.6, rounds=10))
     degraded = sum(late.step().degraded for _ in range(10))
     assert degraded > 0
-    calm = simulation(replace(BASE, no_show=0.05, silent=True, rounds=40, pull=11, lr=lambda t: 0.3))
+    calm = simulation(BASE.but(no_show=0.05, silent=True, rounds=40, pull=11, lr=0.3))
     for _ in range(40):
         calm.step()
     assert calm.evaluate(None).worst > 0.9
 
 
 def test_a_late_node_is_late_for_everybody() -> None:
-    run = simulation(replace(BASE, no_show=0.5, nodes=12, byzantine=0, b_hat=0))
+    run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
     asked: list[Any] = []
     deliver = run.network.deliver
     run.network.deliver = lambda ask: asked.append((ask, deliver(ask))) or asked[-1][1]  # type: ignore[func-returns-value,method-assign]
@@ -165,7 +160,7 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
 def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
     pull = 14 if method == "nna" else 8
-    run = Simulation(replace(BASE, method=method, pull=pull, b_hat=3, lr=lambda t: 0.1), Quadratic())
+    run = simulation(BASE.but(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
     run.cohort.x[4] = np.inf
     for _ in range(3):
         with np.errstate(invalid="ignore"):
@@ -176,7 +171,7 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
 
 
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
-    run = simulation(replace(BASE, attack="label_flip"), Quadratic(nodes=15))
+    run = simulation(BASE.but(attack="label_flip"), Quadratic(nodes=15))
     info = run.step()
     assert len(run.cohort.x) == 15
     assert info.hostile.shape == (12,)
@@ -188,7 +183,7 @@ def test_all_to_all_hears_everybody() -> None:
     ids = np.array([0, 5, 9])
     heard = AllToAll(10).sample(3, ids)
     assert all(set(row) == set(range(10)) - {i} for i, row in zip(ids, heard, strict=True))
-    run = simulation(replace(BASE, method="all-to-all", pull=14))
+    run = simulation(BASE.but(method="all-to-all", pull=14))
     info = run.step()
     assert info.hostile.tolist() == [3] * 12
     assert info.messages == 15 * 14
@@ -249,8 +244,8 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
     sizes: dict[str, Any] = {"nodes": n, "byzantine": 0, "pull": s, "b_hat": 0, "rounds": T}
     promised = theory.convergence(red, **sizes, **constants)
     assert promised is not None
-    setting = replace(BASE, **sizes, lr=lambda t: promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
-    run = Simulation(setting, task)
+    spec = BASE.but(**sizes, lr=promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
+    run = simulation(spec, task)
     gradients, alphas, lambdas = [np.square(run.cohort.x - centre).sum(axis=1)], [], []
     for _ in range(T):
         info = run.step(measured=True)

@@ -18,9 +18,9 @@ from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.scales import ScaleName, shortened, sized, stamp
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.running import Tick
-from rpel.simulation.settle import settle, spec_hash
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.methods import settle, spec_hash
+from rpel.simulation.run import Tick
 from support.data_files import femnist, leaf_file
 
 
@@ -67,7 +67,7 @@ def test_every_run_is_valid_at_every_size() -> None:
     for panel in (*PANELS, *EXTRAS):
         for curve in panel.curves:
             spec = curve.spec()
-            assert settle(spec).spec.pull == spec.pull, (panel.name, curve.label)
+            assert settle(spec).pull == spec.pull, (panel.name, curve.label)
     scales: tuple[ScaleName, ...] = ("smoke", "short")
     for scale in scales:
         for name in ("mnist-left", "cifar10-alpha0.5-s6", "femnist-b3-local3", "extra-stragglers"):
@@ -90,7 +90,7 @@ def test_full_size_is_the_papers() -> None:
         ("femnist-b3-local1", "femnist-30"),
     ):
         alie = sized(find(name), "full").runs[2][0]
-        assert spec_hash(alie, {}) == spec_hash(load(preset), {})
+        assert spec_hash(settle(alie), {}) == spec_hash(settle(load(preset)), {})
 
 
 def test_mean_and_worst_show_the_same_runs() -> None:

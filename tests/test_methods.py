@@ -1,6 +1,5 @@
 """The systems RPEL is compared with: equal budgets, connected graphs, and what each must do where that is known."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import rpel
+from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
-from rpel.simulation.methods import METHODS, build_network, messages
-from rpel.simulation.simulator import Simulation
+from rpel.simulation.methods import METHODS, build_network, messages, settle
 from rpel.topology import FixedGraph, Push, RandomRegular
-from support.simulations import BASE, Quadratic
+from support.simulations import BASE, Quadratic, schedule, simulation
 
 Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
@@ -121,7 +120,9 @@ def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
 
 
 def test_adversarial_placement_takes_the_most_central_nodes() -> None:
-    _, roster, graph = build_network("gts", nodes=20, byzantine=3, pull=4, seed=0, placement="adversarial")
+    _, roster, graph = build_network(
+        settle(Spec(method="gts", nodes=20, byzantine=3, pull=6, b_hat=3, placement="adversarial"))
+    )
     assert graph is not None
     hostile = roster.hostile(1)
     assert (hostile == most_central(graph, 3)).all()
@@ -130,8 +131,10 @@ def test_adversarial_placement_takes_the_most_central_nodes() -> None:
 
 @pytest.mark.parametrize("method", [*METHODS])
 def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
-    setting = replace(BASE, method=method, nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=lambda t: 0.3 / t**0.5)
-    run = Simulation(setting, Quadratic())
+    spec = BASE.but(
+        method=method, nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60)
+    )
+    run = simulation(spec, Quadratic())
     for _ in range(60):
         run.step()
     assert run.evaluate(None).worst > 0.7
@@ -140,7 +143,7 @@ def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
 def test_without_hostile_weight_all_graph_methods_are_plain_gossip() -> None:
     results = []
     for method in ON_GRAPHS:
-        run = Simulation(replace(BASE, method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
+        run = simulation(BASE.but(method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
         for _ in range(6):
             run.step()
         results.append(run.models())
@@ -176,8 +179,8 @@ def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_m
 
 
 def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
-    setting = replace(BASE, method="cs-plus", attack="dissensus", pull=5)
-    run = Simulation(setting, Quadratic())
+    spec = BASE.but(method="cs-plus", attack="dissensus", pull=5, b_hat=2)
+    run = simulation(spec, Quadratic())
     seen: list[Any] = []
     view = run.network._view
     run.network._view = lambda *a: seen.append(view(*a)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
@@ -198,8 +201,8 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
 def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     results = {}
     for method, params in [("rpel", {}), ("el-local", {"flood": True})]:
-        setting = replace(BASE, method=method, attack="foe", attack_params=params, rounds=40, lr=lambda t: 0.3)
-        run = Simulation(setting, Quadratic())
+        spec = BASE.but(method=method, attack="foe", attack_params=params, rounds=40, lr=0.3)
+        run = simulation(spec, Quadratic())
         for _ in range(40):
             info = run.step()
         results[method] = (run.evaluate(None).worst, int(info.hostile.max()), int(info.hostile.min()))

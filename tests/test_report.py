@@ -26,8 +26,8 @@ from rpel.report.collect import Run
 from rpel.report.command import command
 from rpel.report.drawing import values
 from rpel.report.figures import save
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.settle import spec_hash
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.methods import settle, spec_hash
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
 PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
@@ -372,7 +372,7 @@ def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
         key = flags.pop(0).removeprefix("--").replace("-", "_")
         given[key] = True if key in ("silent", "roaming") else flags.pop(0)
     again = load(base).but(**given)
-    assert spec_hash(again, {}) == spec_hash(spec, {})
+    assert spec_hash(settle(again), {}) == spec_hash(settle(spec), {})
     assert (again.name, again.threads) == (spec.name, spec.threads)
 
 
@@ -459,7 +459,7 @@ def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
 
 
 def test_a_real_run_is_reported(tmp_path: Path) -> None:
-    from rpel.simulation.run import simulate
+    from rpel.simulation.api import simulate
 
     result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
     (run,) = collect([tmp_path]).runs

@@ -17,12 +17,11 @@ from torch import nn
 from rpel.config.spec import Spec
 from rpel.data import Dataset
 from rpel.simulation import run as runs
-from rpel.simulation.digest import digest
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.material import taken
+from rpel.simulation.api import Interrupted, Tick, resume, simulate
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.inputs import Objects, digest, taken
 from rpel.simulation.metrics import COLUMNS
 from rpel.simulation.result import Result, Results
-from rpel.simulation.run import Interrupted, Own, Tick, resume, simulate
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 FILES = {
@@ -382,7 +381,7 @@ def test_what_cannot_be_had_is_one_sentence() -> None:
         with pytest.raises(ValueError, match="'cuda' is not available"):
             tiny(None, device="cuda")
     with pytest.raises(ValueError, match=r"own.*rpel\.simulate"):
-        runs.run(Spec(dataset="own"), Own())
+        runs.run(Spec(dataset="own"), Objects())
 
 
 def test_ctrl_c_in_the_last_round_of_a_seed_stops_before_the_next(tmp_path: Path) -> None:

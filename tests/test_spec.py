@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel.config.spec import Spec, load, presets, to_toml
-from rpel.simulation.settle import settle, spec_hash
+from rpel.simulation.methods import settle, spec_hash
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nods": 5}, ["'nods'", "'nodes'"]),
@@ -138,7 +138,13 @@ MEANT = {
     "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10, "model": "mlp", "dataset": "mnist",
     "graph": "honest-first", "placement": "adversarial",
 }  # fmt: skip
-NOT_MEANT = {"name": "x", "data_dir": "here", "device": "cuda", "threads": 1, "out": "there", "checkpoint_every": 1}
+NOT_MEANT = {"name": "x", "data_dir": "here", "device": "cuda", "threads": 1, "out": "there", "checkpoint_every": 1,
+    "scale": "short",
+}  # fmt: skip
+
+
+def hashed(spec: Spec) -> str:
+    return spec_hash(settle(spec), {})
 
 
 def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
@@ -149,13 +155,12 @@ def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
 def test_the_hash_differs_exactly_when_the_meaning_does(changed: str, others: dict[str, None]) -> None:
     base = Spec(pull=13, b_hat=4)
     elsewhere = {key: NOT_MEANT[key] for key in others}
-    assert spec_hash(base, {}) == spec_hash(base.but(**elsewhere), {})
-    assert spec_hash(base, {}) != spec_hash(base.but(**elsewhere, **{changed: MEANT[changed]}), {})
+    assert hashed(base) == hashed(base.but(**elsewhere))
+    assert hashed(base) != hashed(base.but(**elsewhere, **{changed: MEANT[changed]}))
 
 
 def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> None:
     base = Spec(attack="sf", lr=0.5)
-    assert spec_hash(base, {"a": "1"}) != spec_hash(base, {"a": "2"})
-    assert spec_hash(base, {}) != spec_hash(base, {}, {"model": "1"})
-    planned = settle(base).spec
-    assert spec_hash(base, {}) == spec_hash(planned, {}) == spec_hash(base.but(attack="sign_flipping", lr="60:0.5"), {})
+    assert spec_hash(settle(base), {"a": "1"}) != spec_hash(settle(base), {"a": "2"})
+    assert spec_hash(settle(base), {}) != spec_hash(settle(base), {}, {"model": "1"})
+    assert hashed(base) == hashed(settle(base).but()) == hashed(base.but(attack="sign_flipping", lr="60:0.5"))

@@ -10,9 +10,9 @@ import pytest
 
 from rpel.cli import main
 from rpel.experiments.sweep import Sweep, read
-from rpel.simulation import events
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.run import Tick, resume, simulate
+from rpel.simulation import metrics
+from rpel.simulation.api import Tick, resume, simulate
+from rpel.simulation.checkpoint import RunFolder
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 Scalars = dict[str, list[tuple[int, Any]]]
@@ -35,7 +35,7 @@ def expected(path: Path) -> Scalars:
     rows = RunFolder(path).metrics()
     return {
         tag: [(row["round"], pytest.approx(row[key])) for row in rows if row[key] is not None]
-        for key, tag in events.TAGS.items()
+        for key, tag in metrics.TAGS.items()
     }
 
 
@@ -97,7 +97,7 @@ def test_a_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> No
 
 def test_what_overflowed_is_infinite(tmp_path: Path) -> None:
     row = {"round": 1, "loss": sys.float_info.max, "consensus": 1.0, "seconds": 0.1}
-    events.Events(tmp_path / "tensorboard", [row]).close()
+    metrics.Events(tmp_path / "tensorboard", [row]).close()
     assert scalars(accumulator(tmp_path)) == {"loss": [(1, math.inf)], "consensus": [(1, 1.0)]}
 
 
@@ -128,7 +128,7 @@ def test_without_the_package_it_is_one_sentence_and_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = crashed(tmp_path / "runs")
-    monkeypatch.setattr(events, "find_spec", lambda name: None)
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
     (tmp_path / "grid.toml").write_text("[grid]\nnodes = [8]\n", "utf-8")
     for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
         monkeypatch.chdir(tmp_path)

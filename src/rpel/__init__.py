@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rpel.config.spec import Spec
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
+    from rpel.simulation.api import resume, simulate
     from rpel.simulation.result import Result, Results
-    from rpel.simulation.run import resume, simulate
 
 _HOMES = {
     "Attack": "rpel.attacks",
@@ -29,9 +29,9 @@ _HOMES = {
     "attack": "rpel.attacks",
     "chain": "rpel.aggregation",
     "plan": "rpel.planning",
-    "resume": "rpel.simulation.run",
+    "resume": "rpel.simulation.api",
     "rule": "rpel.aggregation",
-    "simulate": "rpel.simulation.run",
+    "simulate": "rpel.simulation.api",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
-    """An empty figure with the house's look, drawn without a display."""
+    """An empty figure in the look of all figures, drawn without a display."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -37,13 +37,35 @@ def stamp(axes: "Axes", words: str) -> None:
 def save(figure: "Figure", path: str | Path) -> None:
     """Write the figure in the format of its suffix (.svg, .png, .pdf), making the folder when it is missing.
 
-    Raises ValueError for a format matplotlib cannot write.
+    Equal data give equal bytes: an SVG has no date, and the names inside it come from its content alone. Raises
+    ValueError for a format matplotlib cannot write.
     """
+    import matplotlib
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Equal data give equal bytes: no date in the file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    with matplotlib.rc_context({"svg.hashsalt": "rpel"}):
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def accuracy(
+    title: str, rounds: "NDArray[np.int64]", values: "NDArray[np.float64]", label: str = "test accuracy"
+) -> "Figure":
+    """Mean, worst and the node that ends lowest; values (e, h), or (seeds, e, h) with bands over the seeds."""
+    runs = values if values.ndim == 3 else values[None]
+    lowest = sum(run[:, int(run[-1].argmin())] for run in runs) / len(runs)
+    figure, axes = canvas()
+    curves = {"mean of the honest nodes": runs.mean(axis=2), "worst node of each round": runs.min(axis=2)}
+    for colour, marker, (name, curve) in zip(COLOURS, "os", curves.items(), strict=False):
+        axes.plot(rounds, curve.mean(axis=0), color=colour, marker=marker, markersize=3.5, label=name)
+        if len(runs) > 1:
+            axes.fill_between(rounds, curve.min(axis=0), curve.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axes.plot(rounds, lowest, color=COLOURS[2], linestyle="--", label="node that ends lowest")
+    axes.set(xlabel="round", ylabel=label, title=title, ylim=(0, 1.02))
+    axes.set_xlim(0, float(rounds[-1]) * 1.02)
+    axes.legend(frameon=False, loc="best")
+    return figure
 
 
 def fraction_against_pull(

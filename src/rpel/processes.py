@@ -1,9 +1,10 @@
-"""Processes of ours that start others of ours.
+"""Processes that start others, and how any of them is told to stop.
 
-Law: what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to tell,
-so the started one looks.
+Invariant: what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to
+tell, so the started one looks.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 _STARTER = "RPEL_STARTER"
 _LOOK = 0.5
@@ -66,3 +67,44 @@ def on_sigterm(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Stop:
+    """The one way to be told to stop. Inside, the first Ctrl-C or SIGTERM sets ``asked``; the next one interrupts.
+
+    Whoever works in steps looks at ``asked`` between them. One token serves a whole command: it is handed down, and
+    entering it again changes nothing. Outside the main thread signals are left alone.
+
+    >>> with Stop("after this round") as stop, stop:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.asked
+    True
+    """
+
+    def __init__(self, when: str = "") -> None:
+        """when: said once, when the first signal comes."""
+        self.when, self.asked = when, False
+        self._depth, self._before = 0, dict[int, Any]()
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        if self._depth == 1 and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        if self.when:
+            logging.getLogger("rpel").info("%s", self.when)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before.clear()

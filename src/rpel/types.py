@@ -1,4 +1,5 @@
-"""Records that cross packages, all frozen: state is what the next step needs, info what a reader wants."""
+"""Records and enumerations that cross packages. Records are frozen: state is what the next step needs, info what a
+reader wants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,6 +36,46 @@ class PullResult(StrEnum):
     REFUSED = "refused"
     MALFORMED = "malformed"
     UNREACHABLE = "unreachable"
+
+
+class Guarantee(StrEnum):
+    """What the plan's probability is worth for a way of choosing peers."""
+
+    PLAN = "plan"
+    NONE = "none"
+    VOID = "void"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Guarantee | None":
+        """Also from the sentences of version 0.1.
+
+        >>> Guarantee("the plan's probability"), Guarantee("void: whoever pushes chooses whom it reaches")
+        (<Guarantee.PLAN: 'plan'>, <Guarantee.VOID: 'void'>)
+        """
+        first = str(value).partition(" ")[0].rstrip(":")
+        return {"the": cls.PLAN, "none": cls.NONE, "void": cls.VOID}.get(first)
+
+    @property
+    def meaning(self) -> str:
+        """The word as a sentence."""
+        return {
+            Guarantee.PLAN: "the plan's probability",
+            Guarantee.NONE: "none: neighbours are fixed, so the plan's probability does not apply; counts are as met",
+            Guarantee.VOID: "void: whoever pushes chooses whom it reaches",
+        }[self]
+
+
+class Scale(StrEnum):
+    """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds, full is the paper's."""
+
+    SMOKE = "smoke"
+    SHORT = "short"
+    FULL = "full"
+
+    @property
+    def stamp(self) -> str:
+        """What stands on a figure: SMOKE, SHORT, or nothing."""
+        return "" if self is Scale.FULL else self.value.upper()
 
 
 @dataclass(frozen=True)
@@ -93,13 +134,18 @@ class MixInfo:
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What a reader wants to know of one round; ``hostile`` (h,) counts hostile answers pulled by each honest node."""
+    """What a reader wants to know of one round.
+
+    ``hostile`` (h,) counts hostile peers pulled by each honest node; ``degraded`` nodes kept their half-step, and the
+    models of ``diverged`` ones are not finite.
+    """
 
     round: int
     hostile: Integers
     degraded: int
     messages: int
     consensus: float
+    diverged: int = 0
     alpha_realised: float | None = None
     lambda_realised: float | None = None
 

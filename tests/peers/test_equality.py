@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rpel.config.peer import Config
+from rpel.config.spec import Spec
 from rpel.kernels.pool import set_threads, threads
 from rpel.peer.clock import RoundClock
 from rpel.peer.learner import Hyperparameters, TaskLearner, built_in
@@ -23,7 +24,8 @@ from rpel.peer.node import Node
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
 from rpel.randomness import stream
-from rpel.simulation.simulator import Setting, Simulation
+from rpel.simulation.methods import settle
+from rpel.simulation.simulator import Simulation
 from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models
@@ -134,10 +136,11 @@ def _last(node: Node) -> Models:
 def by_simulator(task: Task, rounds: int) -> Models:
     """The models (n, d) after the last round of the simulator."""
     hyper = Hyperparameters.of(HYPER)
-    setting = Setting(
-        NODES, 0, PULL, B_HAT, rounds, lr=hyper.rate, momentum=hyper.momentum, weight_decay=hyper.weight_decay, seed=0
-    )
-    run = Simulation(setting, task)
+    spec = Spec(
+        nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=rounds, lr=hyper.lr, momentum=hyper.momentum,
+        weight_decay=hyper.weight_decay, attack="none",
+    )  # fmt: skip
+    run = Simulation(settle(spec), task)
     for _ in range(rounds):
         run.step()
     return run.models()

@@ -1,12 +1,15 @@
 """The smallest simulation worth running: a quadratic task in seven dimensions, three hostile nodes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.config.spec import Spec
 from rpel.randomness import stream
-from rpel.simulation.simulator import Setting
+from rpel.simulation.methods import settle
+from rpel.simulation.simulator import Simulation
 
 Array = NDArray[Any]
 
@@ -44,14 +47,24 @@ class Quadratic:
         return np.asarray(x - self.targets.mean(axis=0))
 
 
-BASE = Setting(
+def schedule(rate: Callable[[int], float], rounds: int) -> list[tuple[int, float]]:
+    """A rate for every round, as a Spec takes it."""
+    return [(t, rate(t)) for t in range(1, rounds + 1)]
+
+
+BASE = Spec(
     nodes=15,
     byzantine=3,
     pull=8,
     b_hat=3,
     rounds=6,
-    lr=lambda t: 0.4 / t,
+    lr=schedule(lambda t: 0.4 / t, 6),
     momentum=0.8,
     weight_decay=0.01,
     attack="foe",
 )
+
+
+def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
+    """The simulation of a Spec, of the quadratic task unless told otherwise."""
+    return Simulation(settle(spec), task or Quadratic())

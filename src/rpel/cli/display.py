@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rpel.text import human_bytes, percent
+from rpel.types import Guarantee
 
 if TYPE_CHECKING:
     from rpel.simulation.run import Tick
@@ -130,10 +131,10 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
     for key in ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus"):
-        text = f"{found[key]:.4g}" if key in ("loss", "consensus") else f"{found[key]:.4f}"
-        if found[key] > 1e300:
-            text = "overflowed"
-        elif "intervals" in found:
+        text = (
+            "overflowed" if found[key] is None else format(found[key], ".4g" if key in ("loss", "consensus") else ".4f")
+        )
+        if found[key] is not None and "intervals" in found:
             low, high = (found["intervals"][key][end] for end in ("low", "high"))
             kind = "95 % t-interval" if len(found["runs"]) > 2 else "both seeds"
             text += f"  ({kind}: {low:.4g} to {high:.4g})"
@@ -142,8 +143,8 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     verdict = "held" if proof["held"] else f"violated {proof['violations_total']:,} times: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
-    if proof["guarantee"] and not proof["guarantee"].startswith("the plan"):
-        rows.append(("guarantee", proof["guarantee"]))
+    if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
+        rows.append(("guarantee", guarantee.meaning))
     sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]
     if found["path"] is not None:

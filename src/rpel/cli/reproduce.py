@@ -14,7 +14,7 @@ from rpel.text import duration
 if TYPE_CHECKING:
     from rpel.cli.display import RunDisplay
     from rpel.experiments.reproduce import Work
-    from rpel.simulation.running import Progress, Tick
+    from rpel.simulation.run import Progress, Tick
 
 _ASK_FROM = 600.0
 """Seconds from which a person at a terminal is asked."""

@@ -44,7 +44,7 @@ def resume(
     """
     specs.load_folder(path)
     with display() as shown:
-        from rpel.simulation.run import resume as resume_run
+        from rpel.simulation.api import resume as resume_run
 
         result = resume_run(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
     _print(result, as_json)

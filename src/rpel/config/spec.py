@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from rpel.config.training import Identity, Training
 from rpel.config.values import parameters, parse_seeds, planned
 from rpel.errors import nearest
+from rpel.types import Scale
 
 DatasetName = Literal["mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "own"]
 MethodName = Literal[
@@ -41,6 +42,7 @@ class Spec(Training):
     name: Annotated[str, Identity.NEVER] = Field(
         "run", description="first part of the run folder's name", pattern=r"^[\w.+-]+$"
     )
+    scale: Annotated[Scale, Identity.NEVER] = Field(Scale.FULL, description="size beside what it stands for")
     dataset: DatasetName = Field("mnist-sample", description="data set")
     data_dir: Annotated[str | None, Identity.NEVER] = Field(
         None, description="folder with the data sets (else RPEL_DATA, the cache, a download)"
@@ -129,15 +131,18 @@ def load_folder(path: Path) -> Spec:
     file = path / "spec.toml"
     if not file.is_file():
         raise ValueError(f"{str(path)!r} is not a run folder: it holds no spec.toml")
-    return _parsed(file.read_text("utf-8"), path.name, str(file))
+    return _parsed(file.read_text("utf-8"), path.name, str(file), scaled_by_name=True)
 
 
-def _parsed(text: str, name: str, where: str) -> Spec:
+def _parsed(text: str, name: str, where: str, scaled_by_name: bool = False) -> Spec:
     try:
-        fields = tomllib.loads(text)
+        fields = {"name": name, **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not TOML: {error}") from None
-    return Spec(**{"name": name, **fields})
+    first = str(fields["name"]).partition("-")[0]
+    if scaled_by_name and "scale" not in fields and first in (Scale.SMOKE, Scale.SHORT):
+        fields["scale"] = first  # version 0.1 said it in the run's name alone
+    return Spec(**fields)
 
 
 def to_toml(spec: Spec) -> str:

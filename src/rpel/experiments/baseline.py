@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from rpel import plots
 from rpel.config.spec import Spec
 from rpel.graphs import Graph
-from rpel.simulation.methods import build_network
-from rpel.simulation.settle import settle
+from rpel.simulation.methods import build_network, settle
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,9 @@ def inspect(spec: Spec) -> Baseline:
     225
     """
     settled = settle(spec.but(method="cs-plus", rule=None))
-    s = settled.spec
-    assert s.pull is not None
-    _, roster, graph = build_network(
-        "cs-plus",
-        nodes=s.nodes,
-        byzantine=s.byzantine,
-        pull=s.pull,
-        seed=s.seed,
-        graph=s.graph,
-        placement=s.placement,
-    )
+    _, roster, graph = build_network(settled)
     assert graph is not None
-    return Baseline(s, graph, roster.hostile(1), settled.b_hat)
+    return Baseline(settled, graph, roster.hostile(1), settled.b_hat)
 
 
 def draw(found: Baseline, path: str | Path) -> None:

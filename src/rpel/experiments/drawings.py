@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rpel import planning, plots
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.experiments.scales import stamp
-from rpel.simulation import figure
 from rpel.simulation.result import Result, interval
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def save_together(panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], no
 
 def _write(sketch: Any, stem: Path) -> None:
     for suffix in (".svg", ".png"):
-        figure.save(sketch, stem.with_name(stem.name + suffix))
+        plots.save(sketch, stem.with_name(stem.name + suffix))
 
 
 def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], note: str) -> None:

@@ -19,15 +19,14 @@ from rpel.experiments import drawings
 from rpel.experiments.panels import PANELS, Panel, chosen
 from rpel.experiments.scales import ScaleName, Sized, checked, sized
 from rpel.files import atomic
-from rpel.simulation.environment import pinned, versions
-from rpel.simulation.events import check
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.hearing import Ear
-from rpel.simulation.material import Download, Material, Own, gather
+from rpel.processes import Stop
+from rpel.simulation.certificate import versions
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.inputs import Download, Inputs, Objects, gather
+from rpel.simulation.methods import settle
+from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result
-from rpel.simulation.run import run
-from rpel.simulation.running import Progress, Running
-from rpel.simulation.settle import settle, spec_hash
+from rpel.simulation.run import Progress, Run, folder_name, pinned, run
 
 Row = drawings.Row
 Say = Callable[[str], None]
@@ -77,15 +76,15 @@ class Datasets:
 
     def __init__(self, download: Download | None) -> None:
         self.download = download
-        self.held: dict[str, Material] = {}
+        self.held: dict[str, Inputs] = {}
         self.missing: dict[str, str] = {}
 
-    def take(self, spec: Spec) -> Material:
+    def take(self, spec: Spec) -> Inputs:
         if spec.dataset in self.missing:
             raise ValueError(self.missing[spec.dataset])
         try:
             if spec.dataset not in self.held:
-                self.held[spec.dataset] = gather(spec, Own(), self.download)
+                self.held[spec.dataset] = gather(spec, Objects(), self.download)
         except (ValueError, OSError) as error:
             self.missing[spec.dataset] = str(error)
             raise ValueError(str(error)) from None
@@ -108,7 +107,7 @@ def prepare(
 ) -> Work:
     """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made."""
     if tensorboard:
-        check()
+        check_tensorboard()
     size, wanted = checked(scale), chosen(names)
     if not wanted:
         raise ValueError("name a panel, or all: rpel reproduce --list shows the names")
@@ -142,7 +141,7 @@ def _panel_runs(asked: Sized, datasets: Datasets) -> tuple[PanelRuns, dict[Path,
 
 def _folder(spec: Spec, datasets: Datasets) -> Path:
     """Where :func:`rpel.simulation.run.run` will keep it."""
-    return Path(spec.out) / f"{spec.name}-{spec_hash(settle(spec).spec, datasets.take(spec).dataset.checksums)}"
+    return Path(spec.out) / folder_name(settle(spec), datasets.take(spec))
 
 
 def seconds_needed(work: Work) -> dict[Path, float]:
@@ -191,16 +190,16 @@ def kind(spec: Spec) -> str:
     return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
 
 
-def measure(spec: Spec, material: Material) -> Cost:
+def measure(spec: Spec, inputs: Inputs) -> Cost:
     """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
-    with pinned(spec.threads) as threads:
+    with pinned(spec.threads):
         begun = time.perf_counter()
-        running = Running(settle(spec), material, None, None, threads)
+        running = Run(settle(spec), inputs)
         start = time.perf_counter() - begun
         running.simulation.step(measured=False)
         steps = _timed(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
         evaluation = _timed(lambda: running.simulation.evaluate(running.subset))
-    share = len(material.dataset.test_y) / len(running.subset)
+    share = len(inputs.dataset.test_y) / len(running.subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 
@@ -210,20 +209,20 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def costs(specs: Iterable[Spec], materials: Mapping[str, Material]) -> dict[str, Cost]:
+def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs]) -> dict[str, Cost]:
     """The measured cost of each kind among these runs."""
     dearest: dict[str, Spec] = {}
     for spec in specs:
         held = dearest.setdefault(kind(spec), spec)
         if _dearness(spec) > _dearness(held):
             dearest[kind(spec)] = spec
-    return {name: _measured(spec, materials[spec.dataset]) for name, spec in dearest.items()}
+    return {name: _measured(spec, inputs[spec.dataset]) for name, spec in dearest.items()}
 
 
-def _measured(spec: Spec, material: Material) -> Cost:
+def _measured(spec: Spec, inputs: Inputs) -> Cost:
     """Nothing for a run that cannot begin: it will say so itself, and the others go on."""
     try:
-        return measure(spec, material)
+        return measure(spec, inputs)
     except ValueError:
         return Cost(0.0, 0.0, 0.0, 0.0)
 
@@ -291,10 +290,10 @@ def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say
         folder.copy_events()
         return Result.load(path, reused=True)
     begun = time.perf_counter()
-    with Ear() as ear:
-        result = run(work.specs[path], progress=progress, tensorboard=work.tensorboard)
-        if ear.heard():
-            raise KeyboardInterrupt
+    stop = Stop("stopping after this round")
+    result = run(work.specs[path], progress=progress, tensorboard=work.tensorboard, stop=stop)
+    if stop.asked:
+        raise KeyboardInterrupt
     left = clock.done(path, time.perf_counter() - begun)
     if clock.runs:
         minutes = f", about {left / 60:.0f} minutes left" if left > 90 else ""

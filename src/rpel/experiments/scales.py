@@ -14,7 +14,7 @@ from rpel.config.spec import Spec
 from rpel.config.values import parse_seeds
 from rpel.errors import nearest
 from rpel.experiments.panels import Panel
-from rpel.simulation.settle import settle
+from rpel.simulation.methods import settle
 
 ScaleName = Literal["smoke", "short", "full"]
 
@@ -79,9 +79,11 @@ def sized(panel: Panel, scale: ScaleName, part: float | None = None, **where: An
 def _resized(spec: Spec, scale: ScaleName, part: float | None) -> Spec:
     if scale == "smoke":
         rate = spec.rate(1)
-        return spec.but(**_SMOKE, lr=rate, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None)
+        return spec.but(
+            **_SMOKE, lr=rate, scale="smoke", name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None
+        )
     if scale == "short":
-        return shortened(spec, part or _SHORTER[spec.dataset]).but(name=f"short-{spec.name}")
+        return shortened(spec, part or _SHORTER[spec.dataset]).but(name=f"short-{spec.name}", scale="short")
     return spec
 
 
@@ -93,7 +95,7 @@ def shortened(spec: Spec, part: float) -> Spec:
     >>> short.rounds, short.lr, short.b_hat, short.eval_every
     (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)
     """
-    planned = settle(spec).spec
+    planned = settle(spec)
     rounds = max(1, round(part * spec.rounds))
     lr = spec.lr if isinstance(spec.lr, float) else tuple((round(part * last), rate) for last, rate in spec.lr)
     return planned.but(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))

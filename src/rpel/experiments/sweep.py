@@ -29,8 +29,8 @@ from rpel.config.spec import Spec, load, to_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.processes import on_sigterm, start
-from rpel.simulation.events import check
-from rpel.simulation.folder import RunFolder
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.metrics import check_tensorboard
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
@@ -158,7 +158,7 @@ class Sweep:
 
     def __init__(self, found: list[Cell], out: str | Path, jobs: int | None = None, tensorboard: bool = False) -> None:
         if tensorboard:
-            check()
+            check_tensorboard()
         self.out, self.tensorboard = Path(out), tensorboard
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs = max(1, min(jobs or cores, len(found)))

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from rpel.config.spec import Spec, load_folder
-from rpel.simulation.folder import RunFolder
+from rpel.simulation.checkpoint import RunFolder
+from rpel.types import Guarantee
 
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged", "seconds",
 )  # fmt: skip
-_EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss")
-_EACH_ROUND = ("round", "consensus", "messages", "bytes", "byzantine_max", "seconds")
+_EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median")
+_EACH_ROUND = ("round", "messages", "bytes", "byzantine_max", "seconds")
 _MARKS = {"spec.toml", "metrics.jsonl"}
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
@@ -34,7 +35,7 @@ class Proof:
     fraction: float
     probability: float
     confidence: float
-    guarantee: str
+    guarantee: Guarantee
     held: bool
     max_observed: int
     histogram: tuple[int, ...]
@@ -47,7 +48,7 @@ class Proof:
     @property
     def guaranteed(self) -> bool:
         """Whether the plan's probability was promised for this run at all; on fixed graphs, for one, it is not."""
-        return self.guarantee.startswith("the plan")
+        return self.guarantee == Guarantee.PLAN
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ class Run:
     def series(self, column: str) -> list[float]:
         """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
         column = "accuracy_worst" if column == "accuracy_lowest" and not self.followed else column
-        return [row[column] for row in self.evaluated]
+        return [_infinite(row[column]) for row in self.evaluated]
 
     def final(self, column: str) -> float:
-        return float(self.rows[-1][column])
+        return _infinite(self.rows[-1][column])
 
     def total(self, column: str) -> float:
         """The sum over all rounds."""
@@ -92,7 +93,7 @@ class Run:
     @property
     def numbers(self) -> list[Row]:
         """The rows without times and what older runs lack: equal for equal runs."""
-        left_out = ("seconds", "degraded", "accuracy_lowest")
+        left_out = ("seconds", "degraded", "diverged", "accuracy_lowest")
         return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 
@@ -222,6 +223,11 @@ def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
         yield {key: row.get(key) for key in COLUMNS}
 
 
+def _infinite(value: float | None) -> float:
+    """What overflowed (null) as a number to draw and to compare."""
+    return math.inf if value is None else float(value)
+
+
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number.
 
@@ -254,7 +260,7 @@ def _proof(found: Mapping[str, Any]) -> Proof:
         fraction=float(plan["fraction"]),
         probability=float(plan["probability"]),
         confidence=float(plan["confidence"]),
-        guarantee=str(found.get("guarantee") or "the plan's probability"),
+        guarantee=Guarantee(found["guarantee"]),
         held=found["held"] is True,
         max_observed=int(found["max_observed"]),
         histogram=histogram,

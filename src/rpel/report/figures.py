@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from rpel import plots
 from rpel.report.drawing import axes, shape
 from rpel.report.settings import METRICS, Panel, Setting
-from rpel.simulation import figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +22,7 @@ def save(panels: list[Panel], folder: Path) -> list[Path]:
             sketch = draw(panel, metric)
             for ending in _FORMATS:
                 path = folder / f"{panel.slug}-{metric}.{ending}"
-                figure.save(sketch, path)
+                plots.save(sketch, path)
                 written.append(path)
     return written
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rpel.config.spec import Spec
 from rpel.report.collect import Run
-from rpel.simulation.table import Table
+from rpel.simulation.result import Table
 from rpel.text import value_text
 
 _PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")

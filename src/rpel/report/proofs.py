@@ -35,7 +35,7 @@ def _certificate(run: Run) -> str:
         f"<p>Accuracy of the honest nodes at the end, from lowest to highest by quarters: {ends}.</p>" if ends else ""
     )
     return (
-        f"<section><h4>Certificate</h4><p>{escape(plan)} <b>Guarantee:</b> {escape(p.guarantee)}.</p>"
+        f"<section><h4>Certificate</h4><p>{escape(plan)} <b>Guarantee:</b> {escape(p.guarantee.meaning)}.</p>"
         f"<p>{escape(met)} {_violations(run)}</p><figure>{drawing.histogram(p.histogram, p.b_hat)}"
         "<figcaption>how often a node met that many hostile peers in a round; the line is b_hat</figcaption>"
         f"</figure>{nodes}</section>"

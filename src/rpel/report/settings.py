@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.config.spec import Spec
-from rpel.experiments.scales import stamp
+from rpel.config.training import Identity
 from rpel.report.collect import Run
 from rpel.simulation.result import interval
 from rpel.text import value_text
@@ -19,14 +19,14 @@ from rpel.text import value_text
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
 
-_NOT_MEANING = ("name", "data_dir", "device", "threads", "out", "checkpoint_every", "seeds", "seed")
+_NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _PANEL = ("dataset", "nodes", "byzantine", "pull")
 _CURVE = ("method", "rule", "attack")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
 _TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
 _CROWD = 8  # curves that can be told apart
 _MOST_PARTS = 4
-HUGE = 1e300  # numbers that overflowed are kept as the largest float
+HUGE = 1e300  # what overflowed is beyond
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Setting:
     @property
     def stamp(self) -> str:
         """SMOKE or SHORT when a run is not at full size."""
-        return max(stamp(run.spec.name) for run in self.runs)
+        return max(run.spec.scale.stamp for run in self.runs)
 
     @property
     def held(self) -> bool:
@@ -205,7 +205,7 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
 
 def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
-    size = [word for word in [stamp(spec.name)] if word]
+    size = [word for word in [spec.scale.stamp] if word]
     return " · ".join(
         [*size, spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra]
     )

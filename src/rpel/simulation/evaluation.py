@@ -1,8 +1,6 @@
-"""What a run shows: accuracy of every honest node, how far they are apart, and the certificate of its sampling."""
+"""What models show: accuracy of every honest node, the gradient norm, and how far the nodes are apart."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,40 +54,3 @@ def spread(x: Models) -> tuple[Floats, float]:
     ([1.0, 0.0], 1.0)
     """
     return steps.spread(x)
-
-
-def certificate(
-    plan: Mapping[str, Any],
-    counts: Integers,
-    b_hat: int,
-    honest: Integers,
-    *,
-    seed: int,
-    versions: Mapping[str, str],
-    threads: int,
-    data: Mapping[str, str],
-    guarantee: str = "the plan's probability",
-    most: int = 1000,
-) -> dict[str, Any]:
-    """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
-
-    >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
-    >>> found = certificate({}, counts, 2, honest, seed=0, versions={}, threads=1, data={})
-    >>> found["held"], found["violations"], found["histogram"]
-    (False, [{'round': 2, 'node': 4, 'count': 3}], [1, 2, 0, 1])
-    """
-    rounds, nodes = np.nonzero(counts > b_hat)
-    listed = zip(rounds[:most].tolist(), nodes[:most].tolist(), strict=True)
-    return {
-        "plan": dict(plan),
-        "guarantee": guarantee,
-        "held": not len(rounds),
-        "max_observed": int(counts.max(initial=0)),
-        "histogram": np.bincount(counts.ravel()).tolist() if counts.size else [],
-        "violations": [{"round": t + 1, "node": int(honest[i]), "count": int(counts[t, i])} for t, i in listed],
-        "violations_total": len(rounds),
-        "seed": seed,
-        "versions": dict(versions),
-        "threads": threads,
-        "data": dict(data),
-    }

@@ -1,17 +1,28 @@
-"""Every method is one topology and one rule; nothing else in the round changes."""
+"""Every method is one topology and one rule; nothing else in the round changes. And a Spec settled for its method.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Invariant: equal hashes mean equal results. Every field that can change a file of the run is in the hash, planned values
+as planned, with the checksums of the data.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
+from rpel import planning, theory
 from rpel.aggregation import Rule
 from rpel.aggregation import rule as rule_by_name
+from rpel.aggregation.mixing import Mixer
+from rpel.attacks import attack as attack_by_name
+from rpel.config.spec import Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.simulation.adversary import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
-from rpel.types import Topology
+from rpel.types import Guarantee, Topology
 
 
 @dataclass(frozen=True)
@@ -26,13 +37,9 @@ class Method:
         return self.peers == "graph"
 
     @property
-    def guarantee(self) -> str:
+    def guarantee(self) -> Guarantee:
         """What the plan's probability is worth under this way of choosing peers."""
-        if self.on_graph:
-            return "none: neighbours are fixed, so the law of the pull does not apply; the counts are what was met"
-        if self.peers == "push":
-            return "void: whoever pushes chooses whom it reaches"
-        return "the plan's probability"
+        return {"graph": Guarantee.NONE, "push": Guarantee.VOID}.get(self.peers, Guarantee.PLAN)
 
 
 METHODS = {
@@ -64,43 +71,164 @@ def messages(method: str, nodes: int, pull: int) -> int:
     return per_round.get(METHODS[method].peers, lambda: nodes * pull)()
 
 
-def build_rule(method: str, rule: str | None, b_hat: int) -> Rule:
-    """The method's rule, or another one, made to survive b̂ hostile answers."""
-    return rule_by_name(rule or METHODS[method].rule, f=b_hat)
+_OTHER_RULES = ("rpel", "all-to-all")  # the methods that take another rule than their own
 
 
-def build_network(
-    method: str,
-    *,
-    nodes: int,
-    byzantine: int,
-    pull: int,
-    seed: int,
-    graph: str = "random",
-    placement: str = "random",
-    roaming: bool = False,
-    flood: bool = False,
-) -> tuple[Topology, Roster, Graph | None]:
-    """Who hears whom, who is hostile, and the graph when there is a fixed one."""
-    roster = Roster(nodes, byzantine, seed, roaming)
-    chosen = METHODS[method]
-    if chosen.on_graph:
-        drawn = (
-            honest_first(nodes, pull, roster.hostile(1), seed)
-            if graph == "honest-first"
-            else random_graph(nodes, pull, seed)
+class Settled(Spec):
+    """A Spec with nothing left open, and the plan it follows."""
+
+    pull: int
+    b_hat: int
+    rule: str
+    plan: planning.Plan = Field(exclude=True, repr=False)
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+
+    def but(self, **changes: Any) -> Spec:  # type: ignore[override]
+        """A Spec with some fields changed; to be settled again."""
+        return Spec(**{**self.model_dump(exclude_unset=True), **changes})
+
+
+def settle(spec: Spec) -> Settled:
+    """Plan what was left out and check that the parts exist and fit together.
+
+    >>> settle(Spec(nodes=30, byzantine=6, pull=15, rounds=200)).b_hat
+    6
+    >>> settle(Spec(attack="alei"))
+    Traceback (most recent call last):
+    ValueError: there is no attack 'alei'; the nearest is 'alie'
+    """
+    if isinstance(spec, Settled):
+        return spec
+    attack = attack_by_name(spec.attack, **spec.attack_params)
+    method = METHODS[spec.method]
+    plan = _plan(spec, method)
+    if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:
+        raise ValueError(
+            f"rule {spec.rule!r} goes only with method rpel or all-to-all: {spec.method} has {method.rule!r}"
         )
-        if placement == "adversarial":
-            roster = Roster(
-                nodes, byzantine, seed, placed=tuple(np.flatnonzero(most_central(drawn, byzantine)).tolist())
-            )
-        return FixedGraph(drawn), roster, drawn
-    if chosen.peers == "push":
+    rule = spec.rule or method.rule
+    if not method.on_graph:
+        _check_rule(rule, plan)
+    planned = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": rule, "attack": attack.name, "plan": plan}
+    return Settled(**{**spec.model_dump(exclude_unset=True), **planned})
+
+
+def spec_hash(spec: Settled, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
+    """Twelve hexadecimal digits that name this run: its meaning, its data, and the user's own objects if there are any.
+
+    >>> a, b = settle(Spec(threads=1, out="here")), settle(Spec(threads=2, out="there"))
+    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(settle(a.but(seed=1)), {})
+    (True, False)
+    """
+    meaning = spec.identity()
+    if isinstance(spec.lr, float):
+        meaning["lr"] = [[spec.rounds, spec.lr]]
+    content = json.dumps([meaning, dict(data), dict(own or {})], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _plan(spec: Spec, method: Method) -> planning.Plan:
+    """The plan for the given pull and b_hat, or the best for what is left out; baselines get RPEL's budget."""
+    if method.peers == "everybody":
+        spec = spec.but(pull=spec.nodes - 1, b_hat=spec.byzantine)
+    elif method.on_graph and spec.placement == "adversarial" and spec.b_hat is None:
+        spec = spec.but(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
+    pull = spec.pull
+    if pull is None and spec.b_hat is not None:
+        pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat), spec.nodes - 1)
+    plan = _planned(spec, pull)
+    if spec.b_hat is not None:
+        plan = _with_b_hat(plan, spec.b_hat)
+    if 2 * plan.b_hat >= plan.pull + 1:
+        raise ValueError(_no_minority(spec, plan))
+    return plan
+
+
+def _planned(spec: Spec, pull: int | None) -> planning.Plan:
+    return planning.plan(
+        nodes=spec.nodes,
+        byzantine=spec.byzantine,
+        rounds=spec.rounds,
+        pull=pull,
+        confidence=spec.confidence,
+        silent=spec.silent,
+    )
+
+
+def _with_b_hat(plan: planning.Plan, b_hat: int) -> planning.Plan:
+    """The same pull with a b_hat that somebody chose, and the probability with which that one holds."""
+    if b_hat == plan.b_hat:
+        return plan
+    cdf = planning.max_byzantine_cdf(plan.nodes, plan.byzantine, plan.pull, plan.rounds)
+    reduction = theory.reduction(plan.nodes, plan.byzantine, plan.pull, b_hat)
+    return replace(
+        plan,
+        b_hat=b_hat,
+        fraction=b_hat / (plan.pull + 1),
+        probability=float(cdf[b_hat]) if b_hat < len(cdf) else 1.0,
+        feasible=2 * b_hat < plan.pull + 1,
+        kappa=reduction.kappa if reduction else None,
+        alpha=reduction.alpha if reduction else None,
+        lambda_=reduction.lambda_ if reduction else None,
+        theorem_applies=reduction is not None and reduction.contracts,
+    )
+
+
+def _no_minority(spec: Spec, plan: planning.Plan) -> str:
+    half = plan.pull // 2
+    cdf = planning.max_byzantine_cdf(plan.nodes, plan.byzantine, plan.pull, plan.rounds)
+    holds = float(cdf[half]) if half < len(cdf) else 1.0
+    why = f"b_hat {plan.b_hat} is not a minority of pull + 1 = {plan.pull + 1}"
+    if spec.b_hat is None:
+        needed = f"pull {plan.pull} needs b_hat {plan.b_hat} at confidence {plan.confidence:g}"
+        why = f"{needed}, which is not a minority of {plan.pull + 1}"
+    return f"{why}: best_below_half is b_hat {half}, which holds with probability {holds:.6g}"
+
+
+def _check_rule(name: str, plan: planning.Plan) -> None:
+    found = rule_by_name(name, f=plan.b_hat)
+    if found.on_graph:
+        raise ValueError(f"rule {name!r} works on fixed graphs only: the nearest is 'nnm+trimmed_mean'")
+    if isinstance(found, Mixer):
+        raise ValueError(f"rule {name!r} mixes but does not aggregate: the nearest is '{name}+trimmed_mean'")
+    least = found.least(plan.b_hat)
+    if plan.pull + 1 < least:
+        raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}")
+
+
+# --- what a Spec builds ----------------------------------------------------------------------------------------------
+
+
+def build_rule(spec: Settled) -> Rule:
+    """The rule of the run, made to survive b̂ hostile answers."""
+    return rule_by_name(spec.rule, f=spec.b_hat)
+
+
+def build_network(spec: Settled, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:
+    """Who hears whom, who is hostile, and the graph when there is a fixed one; flood: hostile nodes push to all."""
+    nodes, pull, seed = spec.nodes, spec.pull, spec.seed
+    roster = Roster(nodes, spec.byzantine, seed, spec.roaming)
+    peers = METHODS[spec.method].peers
+    if peers == "graph":
+        graph = _graph(spec, roster)
+        if spec.placement == "adversarial":
+            placed = np.flatnonzero(most_central(graph, spec.byzantine))
+            roster = Roster(nodes, spec.byzantine, seed, placed=tuple(placed.tolist()))
+        return FixedGraph(graph), roster, graph
+    if peers == "push":
         flooders = tuple(np.flatnonzero(roster.hostile(1)).tolist()) if flood else ()
         return Push(nodes, pull, seed, flooders), roster, None
-    topologies: dict[str, Callable[[], Any]] = {
+    topologies: dict[str, Callable[[], Topology]] = {
         "pull": lambda: Pull(nodes, pull, seed),
         "everybody": lambda: AllToAll(nodes),
         "regular": lambda: RandomRegular(nodes, pull, seed),
     }
-    return topologies[chosen.peers](), roster, None
+    return topologies[peers](), roster, None
+
+
+def _graph(spec: Settled, roster: Roster) -> Graph:
+    if spec.graph == "honest-first":
+        return honest_first(spec.nodes, spec.pull, roster.hostile(1), spec.seed)
+    return random_graph(spec.nodes, spec.pull, spec.seed)

@@ -1,35 +1,51 @@
 """What a run has shown so far: a row of metrics a round, hostile counts, and every node's accuracy when evaluated.
 
-Law: all of it but the rows goes into the checkpoint, and a row is written before the checkpoint that covers it, so a
-resumed run ends with the same record. Numbers that overflowed are written as the largest float, so that every line
-stays plain JSON and no value of the last round is null.
+Rows are appended to metrics.jsonl and, where that is wanted, copied for TensorBoard.
+
+Invariants:
+- all but the rows goes into the checkpoint, and a row is written before the checkpoint that covers it, so a resumed run
+  ends with the same metrics;
+- a number that overflowed is null, and ``diverged`` counts the honest nodes whose model is not finite;
+- metrics.jsonl is what counts: whoever opens it anew begins another event file for TensorBoard with all its rows, and
+  readers forget what earlier ones said (purge_step), so every round is there once.
 """
 
+import io
+import json
 import math
-import sys
-from collections.abc import Mapping
-from typing import Any
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.simulation.evaluation import Evaluation
 from rpel.types import RoundInfo
 
+if TYPE_CHECKING:  # torch comes with it, and a folder is read without
+    from rpel.simulation.evaluation import Evaluation
+
+Row = dict[str, Any]
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged", "seconds",
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
+_OVERFLOWED = 1.797e308
+"""What version 0.1 wrote for a number that overflowed is larger than this."""
 
 
-class Record:
+class Metrics:
     """Filled round by round; ``counts`` (T, h), ``rows`` one dict a round."""
 
     def __init__(self, rounds: int, honest: NDArray[np.int64]) -> None:
         self.honest = honest
         self.counts = np.zeros((rounds, len(honest)), dtype=np.int32)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.eval_rounds: list[int] = []
         self.accuracies: list[NDArray[np.float64]] = []
 
@@ -38,7 +54,7 @@ class Record:
         return len(self.rows)
 
     @property
-    def last_evaluated(self) -> dict[str, Any] | None:
+    def last_evaluated(self) -> Row | None:
         """The newest row with accuracies."""
         return self.rows[self.eval_rounds[-1] - 1] if self.eval_rounds else None
 
@@ -47,7 +63,7 @@ class Record:
         """The largest hostile count met so far."""
         return max((row["byzantine_max"] for row in self.rows), default=0)
 
-    def add(self, info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> dict[str, Any]:
+    def add(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
         """Take in one round: its info, its evaluation if there was one, bytes and time; returns the new row."""
         self.counts[info.round - 1] = info.hostile
         row = _row(info, shown, sent, seconds)
@@ -68,31 +84,143 @@ class Record:
         counts = self.counts[: self.round]
         return {"record.counts": counts, "record.round": nodes["round"], "record.accuracy": nodes["accuracy"]}
 
-    def load(self, state: Mapping[str, NDArray[Any]], rows: list[dict[str, Any]]) -> None:
+    def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> None:
         """Continue from a :meth:`state` and the rows up to it."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
-        self.rows = [{**dict.fromkeys(COLUMNS), **row} for row in rows]  # an older version may have had fewer columns
+        self.rows = list(rows)
         self.eval_rounds = [int(t) for t in state["record.round"]]
         self.accuracies = list(state["record.accuracy"])
 
 
-def _row(info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"round": info.round, "consensus": _plain(info.consensus), "messages": info.messages, "bytes": sent}
-    row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded, "seconds": round(seconds, 6)}
+def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
+    row: Row = dict.fromkeys(COLUMNS)
+    row |= {"round": info.round, "consensus": number(info.consensus), "messages": info.messages, "bytes": sent}
+    row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded}
+    row |= {"diverged": info.diverged, "seconds": round(seconds, 6)}
     if shown is not None:
         # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
         values = [shown.mean, shown.worst, shown.median, float(shown.loss.mean()), shown.grad_norm]
         values += [info.alpha_realised or 0.0, info.lambda_realised or 0.0]
-        row |= {key: _plain(value) for key, value in zip(_EVALUATED, values, strict=True)}
+        row |= {key: number(value) for key, value in zip(_EVALUATED, values, strict=True)}
     return row
 
 
-def _plain(value: float) -> float:
-    """A float that JSON can write.
+def number(value: float | None) -> float | None:
+    """A number as a row holds it: None where there is none, where it overflowed, and where version 0.1 says so.
 
-    >>> _plain(0.5), _plain(float("nan"))
-    (0.5, 1.7976931348623157e+308)
+    >>> number(0.5), number(float("nan")), number(1.7976931348623157e308)
+    (0.5, None, None)
     """
-    return float(value) if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+    return None if value is None or not abs(value) < _OVERFLOWED else value
+
+
+# --- metrics.jsonl ---------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The complete lines of a metrics.jsonl, up to the first damaged one; columns that it lacks are None."""
+    rows: list[Row] = []
+    for line in path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith("\n") or row["round"] != len(rows) + 1:
+            break
+        rows.append(dict.fromkeys(COLUMNS) | {key: number(value) for key, value in row.items()})
+    return rows
+
+
+def lines(rows: Sequence[Row]) -> str:
+    """Rows as the lines of a metrics.jsonl."""
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+class Journal:
+    """metrics.jsonl, open: a line a round, and the same for TensorBoard if that is wanted."""
+
+    def __init__(self, file: io.TextIOWrapper, copy: "Events | None" = None) -> None:
+        self.file, self.copy = file, copy
+
+    def add(self, row: Row) -> None:
+        self.file.write(lines([row]))
+        self.file.flush()
+        if self.copy is not None:
+            self.copy.add(row)
+
+    def sync(self) -> None:
+        """Make all lines durable, before a checkpoint relies on them."""
+        os.fsync(self.file.fileno())
+
+
+# --- TensorBoard -----------------------------------------------------------------------------------------------------
+
+EVENTS = "tensorboard"
+"""The folder, in a run folder, for event files."""
+TAGS = {
+    "accuracy_mean": "accuracy/mean", "accuracy_worst": "accuracy/worst", "accuracy_median": "accuracy/median",
+    "loss": "loss", "grad_norm": "grad_norm", "alpha_realised": "realised/alpha", "lambda_realised": "realised/lambda",
+    "consensus": "consensus", "diverged": "diverged", "byzantine_max": "hostile/byzantine_max",
+    "degraded": "hostile/degraded",
+}  # fmt: skip
+"""The columns that are shown, and what they are called there."""
+_FLUSH = 5  # seconds after which a reader sees rounds that were not evaluated
+_LARGEST = 3e38  # of the 32-bit floats that event files hold
+
+
+def check_tensorboard() -> None:
+    """ValueError, with what to do, where TensorBoard is not installed; nothing heavy is imported."""
+    if find_spec("tensorboard") is None:
+        raise ValueError("TensorBoard is not installed: pip install 'rpel[tensorboard]'")
+
+
+class Events:
+    """The event file of a run: begun anew with the rows so far, then a row a round."""
+
+    def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        check_tensorboard()
+        _wait_for_a_later_name(folder)
+        writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self.writer: Any = writer(str(folder), purge_step=1, flush_secs=_FLUSH)
+        at = time.time() - sum(row["seconds"] for row in rows)
+        for row in rows:
+            at += row["seconds"]
+            self.add(row, at)
+
+    def add(self, row: Mapping[str, Any], at: float | None = None) -> None:
+        """One round; ``at`` is when it ended, now if left out; a reader sees evaluated rounds at once."""
+        for key, tag in TAGS.items():
+            value = row.get(key)
+            if value is not None:
+                self.writer.add_scalar(tag, shown(value), row["round"], walltime=at)
+        if at is None and row.get("accuracy_mean") is not None:
+            self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Readers take event files by name, which begins with the second they were made in: no two may share one."""
+    made = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*"))
+    wait = max((int(second) for second in made if second.isdecimal()), default=0) + 1 - time.time()
+    if wait > 1:  # made by a clock that was ahead of ours
+        remove_events(folder)
+    elif wait > 0:
+        time.sleep(wait)
+
+
+def remove_events(folder: Path) -> None:
+    """Remove the event files."""
+    for path in folder.glob("events.out.tfevents.*"):
+        path.unlink()
+
+
+def shown(value: float) -> float:
+    """The value as an event file can hold it; what overflowed is infinite.
+
+    >>> shown(0.5), shown(1.7e308)
+    (0.5, inf)
+    """
+    return float(value) if abs(value) < _LARGEST else math.copysign(math.inf, value)

@@ -1,7 +1,10 @@
 """What a run gives back: history, models, certificate, where it lies, and a picture; for one seed or for several."""
 
+import csv
+import html
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel import plots
 from rpel.config.spec import Spec, load_folder
-from rpel.simulation import figure
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.table import Table
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.metrics import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +39,7 @@ class Result:
     """
 
     spec: Spec
-    history: Table
+    history: "Table"
     certificate: dict[str, Any]
     nodes: dict[str, NDArray[Any]]
     path: Path | None = None
@@ -81,7 +84,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """Accuracy against rounds: mean, worst node, and the node that ends lowest."""
-        return figure.accuracy(self.spec, self.nodes["round"], self.nodes["accuracy"])
+        return plots.accuracy(_title(self.spec), self.nodes["round"], self.nodes["accuracy"])
 
     def summary(self) -> dict[str, Any]:
         """The final metrics, where the run lies, and what its certificate says, as plain JSON values."""
@@ -143,13 +146,16 @@ class Results(Result):
         return sum(run.seconds for run in self.runs)
 
     def interval(self, column: str) -> tuple[float, float, float]:
-        """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval, or both values of two seeds."""
-        return interval([float(run.final[column]) for run in self.runs])
+        """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval, or both values of two seeds.
+
+        NaN where a seed's value overflowed.
+        """
+        return interval([math.nan if (value := run.final[column]) is None else float(value) for run in self.runs])
 
     def summary(self) -> dict[str, Any]:
         """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
         runs = [run.summary() for run in self.runs]
-        over = {key: self.interval(key) for key in _OVER_SEEDS}
+        over = {key: [number(value) for value in self.interval(key)] for key in _OVER_SEEDS}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
         proof = {key: self.certificate.get(key) for key in _PROVEN}
         common = {key: value for key, value in runs[0].items() if key not in _OF_ONE_SEED}
@@ -164,7 +170,7 @@ class Results(Result):
 
     def plot(self) -> "Figure":
         """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
-        return figure.accuracy(self.spec, self.nodes["round"], self.nodes["accuracy"])
+        return plots.accuracy(_title(self.spec, len(self.runs)), self.nodes["round"], self.nodes["accuracy"])
 
     def __repr__(self) -> str:
         mean, low, high = self.interval("accuracy_mean")
@@ -186,7 +192,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def _together(tables: Sequence[Table]) -> Table:
+def _together(tables: "Sequence[Table]") -> "Table":
     """Row by row the mean over the seeds, and low and high of the accuracies."""
     rows = []
     for alike in zip(*(table.rows() for table in tables), strict=True):
@@ -204,9 +210,117 @@ def _together(tables: Sequence[Table]) -> Table:
 
 def _all_held(certificates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "guarantee": certificates[0].get("guarantee"),
+        "guarantee": certificates[0]["guarantee"],
         "held": all(one["held"] for one in certificates),
         "max_observed": max(one["max_observed"] for one in certificates),
         "violations_total": sum(one["violations_total"] for one in certificates),
         "runs": list(certificates),
     }
+
+
+def _title(spec: Spec, seeds: int = 1) -> str:
+    many = f", {seeds} seeds" if seeds > 1 else ""
+    hostile = f"{spec.byzantine:,} of {spec.nodes:,} hostile ({spec.attack})"
+    return f"{spec.name}: {spec.method}, {hostile}, pull {spec.pull}{many}"
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+_SHOWN = 10
+
+
+class Table:
+    """Rows of equal keys.
+
+    >>> t = Table([{"round": 1, "loss": None}, {"round": 2, "loss": 0.5}])
+    >>> t.columns, len(t), t["loss"].tolist()
+    (('round', 'loss'), 2, [nan, 0.5])
+    >>> print(t)
+    round  loss
+        1
+        2   0.5
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self._rows = list(rows)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self._rows[0]) if self._rows else ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, each a dict; None where there is no value."""
+        return list(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        """A column; missing values are NaN."""
+        if column not in self.columns:
+            raise KeyError(f"there is no column {column!r}: there are {', '.join(self.columns)}")
+        values = [row[column] for row in self._rows]
+        return np.array([np.nan if value is None else value for value in values])
+
+    def where(self, column: str) -> "Table":
+        """The rows that have a value in this column, such as those that were evaluated.
+
+        >>> len(Table([{"loss": None}, {"loss": 0.5}]).where("loss"))
+        1
+        """
+        return Table([row for row in self._rows if row[column] is not None])
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The table as CSV, also written to the path when there is one; missing values are empty.
+
+        >>> Table([{"round": 1, "loss": None}]).to_csv()
+        'round,loss\\n1,\\n'
+        """
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        if path is not None:
+            Path(path).write_text(text.getvalue(), "utf-8")
+        return text.getvalue()
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas DataFrame; pandas must be installed."""
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+
+        return pandas.DataFrame(self._rows, columns=list(self.columns))
+
+    def _sample(self) -> list[dict[str, Any] | None]:
+        """All rows of a short table, else the first and the last with a gap (None) between."""
+        if len(self) <= 2 * _SHOWN:
+            return list(self._rows)
+        return [*self._rows[:_SHOWN], None, *self._rows[-_SHOWN:]]
+
+    def __str__(self) -> str:
+        cells = [
+            ["…"] * len(self.columns) if row is None else [_cell(v) for v in row.values()] for row in self._sample()
+        ]
+        lines = [list(self.columns), *cells]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<Table of {len(self)} rows: {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{'…' if row is None else _cell(row[c])}</td>" for c in self.columns) + "</tr>"
+            for row in self._sample()
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

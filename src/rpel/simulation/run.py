@@ -1,155 +1,151 @@
 """Run a Spec, keep it in its folder, continue it where it stopped.
 
-Laws: a folder belongs to one meaning (its hash); a finished run is not repeated; an unfinished one goes on from its
-last checkpoint. How a run goes on is in `running`.
+Invariants: a folder belongs to one meaning (its hash); a finished run is not repeated; an unfinished one goes on from
+its last checkpoint; a round is wholly in the checkpoint or not at all, so a resumed run ends with the same bytes; a
+signal is obeyed between rounds, never inside one.
 """
 
 import logging
 import re
-from contextlib import ExitStack
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from rpel.config.spec import Spec, load_folder
+from rpel import plots
+from rpel.config.spec import Spec, load_folder, to_toml
 from rpel.config.values import parse_seeds
-from rpel.simulation.environment import pinned, versions
-from rpel.simulation.events import check
-from rpel.simulation.folder import RunFolder
-from rpel.simulation.material import Download, Loss, Material, Own, gather
-from rpel.simulation.result import Result, Results
-from rpel.simulation.running import Interrupted, Progress, Running, Tick
-from rpel.simulation.settle import Settled, settle, spec_hash
-
-__all__ = ["Interrupted", "Own", "Progress", "Tick", "resume", "run", "simulate"]
+from rpel.data import balanced_subset
+from rpel.kernels.pool import set_threads, threads
+from rpel.processes import Stop
+from rpel.simulation.certificate import certificate, versions
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.evaluation import Evaluation
+from rpel.simulation.inputs import Download, Inputs, Objects, build_task, gather
+from rpel.simulation.methods import METHODS, Settled, settle, spec_hash
+from rpel.simulation.metrics import Journal, Metrics, check_tensorboard
+from rpel.simulation.result import Result, Results, Table
+from rpel.simulation.simulator import Simulation
 
 log = logging.getLogger("rpel")
 
+_WHEN = "stopping after this round; once more stops at once and loses the rounds since the last checkpoint"
 
-# --- the three ways in -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Tick:
+    """What a progress display is told after each round; accuracies are those of the last evaluation."""
+
+    name: str
+    seed: int
+    round: int
+    rounds: int
+    accuracy_mean: float | None
+    accuracy_worst: float | None
+    byzantine_max: int
+    b_hat: int
 
 
-def simulate(
-    model: str | nn.Module | None = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Loss | None = None,
-    *,
-    out: str | Path | None = "runs",
-    progress: Progress | None = None,
-    force: bool = False,
-    tensorboard: bool = False,
-    **fields: Any,
-) -> Result:
-    """Run Algorithm 1 among simulated nodes and return what it shows.
+Progress = Callable[[Tick], None]
 
-    model: a name, the paper's notation, or any torch.nn.Module, whose values are the common initial model. train, test:
-    torch data sets or pairs of arrays (examples, labels). loss(output, target): cross-entropy if left out. fields:
-    those of :class:`rpel.config.spec.Spec`; what is left out has the quickstart's value, pull and b_hat are
-    planned. out=None keeps nothing on disk. With ``seeds`` the result is a :class:`Results`. tensorboard: the
-    metrics also go to the run folder's ``tensorboard``, as rounds pass.
 
-    >>> result = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100, out=None)
-    >>> len(result.history), result.certificate["held"], result.models.shape
-    (2, True, (5, 7850))
-    """
-    own = Own(model if isinstance(model, nn.Module) else None, train, test, loss)
-    if isinstance(model, str):
-        fields["model"] = model
-    if out is not None:
-        fields["out"] = str(out)
-    if tensorboard and out is None:
-        raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
-    return run(Spec(**fields), own, keep=out is not None, progress=progress, force=force, tensorboard=tensorboard)
+class Interrupted(KeyboardInterrupt):
+    """Stopped by a signal after saving; ``path`` is the folder to resume (None when nothing is kept)."""
+
+    def __init__(self, round_: int, rounds: int, path: Path | None) -> None:
+        self.path = path
+        saved = "nothing was kept" if path is None else f"saved; go on with: rpel resume {shlex.quote(str(path))}"
+        super().__init__(f"interrupted after round {round_} of {rounds}, {saved}")
 
 
 def run(
     spec: Spec,
-    own: Own | None = None,
+    own: Objects | None = None,
     *,
     keep: bool = True,
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
     tensorboard: bool = False,
+    stop: Stop | None = None,
 ) -> Result:
-    """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``."""
+    """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``.
+
+    stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
+    """
     if tensorboard:
-        check()  # before data are loaded
-    own = own or Own()
+        check_tensorboard()  # before data are loaded
+    own, stop = own or Objects(), stop or Stop(_WHEN)
     spec = own.named(spec)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
     runs: list[Result] = []
     for seed in seeds:
         settled = settle(spec.but(seed=seed, seeds=None))
-        material = gather(settled.spec, own, download)
-        folder = None
-        if keep:
-            name = f"{spec.name}-{spec_hash(settled.spec, material.dataset.checksums, material.digests)}"
-            folder = RunFolder(Path(spec.out) / name, tensorboard)
-        result, stop = _run_one(settled, material, folder, progress, force)
-        runs.append(result)
-        if stop and seed != seeds[-1]:
-            raise Interrupted(spec.rounds, spec.rounds, result.path)
+        inputs = gather(settled, own, download)
+        folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
+        runs.append(_run_one(settled, inputs, folder, progress, stop, force))
+        if stop.asked and seed != seeds[-1]:
+            raise Interrupted(spec.rounds, spec.rounds, runs[-1].path)
     return runs[0] if spec.seeds is None else Results(runs)
 
 
+def folder_name(spec: Settled, inputs: Inputs) -> str:
+    """The name of a run's folder."""
+    return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
+
+
 def resume(
-    path: str | Path,
-    model: nn.Module | None = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Loss | None = None,
+    path: Path,
+    own: Objects,
     *,
     progress: Progress | None = None,
     download: Download | None = None,
     tensorboard: bool = False,
+    stop: Stop | None = None,
 ) -> Result:
-    """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
-
-    A run with a model, data or loss of the user's own needs them again.
-    """
+    """Go on with the run in a folder; a finished one is returned."""
     if tensorboard:
-        check()
-    folder = RunFolder(Path(path), tensorboard)
+        check_tensorboard()
+    folder = RunFolder(path, tensorboard)
     spec = load_folder(folder.path)
-    stored = _stored(folder)
-    if stored is not None:
-        return stored
+    if (found := stored(folder)) is not None:
+        return found
     settled = settle(spec)
-    material = gather(settled.spec, Own(model, train, test, loss), download)
-    name = spec_hash(settled.spec, material.dataset.checksums, material.digests)
-    found = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
-    if found and found[1] != name:
-        raise ValueError(f"{path} was started with another specification, other data or another model: hash {name} now")
-    return _run_one(settled, material, folder, progress, force=False)[0]
-
-
-# --- one run ---------------------------------------------------------------------------------------------------------
+    inputs = gather(settled, own, download)
+    now = folder_name(settled, inputs)[-12:]
+    named = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
+    if named and named[1] != now:
+        raise ValueError(f"{path} was started with another specification, other data or another model: hash {now} now")
+    return _run_one(settled, inputs, folder, progress, stop or Stop(_WHEN))
 
 
 def _run_one(
-    settled: Settled, material: Material, folder: RunFolder | None, progress: Progress | None, force: bool
-) -> tuple[Result, bool]:
-    """The stored result, or the rest of the run; and whether a signal came too late to stop it."""
-    if folder is not None and not force and (stored := _stored(folder)) is not None:
-        return stored, False
+    spec: Settled, inputs: Inputs, folder: RunFolder | None, progress: Progress | None, stop: Stop, force: bool = False
+) -> Result:
+    """The stored result, or the rest of the run."""
+    if folder is not None and not force and (found := stored(folder)) is not None:
+        return found
     with ExitStack() as stack:
-        threads = stack.enter_context(pinned(settled.spec.threads))
-        running = Running(
-            settled, material, folder, progress, threads
-        )  # bad input fails here, before anything is written
+        count = stack.enter_context(pinned(spec.threads))
+        run = Run(spec.model_copy(update={"threads": count}), inputs, folder, progress, stop)
         if folder is not None:
             stack.enter_context(folder.locked())
             if force:
                 folder.clear()
-            elif (stored := _stored(folder)) is not None:  # finished by another process in between
-                return stored, False
-        return running.result(), running.asked_to_stop
+            elif (found := stored(folder)) is not None:  # finished by another process in between
+                return found
+        return run.result()
 
 
-def _stored(folder: RunFolder) -> Result | None:
+def stored(folder: RunFolder) -> Result | None:
     """The result of a finished run, with a word about it; None when there is none."""
     proof = folder.certificate()
     if proof is None:
@@ -163,3 +159,150 @@ def _stored(folder: RunFolder) -> Result | None:
         )  # fmt: skip
     folder.copy_events()
     return Result.load(folder.path, reused=True)
+
+
+@contextmanager
+def pinned(count: int | None) -> Iterator[int]:
+    """Inside, kernels and torch use that many threads (None: as many as now); yields the number."""
+    before, torch_before = threads(), torch.get_num_threads()
+    wanted = before if count is None else count
+    set_threads(wanted)
+    torch.set_num_threads(wanted)
+    try:
+        yield wanted
+    finally:
+        set_threads(before)
+        torch.set_num_threads(torch_before)
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One run on its way: round by round, saved, restored, stopped between rounds, finished."""
+
+    def __init__(
+        self,
+        spec: Settled,
+        inputs: Inputs,
+        folder: RunFolder | None = None,
+        progress: Progress | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
+        self.spec, self.inputs, self.folder, self.progress = spec, inputs, folder, progress
+        self.stop = stop or Stop()
+        self.simulation = Simulation(spec, build_task(spec, inputs))
+        self.metrics = Metrics(spec.rounds, self.simulation.honest)
+        # the same examples for every seed
+        self.subset = balanced_subset(inputs.dataset.test_y, spec.eval_size, seed=0)
+        self.path = None if folder is None else folder.path
+        self.saved = 0
+
+    def result(self) -> Result:
+        """Go on from the last checkpoint to the end."""
+        with ExitStack() as stack:
+            stack.enter_context(self.stop)
+            journal = None
+            if self.folder is not None:
+                self.folder.write_text("spec.toml", to_toml(self.spec.but(out="runs")))
+                if self.simulation.graph is not None:
+                    hostile = self.simulation.roster.hostile(1)
+                    self.folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
+                self._restore(self.folder)
+                journal = stack.enter_context(self.folder.journal(self.metrics.rows))
+            while self.metrics.round < self.spec.rounds:
+                self._round(journal)
+                if self.stop.asked and self.metrics.round < self.spec.rounds:
+                    self._save(journal)
+                    raise Interrupted(self.metrics.round, self.spec.rounds, self.path)
+        return self._finish()
+
+    def _round(self, journal: Journal | None) -> None:
+        started, t = time.perf_counter(), self.metrics.round + 1
+        evaluated = t % self.spec.eval_every == 0 or t == self.spec.rounds
+        info = self.simulation.step(measured=evaluated)
+        shown = self._evaluate(t) if evaluated else None
+        row = self.metrics.add(info, shown, self.simulation.bytes, time.perf_counter() - started)
+        if journal is not None:
+            journal.add(row)
+        every = self.spec.checkpoint_every
+        if every and t % every == 0 and t < self.spec.rounds:
+            self._save(journal)
+        if self.progress is not None:
+            self.progress(self._tick())
+
+    def _evaluate(self, t: int) -> Evaluation:
+        return self.simulation.evaluate(None if t == self.spec.rounds else self.subset)
+
+    def _tick(self) -> Tick:
+        seen = self.metrics.last_evaluated or {}
+        accuracies = seen.get("accuracy_mean"), seen.get("accuracy_worst")
+        where = self.spec.name, self.spec.seed, self.metrics.round, self.spec.rounds
+        return Tick(*where, *accuracies, self.metrics.byzantine_max, self.spec.b_hat)
+
+    # --- checkpoints ---
+
+    @cached_property
+    def _hash(self) -> str:
+        return spec_hash(self.spec, self.inputs.dataset.checksums, self.inputs.digests)
+
+    def _save(self, journal: Journal | None) -> None:
+        if self.folder is None or journal is None or self.saved == self.metrics.round:
+            return
+        journal.sync()
+        about = {"run.hash": np.array(self._hash), "run.code": np.array(versions()["code"])}
+        self.folder.save(self.metrics.round, {**self.simulation.state(), **self.metrics.state(), **about})
+        self.saved = self.metrics.round
+
+    def _restore(self, folder: RunFolder) -> None:
+        """Load the newest good checkpoint, if it is this run's and metrics.jsonl reaches so far."""
+        state = folder.restore()
+        if state is None:
+            return
+        if str(state.pop("run.hash", "")) != self._hash:
+            raise ValueError(f"the checkpoint in {folder.path} belongs to another specification or other data")
+        if str(state.pop("run.code", "")) != versions()["code"]:
+            log.warning("the checkpoint was made by another code version: the rest may differ in the last bits")
+        rows, done = folder.metrics(), len(state["record.counts"])
+        if len(rows) < done:
+            log.warning("metrics.jsonl ends before the checkpoint of round %d: starting again from round 0", done)
+            return
+        self.simulation.load({key: value for key, value in state.items() if not key.startswith("record.")})
+        self.metrics.load(state, rows[:done])
+        self.saved = done
+        log.info("going on after round %d of %d", done, self.spec.rounds)
+
+    # --- the end ---
+
+    def _finish(self) -> Result:
+        proof = certificate(
+            self.spec.plan.to_dict(),
+            self.metrics.counts.astype(np.int64),
+            self.spec.b_hat,
+            self.metrics.honest,
+            seed=self.spec.seed,
+            versions=versions(),
+            threads=threads(),
+            data=self.inputs.dataset.checksums,
+            guarantee=METHODS[self.spec.method].guarantee,
+        )
+        models, nodes = np.ascontiguousarray(self.simulation.models(), np.float32), self.metrics.nodes()
+        result = Result(self.spec.but(), Table(self.metrics.rows), proof, nodes, self.path, kept=models)
+        if self.folder is not None:
+            self._write(self.folder, result)
+        return result
+
+    def _write(self, folder: RunFolder, result: Result) -> None:
+        """All files of a finished run, the certificate last."""
+        honest = self.metrics.honest.astype(np.int64)
+        tensors: dict[str, NDArray[Any]] = {"ids": honest, "models": result.models}
+        local = self.simulation.state()["local"]
+        if local.size:  # what never left the nodes: BatchNorm's statistics after the last round
+            tensors["local"] = local if len(local) == len(honest) else local[honest]
+        folder.write_tensors("models.safetensors", tensors)
+        folder.write_arrays("nodes.npz", result.nodes)
+        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": honest})
+        plots.save(result.plot(), folder.path / "accuracy.svg")
+        folder.write_json("certificate.json", result.certificate)
+        folder.finish()

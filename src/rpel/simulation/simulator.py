@@ -1,86 +1,50 @@
-"""The simulator: all honest nodes as one cohort on one machine, driving Algorithm 1 with a simulated network.
+"""The simulator: all honest nodes as one cohort on one machine, driving Algorithm 1 with a simulated delivery.
 
 Three buffers live as long as the run: models and momenta (h, d), and the table (2h, d). Its first h rows are the
 half-step models; its last h rows hold gradients in the local step and forged vectors in the exchange. Nothing else of
 that size is ever made.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.attacks import attack as attack_by_name
+from rpel.kernels.compiled import finite_rows
 from rpel.learning import exchange, local_step
 from rpel.randomness import draws
 from rpel.simulation.adversary import SimulatedNetwork
 from rpel.simulation.evaluation import Evaluation, evaluate, spread
-from rpel.simulation.methods import build_network, build_rule, messages
+from rpel.simulation.methods import Settled, build_network, build_rule, messages
 from rpel.tasks import Task
-from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, RoundInfo, Schedule
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one run means, all of it planned."""
-
-    nodes: int
-    byzantine: int
-    pull: int
-    b_hat: int
-    rounds: int
-    lr: Schedule
-    method: str = "rpel"
-    rule: str | None = None
-    attack: str = "none"
-    attack_params: dict[str, Any] = field(default_factory=dict)
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    local_steps: int = 1
-    output: str = "last"
-    no_show: float = 0.0
-    silent: bool = False
-    roaming: bool = False
-    placement: str = "random"
-    graph: str = "random"
-    seed: int = 0
+from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, RoundInfo
 
 
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`state` and :meth:`load` continue it bit by bit."""
 
-    def __init__(self, setting: Setting, task: Task) -> None:
-        self.setting, self.task = setting, task
+    def __init__(self, spec: Settled, task: Task) -> None:
+        self.spec, self.task = spec, task
         self.round = 0
-        attack = attack_by_name(setting.attack, **setting.attack_params)
-        self.rule = build_rule(setting.method, setting.rule, setting.b_hat)
-        self.topology, self.roster, self.graph = build_network(
-            setting.method,
-            nodes=setting.nodes,
-            byzantine=setting.byzantine,
-            pull=setting.pull,
-            seed=setting.seed,
-            graph=setting.graph,
-            placement=setting.placement,
-            roaming=setting.roaming,
-            flood=attack.flood,
-        )
+        attack = attack_by_name(spec.attack, **spec.attack_params)
+        self.rule = build_rule(spec)
+        self.topology, self.roster, self.graph = build_network(spec, attack.flood)
         self.everybody = attack.trains  # under label flip the hostile nodes train too
-        h = setting.nodes if self.everybody else setting.nodes - setting.byzantine
+        h = spec.nodes if self.everybody else spec.nodes - spec.byzantine
         x = np.tile(task.initial(), (h, 1))
         self.table: Models = np.empty((2 * h, task.d), dtype=x.dtype)
         self.network = SimulatedNetwork(
-            self.roster, attack, self.rule, self.table, setting.seed, setting.no_show, setting.silent
+            self.roster, attack, self.rule, self.table, spec.seed, spec.no_show, spec.silent
         )
         self._gradients = self.table[h:]  # gradients are spent before anything is forged
         self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
-        self._chosen_round = 1 + (draws(setting.seed, "output", 0, np.arange(h), 1)[:, 0] * setting.rounds).astype(int)
-        self._chosen = x.copy() if setting.output == "uniform" else None
+        self._chosen_round = 1 + (draws(spec.seed, "output", 0, np.arange(h), 1)[:, 0] * spec.rounds).astype(int)
+        self._chosen = x.copy() if spec.output == "uniform" else None
 
     def _ids(self, t: int) -> Integers:
         """The node numbers of the cohort's rows in round t."""
-        return np.arange(self.setting.nodes) if self.everybody else self.roster.honest_ids(t)
+        return np.arange(self.spec.nodes) if self.everybody else self.roster.honest_ids(t)
 
     @property
     def honest(self) -> Integers:
@@ -90,7 +54,7 @@ class Simulation:
     @property
     def messages(self) -> int:
         """Models sent per round, hostile nodes counted as if they pulled."""
-        return messages(self.setting.method, self.setting.nodes, self.setting.pull)
+        return messages(self.spec.method, self.spec.nodes, self.spec.pull)
 
     @property
     def bytes(self) -> int:
@@ -98,12 +62,12 @@ class Simulation:
 
     def step(self, measured: bool = False) -> RoundInfo:
         """One round of Algorithm 1."""
-        t, s = self.round + 1, self.setting
+        t, s = self.round + 1, self.spec
         c = Cohort(self._ids(t), self.cohort.x, self.cohort.m, self.cohort.local)
         models = c.x
         for k in range(s.local_steps):
             place = self.table[: len(models)] if k == s.local_steps - 1 else models
-            c = local_step(c, t, k, self, beta=s.momentum, lr=s.lr, decay=s.weight_decay, out=place)
+            c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
         before = spread(self._honest_rows(c.x)) if measured else None
         round_ = exchange(c, t, self.topology, self.rule, out=models)
         inbox = self._answer(next(round_))
@@ -138,7 +102,8 @@ class Simulation:
             lam = float(np.square(mean - before[0]).sum()) / before[1]
         hostile = self.network.hostile[self.honest] if self.everybody else self.network.hostile
         short = mixed.degraded[self.honest] if self.everybody else mixed.degraded
-        return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, alpha, lam)
+        diverged = int((~finite_rows(self._honest_rows(self.cohort.x))).sum())
+        return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, diverged, alpha, lam)
 
     def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""

@@ -1,16 +1,13 @@
-"""The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can spoil it.
+"""The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
 
-Laws: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl, which
-grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; certificate.json
-comes last, so a folder that has one is finished; one process at a time writes a folder.
+Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl,
+which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard;
+certificate.json comes last, so a folder that has one is finished; one process at a time writes a folder.
 """
 
 import contextlib
-import fcntl
-import io
 import json
 import logging
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -20,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.files import atomic
-from rpel.simulation import events
+from rpel.files import atomic, locked
+from rpel.simulation.metrics import EVENTS, Events, Journal, Row, lines, read_rows, remove_events
+from rpel.types import Guarantee
 
 Arrays = Mapping[str, NDArray[Any]]
-Row = dict[str, Any]
 
 log = logging.getLogger("rpel")
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
@@ -43,9 +40,9 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder, made if need be, against other processes; ValueError if another one has it."""
         (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.path / ".lock", wait=False))
             except BlockingIOError:
                 raise ValueError(
                     f"another process is writing {self.path}: wait for it, stop it, or choose another --out"
@@ -57,7 +54,7 @@ class RunFolder:
         for path in [*self.path.glob("*"), *self.path.glob(".*.tmp"), *self.path.glob("checkpoint/*")]:
             if path.is_file():
                 path.unlink()
-        events.remove(self.path / events.FOLDER)
+        remove_events(self.path / EVENTS)
 
     # --- whole files ---
 
@@ -98,28 +95,19 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / "certificate.json").read_text("utf-8"))
         except FileNotFoundError:
             return None
+        found["guarantee"] = Guarantee(found.get("guarantee", "plan")).value  # version 0.1 wrote sentences
         return found
 
     # --- metrics.jsonl ---
 
     def metrics(self) -> list[Row]:
         """The complete lines, up to the first damaged one."""
-        path = self.path / "metrics.jsonl"
-        rows: list[Row] = []
-        for line in path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith("\n") or row["round"] != len(rows) + 1:
-                break
-            rows.append(row)
-        return rows
+        return read_rows(self.path / "metrics.jsonl")
 
     @contextlib.contextmanager
-    def journal(self, rows: list[Row]) -> Iterator["Journal"]:
+    def journal(self, rows: list[Row]) -> Iterator[Journal]:
         """metrics.jsonl, and the copy for TensorBoard, cut back to these rows and open for more."""
-        self.write_text("metrics.jsonl", "".join(map(_line, rows)))
+        self.write_text("metrics.jsonl", lines(rows))
         with contextlib.ExitStack() as stack:
             file = stack.enter_context((self.path / "metrics.jsonl").open("a", encoding="utf-8"))
             copy = stack.enter_context(contextlib.closing(self._events(rows))) if self.tensorboard else None
@@ -128,11 +116,11 @@ class RunFolder:
     def copy_events(self) -> None:
         """Write the copy for TensorBoard, if one is wanted, of a run that is finished; two at once do no harm."""
         if self.tensorboard:
-            events.remove(self.path / events.FOLDER)
+            remove_events(self.path / EVENTS)
             self._events(self.metrics()).close()
 
-    def _events(self, rows: list[Row]) -> events.Events:
-        return events.Events(self.path / events.FOLDER, rows)
+    def _events(self, rows: list[Row]) -> Events:
+        return Events(self.path / EVENTS, rows)
 
     # --- checkpoints ---
 
@@ -166,24 +154,3 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         for path in (self.path / "checkpoint").glob("*"):
             path.unlink()
-
-
-class Journal:
-    """metrics.jsonl, open: a line a round, and the same for TensorBoard if that is wanted."""
-
-    def __init__(self, file: io.TextIOWrapper, copy: events.Events | None = None) -> None:
-        self.file, self.copy = file, copy
-
-    def add(self, row: Row) -> None:
-        self.file.write(_line(row))
-        self.file.flush()
-        if self.copy is not None:
-            self.copy.add(row)
-
-    def sync(self) -> None:
-        """Make all lines durable, before a checkpoint relies on them."""
-        os.fsync(self.file.fileno())
-
-
-def _line(row: Row) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"

@@ -1,7 +1,15 @@
-"""What a run trains on and with: data, network and loss, by name or handed over from Python, made into a Task."""
+"""What a run trains on and with: data, network and loss, by name or handed over from Python, made into a Task.
 
-from collections.abc import Callable
+Invariant: equal digests mean equal behaviour. A digest covers the code of an object as far as it can be read, every
+value inside, and what a function has captured; an object that cannot be described counts as new in each process.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -13,8 +21,7 @@ from rpel import data, models
 from rpel.attacks import attack
 from rpel.config.spec import OWN, Spec
 from rpel.data import Dataset
-from rpel.simulation.digest import digest
-from rpel.simulation.methods import build_network
+from rpel.simulation.methods import Settled, build_network
 from rpel.tasks import Classification
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -22,7 +29,7 @@ Download = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
-class Own:
+class Objects:
     """What the user hands over from Python; None is what the Spec names."""
 
     model: nn.Module | None = None
@@ -39,7 +46,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Material:
+class Inputs:
     """Data, network and loss of a run; ``digests`` identify what was handed over from Python."""
 
     dataset: Dataset
@@ -48,7 +55,7 @@ class Material:
     digests: dict[str, str] = field(default_factory=dict)
 
 
-def gather(spec: Spec, own: Own, download: Download | None = None) -> Material:
+def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs:
     """Load or take over what the run needs; ``download(name, done, total)`` hears of bytes that arrive."""
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
@@ -63,7 +70,7 @@ def gather(spec: Spec, own: Own, download: Download | None = None) -> Material:
     )
     handed = {"model": own.model, "loss": own.loss}
     digests = {key: digest(thing) for key, thing in handed.items() if thing is not None}
-    return Material(dataset, own.model, own.loss, digests)
+    return Inputs(dataset, own.model, own.loss, digests)
 
 
 def taken(train: Any, test: Any) -> Dataset:
@@ -90,12 +97,12 @@ def _arrays(part: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     return (x.astype(np.float32) if x.dtype.kind == "f" else x), y
 
 
-def build_task(spec: Spec, material: Material) -> Classification:
+def build_task(spec: Settled, inputs: Inputs) -> Classification:
     """The Task of the honest nodes; under label flip also of the hostile ones."""
-    dataset, h = material.dataset, spec.nodes - spec.byzantine
+    dataset, h = inputs.dataset, spec.nodes - spec.byzantine
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' is not available here: the nearest is 'cpu'")
-    module = material.module or models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
+    module = inputs.module or models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
     trains = attack(spec.attack, **spec.attack_params).trains
     hostile = _hostile(spec) if trains else []
     shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
@@ -106,7 +113,7 @@ def build_task(spec: Spec, material: Material) -> Classification:
         dataset,
         shards,
         module,
-        material.loss,
+        inputs.loss,
         batch_size=spec.batch_size,
         seed=spec.seed,
         device=spec.device,
@@ -114,19 +121,9 @@ def build_task(spec: Spec, material: Material) -> Classification:
     )
 
 
-def _hostile(spec: Spec) -> list[int]:
-    """Who is hostile in round 1, as the engine will place them."""
-    assert spec.pull is not None, "settled before"
-    _, roster, _ = build_network(
-        spec.method,
-        nodes=spec.nodes,
-        byzantine=spec.byzantine,
-        pull=spec.pull,
-        seed=spec.seed,
-        graph=spec.graph,
-        placement=spec.placement,
-        roaming=spec.roaming,
-    )
+def _hostile(spec: Settled) -> list[int]:
+    """Who is hostile in round 1, as the simulator will place them."""
+    _, roster, _ = build_network(spec)
     return [int(i) for i in np.flatnonzero(roster.hostile(1))]
 
 
@@ -144,3 +141,73 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
             f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"
         )
     return data.by_writer(dataset.writers, nodes, batch, seed)
+
+
+# --- digests ---------------------------------------------------------------------------------------------------------
+
+
+def digest(thing: Any) -> str:
+    """SHA-256 of all that :func:`parts` says about a thing.
+
+    >>> scaled = lambda factor: lambda output, target: factor * output
+    >>> digest(scaled(2)) == digest(scaled(2)), digest(scaled(2)) == digest(scaled(3))
+    (True, False)
+    """
+    found = hashlib.sha256()
+    for part in parts(thing):
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()
+
+
+def parts(thing: Any) -> Iterator[bytes]:
+    """The description of a thing, piece by piece."""
+    if isinstance(thing, torch.Tensor):
+        thing = thing.detach().cpu().contiguous().numpy()
+    if isinstance(thing, np.ndarray):
+        yield f"{thing.dtype} {thing.shape}".encode()
+        yield np.ascontiguousarray(thing).tobytes()
+    elif isinstance(thing, nn.Module):
+        yield from _module(thing)
+    elif isinstance(thing, functools.partial):
+        yield from _each(thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, MethodType):
+        yield from _each(thing.__func__, thing.__self__)
+    elif isinstance(thing, FunctionType):
+        yield f"{thing.__module__}.{thing.__qualname__}".encode()
+        yield _source(thing) or thing.__code__.co_code
+        yield from _each(thing.__defaults__, thing.__kwdefaults__, *(c.cell_contents for c in thing.__closure__ or ()))
+    elif isinstance(thing, Mapping):
+        yield from _each(*(pair for item in thing.items() for pair in item))
+    elif isinstance(thing, tuple | list):
+        yield from _each(*thing)
+    elif isinstance(thing, type):
+        yield str(thing).encode() + _source(thing)
+    elif callable(thing) and hasattr(thing, "__dict__"):
+        yield from _each(type(thing), vars(thing))
+    else:
+        yield repr(thing).encode()
+
+
+def _each(*things: Any) -> Iterator[bytes]:
+    for thing in things:
+        yield digest(thing).encode()
+
+
+def _module(module: nn.Module) -> Iterator[bytes]:
+    """Structure, code, plain attributes and every value of a network."""
+    yield repr(module).encode()
+    for name, part in module.named_modules():
+        own = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
+        yield from _each(name, type(part), own)
+    for name, value in module.state_dict().items():
+        yield from _each(name, value)
+
+
+def _source(thing: Any) -> bytes:
+    """The source where it can be read and is not torch's own."""
+    if str(getattr(thing, "__module__", "")).startswith("torch."):
+        return b""
+    try:
+        return inspect.getsource(thing).encode()
+    except (OSError, TypeError):
+        return b""

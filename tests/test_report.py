@@ -97,7 +97,7 @@ def test_seeds_make_one_curve_and_networks_make_panels(runs: Path) -> None:
         ("all-to-all · median · alie", 1),
     ]  # fmt: skip
     four, six = panels(groups)
-    assert six.common == "model mnist, rounds 4, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1"
+    assert six.common == "model mnist, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1, rounds 4"
     assert (four.title, six.slug) == ("mnist-sample: n = 10, b = 2, s = 4", "mnist-sample-n10-b2-s6")
     assert [setting.label.split(" ")[0] for setting in four.settings] == ["rpel", "rpel", "all-to-all"]
     assert [setting.label.split(" ")[0] for setting in six.settings] == ["rpel", "all-to-all"]
@@ -198,8 +198,8 @@ def test_without_its_nodes_a_run_shows_the_worst_of_each_round_and_says_so(tmp_p
 def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-alie")
-    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-foe", attack="foe")
+    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-alie", scale="smoke")
+    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-foe", attack="foe", scale="smoke")
     figures = tmp_path / "figures"
     rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(figures), "--json")
     assert [one["stamp"] for one in json.loads(capsys.readouterr().out)["settings"]] == ["SMOKE", "SMOKE"]
@@ -214,7 +214,7 @@ def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
 
 
 def test_a_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
-    put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2)
+    put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2, scale="short")
     put(tmp_path, name="mnist-n10-b2-s4-rpel-alie")
     (panel,) = panels(settings(collect([tmp_path]).runs))
     assert panel.stamp == "partly SHORT"
@@ -256,13 +256,14 @@ def test_nothing_leads_outside_the_page(runs: Path) -> None:
 
 def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     path = put(tmp_path, folder="<b onclick=x>&", model=HOSTILE, attack=HOSTILE, data_dir=HOSTILE, seed=1)
-    change(path, "certificate.json", guarantee=HOSTILE, versions={HOSTILE: HOSTILE}, data={HOSTILE: HOSTILE})
+    change(path, "certificate.json", versions={HOSTILE: HOSTILE}, data={HOSTILE: HOSTILE})
     named = put(tmp_path, seed=2)
     (named / "spec.toml").write_text((named / "spec.toml").read_text().replace("quickstart", "<script>x"))
     unfinished = put(tmp_path, folder="<i>", seed=3)
     (unfinished / "certificate.json").unlink()
+    change(put(tmp_path, seed=4), "certificate.json", guarantee=HOSTILE)
     found = collect([tmp_path])
-    assert (len(found.runs), len(found.unfinished), len(found.broken)) == (1, 1, 1)
+    assert (len(found.runs), len(found.unfinished), len(found.broken)) == (1, 1, 2)
     text = page(found)
     assert text.count("<script") == 2
     assert not re.search(r"<(img|b|i)[\s>](?!\w*>Guarantee)", text.replace("<b>Guarantee:</b>", ""))

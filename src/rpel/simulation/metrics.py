@@ -128,7 +128,8 @@ def read_rows(path: Path) -> list[Row]:
             break
         if not line.endswith("\n") or row["round"] != len(rows) + 1:
             break
-        rows.append(dict.fromkeys(COLUMNS) | {key: number(value) for key, value in row.items()})
+        numbers = {key: number(value) for key, value in row.items() if isinstance(value, float)}
+        rows.append(dict.fromkeys(COLUMNS) | row | numbers)
     return rows
 
 

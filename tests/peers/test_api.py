@@ -19,6 +19,7 @@ from torch import nn
 
 import rpel
 from rpel.aggregation import rule
+from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.node import make_ready
@@ -179,8 +180,6 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) -> None:
     """Driven by its hooks in the order in which transformers documents and calls them."""
-    peer_callback = example("peer_callback")
-
     files = a_network(tmp_path, byzantine=1)
 
     def work(i: int) -> tuple[int, np.ndarray]:
@@ -190,7 +189,7 @@ def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) 
         control, steps = SimpleNamespace(should_training_stop=False), 0
         given = {"model": network, "optimizer": optimizer, "lr_scheduler": schedule}
         with rpel.Peer(path(files, i)) as peer:
-            callback = peer_callback.StepIsRound(peer)
+            callback = TransformersRounds(peer)
             callback.on_train_begin(None, None, control, **given)
             while not control.should_training_stop:
                 assert callback.round.number == steps + 1

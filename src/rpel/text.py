@@ -1,7 +1,7 @@
 """Numbers and values as people read them, in the terminal and on pages."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -42,6 +42,16 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """A list of names, of which so many are read out.
+
+    >>> shortened(["a", "b", "c"], most=2), shortened([])
+    ('a, b and 1 more', 'none')
+    """
+    rest = len(names) - most
+    return (", ".join(names[:most]) or "none") + (f" and {rest} more" if rest > 0 else "")
 
 
 def value_text(value: Any) -> str:

@@ -8,23 +8,29 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from torch import nn
 
 import rpel
+from rpel import cli
 from rpel.aggregation import rule
 from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.node import make_ready
+from rpel.peer.protocol import Checkpoint
 from rpel.peer.store import Store
-from rpel.peer.wire import Signature
+from rpel.peer.wire import Signature, digest
+from rpel.types import Outcome
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
 
@@ -37,6 +43,7 @@ def a_model() -> nn.Module:
 
 
 SIGNATURE = Signature.of(a_model().named_parameters())
+SAMPLE = Signature.of(model("linear").named_parameters())
 
 
 def a_network(folder: Path, n: int = 4, **terms: Any) -> NetworkFiles:
@@ -109,6 +116,36 @@ def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(t
         np.testing.assert_allclose(x, results[0][1], rtol=1e-6)
         assert summary["outcomes"]["aggregated"] == 3
     assert not np.allclose(results[0][1], flatten(a_model()).numpy())
+
+
+def test_the_model_of_the_last_round_and_its_buffers_are_left_as_a_file_that_loads_strictly(tmp_path: Path) -> None:
+    def normed() -> nn.Sequential:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    signature = Signature.of(normed().named_parameters())
+    initial = flatten(normed()).numpy()
+    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=2.0, signature=signature, initial=initial)
+
+    def work(i: int) -> tuple[Path, nn.Module]:
+        network = normed()
+        optimizer = LocalMomentum(network.parameters(), lr=0.1)
+        with rpel.Peer(path(files, i)) as peer:
+            for _ in peer.rounds(network, state={"optimizer": optimizer}):
+                train_step(network, optimizer, slope=1.0 + i)
+            return peer.model_path, network
+
+    for exported, network in together(3, work):
+        twin = normed()
+        twin.load_state_dict(safetensors.torch.load_file(exported), strict=True)
+        for name, value in network.state_dict().items():
+            assert torch.equal(value, twin.state_dict()[name]), name
+        assert twin.state_dict()["1.num_batches_tracked"] == 2
+    with rpel.Peer(path(files, 0)) as peer:  # after the end there are no rounds, and the last model is loaded
+        late = normed()
+        assert list(peer.rounds(late, state={"optimizer": LocalMomentum(late.parameters(), lr=0.1)})) == []
+    for name, value in late.state_dict().items():
+        assert torch.equal(value, safetensors.torch.load_file(peer.model_path)[name]), name
 
 
 def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> None:
@@ -222,23 +259,70 @@ def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
         rounds=rounds,
         period=PERIOD,
         soon=soon,
-        signature=Signature.of(module.named_parameters()),
+        signature=SAMPLE,
         initial=flatten(module).numpy(),
         hyperparameters={"model": "linear", "lr": 0.05, "eval_every": 1},
     )
 
 
-def test_peers_as_processes_run_to_the_last_round_and_tell_how_it_went(tmp_path: Path) -> None:
-    files = a_sample(tmp_path, rounds=3, soon=20.0)
-    processes = [started(files, i, *(["--json"] if i else [])) for i in range(3)]
-    ends = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert ends[0][0].startswith("peer-0: last round 3 of 3; rounds here: ")
-    for out, err in ends[1:]:
-        summary = json.loads(out)
-        assert (summary["round"], summary["rounds"]) == (3, 3)
+def test_peers_run_to_the_last_round_tell_how_it_went_and_leave_their_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = a_sample(tmp_path, rounds=3, soon=5.0)
+
+    def work(i: int) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["peer", "run", "--config", str(path(files, i)), *(["--json"] if i else [])])
+
+    together(3, work)
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    (ended,) = [line for line in lines if line.startswith("peer-0: finished with round 3 of 3; rounds here: ")]
+    assert ended.endswith(f"the model is {files.configs[0].state_dir / 'model.safetensors'}")
+    for summary in map(json.loads, [line for line in lines if line != ended]):
+        assert (summary["round"], summary["rounds"], summary["over"]) == (3, 3, False)
         assert 0 <= summary["accuracy"] <= 1
-        assert "round 3: " in err
+    assert "one of 3 members; round 1 begins" in err
+    assert err.count("round 3: ") == 3
+    for i, config in enumerate(files.configs):
+        exported, module = config.state_dir / "model.safetensors", model("linear")
+        module.load_state_dict(safetensors.torch.load_file(exported), strict=True)
+        with safetensors.safe_open(exported, "pt") as file:
+            assert file.metadata()["round"] == "3"
+            assert file.metadata()["digest"] == digest(SAMPLE, flatten(module).numpy())
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["peer", "run", "--config", str(path(files, i))])
+        assert f"peer-{i}: the run is over, after 3 rounds; the model is {exported}" in capsys.readouterr().out
+
+
+def test_a_model_is_exported_at_any_time_of_a_round_that_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = a_network(tmp_path, 3)
+    x = np.arange(3.0, dtype=np.float32)
+
+    def export(status: int, *more: str) -> str:
+        with pytest.raises(SystemExit, match=str(status)):
+            cli.main(["peer", "export", "--config", str(path(files, 0)), "-o", str(tmp_path / "m.safetensors"), *more])
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    assert "no round has ended here yet" in export(2)
+    with Store(files.configs[0].state_dir, SIGNATURE) as store:  # as if the peer ran
+        for t in (1, 2, 3):
+            store.save(Checkpoint(t, x + t, fresh=False, degraded=0, outcome=Outcome.AGGREGATED), {"n": np.array(t)})
+        assert "peer-0's model after round 3 of 3" in export(0)
+        assert "round 1 is not kept" in export(2, "--round", "1")
+        assert "choose 2 or 3" in export(2, "--round", "1")
+        assert json.loads(export(0, "--round", "2", "--json"))["round"] == 2
+    with safetensors.safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.metadata()["digest"] == digest(SIGNATURE, x + 2)
+    found = safetensors.torch.load_file(tmp_path / "m.safetensors")
+    assert found.pop("n") == 2
+    a_model().load_state_dict(found, strict=True)
+    (files.configs[0].state_dir / "checkpoint-3.ckpt").write_bytes(b"half of it")
+    assert "model after round 2" in export(0)
+    assert "cannot be read" in export(2, "--round", "3")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
@@ -246,7 +330,9 @@ def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, s
     files = a_sample(tmp_path, rounds=1000, soon=1.0)
     process = started(files, 0)
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("round ")  # a round has ended
+    said = list(takewhile(lambda line: not line.startswith("round "), process.stderr))  # then a round has ended
+    assert "peer-0 listens at 127.0.0.1:" in said[0]
+    assert "one of 3 members" in said[0]
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status

@@ -49,6 +49,9 @@ class QuadraticLearner:
     def restore(self, blob: Blob) -> None:
         self.steps = self.restored = int(bytes(blob))
 
+    def buffers(self) -> dict[str, Models]:
+        return {}
+
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         return 1.0 if last else None
 

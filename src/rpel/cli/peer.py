@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,25 +113,69 @@ def run(
         print(_ended(found), file=sys.stderr if mixed else sys.stdout)
 
 
+@app.command()
+def export(
+    config: Annotated[Path, typer.Option(help="This peer's settings.")] = Path("peer.toml"),
+    round: Annotated[
+        int | None, typer.Option(help="The model after this round, one of those kept.", show_default="the newest")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Write this peer's model as a safetensors file, at any time, also while the peer runs.
+
+    Parameters are named as in init.safetensors; beside them are this peer's buffers (BatchNorm's statistics), so that
+    model.load_state_dict(safetensors.torch.load_file(FILE)) takes it as it is. The round and the digest are in the
+    file's metadata. After the last round the same file lies in the state folder already.
+
+    Example: rpel peer export --config peer.toml -o model.safetensors
+    """
+    from rpel.config.membership import Membership
+    from rpel.config.peer import Config
+    from rpel.peer.store import export, initial_model
+
+    own = Config.load(config)
+    m = Membership.load(own.members)
+    found = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
+    facts = {"id": own.id, "round": found, "rounds": m.rounds, "model": str(out)}
+    print(json.dumps(facts) if as_json else f"{out}: {own.id}'s model after round {found} of {m.rounds}")
+
+
 def _say_round(report: "Report", accuracy: float | None) -> None:
     measured = "" if accuracy is None else f", accuracy {accuracy:.3f}"
     frozen = ", frozen: too few members answer" if report.frozen else ""
     answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
-    print(f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a terminal that is gone does not end a peer
+        print(f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}", file=sys.stderr, flush=True)
 
 
 def _ended(found: dict[str, Any]) -> str:
     """How it went, for people."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count) or "none"
+    model = f"; the model is {found['model']}" if found["model"] else "; there is no model, since no round ended here"
+    if found["over"]:
+        return f"{found['id']}: the run is over, after {found['rounds']} rounds{model}"
+    if not found["round"]:
+        return f"{found['id']}: the run ended before this peer was ready{model}"
+    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
     measured = "" if found["accuracy"] is None else f"; accuracy {found['accuracy']:.4f}"
-    return f"{found['id']}: last round {found['round']} of {found['rounds']}; rounds here: {outcomes}{measured}"
+    ended = f"{found['id']}: finished with round {found['round']} of {found['rounds']}; rounds here: {outcomes}"
+    return f"{ended}{measured}{model}"
+
+
+class _Sentences(logging.Formatter):
+    """rpel: what happens; or with the level where it is more than that."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        return f"rpel: {level}{super().format(record)}"
 
 
 @contextmanager
 def _speaking() -> Iterator[None]:
     """Inside, what the peer has to say goes to standard error."""
     log, handler = logging.getLogger("rpel"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("rpel: %(levelname)s: %(message)s"))
+    handler.setFormatter(_Sentences())
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a terminal that is gone
     before = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, Self
@@ -53,6 +54,11 @@ class Peer:
         """
         return self._node.live(TorchLearner(model, state, self._node.signature))
 
+    @property
+    def model_path(self) -> Path:
+        """Where the model lies after the last round: ``model.safetensors`` in the state folder."""
+        return self._node.model_path
+
     def stop(self) -> None:
         """End the loop from another thread; the round that is under way is not finished."""
         self._node.stop()
@@ -67,13 +73,22 @@ class Terminated(KeyboardInterrupt):
 
 
 def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk."""
+    """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
+
+    The summary's ``over`` says whether the last round had ended before the start, ``model`` where the model lies.
+    """
     node = Node(Config.load(path), progress=progress)
-    learner = learner_of(node)
-    with on_sigterm(_leave), node:
-        for _ in node.live(learner):
-            pass
-        return node.summary()
+    over = node.over
+    if over:
+        with suppress(ValueError):  # no round ended here
+            node.export(node.model_path)
+    else:
+        learner = learner_of(node)
+        with on_sigterm(_leave), node:
+            for _ in node.live(learner):
+                pass
+    model = str(node.model_path) if node.model_path.exists() else None
+    return node.summary() | {"over": over, "model": model}
 
 
 def learner_of(node: Node) -> TaskLearner:

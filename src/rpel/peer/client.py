@@ -61,6 +61,7 @@ class Client:
         self._signature, self._position = signature, position
         self._idle: dict[int, list[tuple[float, Connection]]] = {}
         self._contexts: dict[int, ssl.SSLContext] = {}
+        self.silent: tuple[int, ...] = ()  # who did not tell its clock when last asked
         self.differing: dict[int, str] = {}  # the hash that a member holds, if it last refused for holding another
         self.rotate(membership, certificate, key)
 
@@ -106,8 +107,9 @@ class Client:
 
     async def clocks(self, deadline: float) -> list[float]:
         """How far the clocks of the members that answer by the deadline (the loop's time) are ahead of this one."""
-        others = (member for member in range(len(self._membership.members)) if member != self._me)
+        others = [member for member in range(len(self._membership.members)) if member != self._me]
         found = await asyncio.gather(*(self._clock(member, deadline) for member in others))
+        self.silent = tuple(member for member, offset in zip(others, found, strict=True) if offset is None)
         return [offset for offset in found if offset is not None]
 
     async def status(self, member: int, deadline: float) -> dict[str, Any] | Answer:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from rpel import data, models
@@ -55,6 +56,9 @@ class Learner(Protocol):
 
     def restore(self, blob: Blob) -> None:
         """Continue from a :meth:`state`."""
+
+    def buffers(self) -> Mapping[str, NDArray[Any]]:
+        """What belongs to the model and is never exchanged (BatchNorm's statistics), named as in its state_dict."""
 
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         """The accuracy of x (d,) after this round; None where it is not measured. ``last``: on all there is."""
@@ -191,6 +195,15 @@ class TaskLearner:
                 "it was made by another task"
             )
         self._kept[:] = np.frombuffer(blob, np.uint8)
+
+    def buffers(self) -> Mapping[str, NDArray[Any]]:
+        """The task's module's buffers, with the values in the local state; none where the task has no module."""
+        module, begin, found = getattr(self._task, "module", None), 0, {}
+        for name, buffer in module.named_buffers() if isinstance(module, nn.Module) else ():
+            values = torch.from_numpy(self._local[0, begin : begin + buffer.numel()])
+            found[name] = values.reshape(buffer.shape).to(buffer.dtype).numpy()
+            begin += buffer.numel()
+        return _persistent(module, found)
 
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         """On the subset every few rounds; on all test examples after the last."""
@@ -344,9 +357,20 @@ class TorchLearner:
         for name, own in self._own.items():
             own.load_state_dict(found["own"][name])
 
+    def buffers(self) -> Mapping[str, NDArray[Any]]:
+        """The model's own."""
+        named = {name: buffer.detach().cpu().numpy() for name, buffer in self._model.named_buffers()}
+        return _persistent(self._model, named)
+
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         """The user's loop measures what it likes."""
         return None
+
+
+def _persistent(module: nn.Module | None, named: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """Those that a state_dict holds."""
+    kept = set() if module is None else set(module.state_dict())
+    return {name: buffer for name, buffer in named.items() if name in kept}
 
 
 def _check_state(state: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -57,8 +59,9 @@ from rpel.peer.protocol import (
     rounds,
 )
 from rpel.peer.server import HttpsTransport
-from rpel.peer.store import Body, Store, initial_body, initial_model
+from rpel.peer.store import MODEL_FILE, Body, Store, export, initial_body, initial_model
 from rpel.randomness import stream
+from rpel.text import duration, shortened
 from rpel.types import Models, Outcome, PullResult
 
 log = logging.getLogger("rpel")
@@ -109,6 +112,7 @@ class Node:
         self.unready, self._digest, self._other = "starting", "", ""
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
+        self._silent: tuple[int, ...] = ()
 
     def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
@@ -126,6 +130,7 @@ class Node:
             self._open_transport(opened)
             self._opened = opened.pop_all()
         self._identify()
+        self._introduce()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,6 +162,16 @@ class Node:
     def _identify(self) -> None:
         self.metrics.identity(self.standing.membership.hash, self.standing.expiry)
 
+    def _introduce(self) -> None:
+        """Say where this peer listens, among how many members, and which round it is."""
+        m, now = self.standing.membership, self.clock.round()
+        begins = datetime.fromtimestamp(m.epoch, UTC)
+        when = f"round 1 begins {begins:%Y-%m-%d %H:%M:%S} UTC" if now < 1 else f"round {now} of {m.rounds} is running"
+        if now < 1:
+            when += f", in {duration(-self.clock.position())}"
+        if not self.over:
+            log.info("%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when)
+
     def stop(self) -> None:
         """End :meth:`live` from another thread, as soon as it waits for something."""
         self.unready = "stopping"
@@ -175,6 +190,10 @@ class Node:
         Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At the end the
         learner is loaded with the last round's model.
         """
+        self._learner = learner
+        if self.over:
+            self._finish()
+            return
         living = self._begun(learner)
         try:
             want = next(living)
@@ -188,9 +207,7 @@ class Node:
                     answer = self.answer(want, learner)
                 want = living.send(answer)
         except StopIteration:
-            self.unready = "finished"
-            if self._x is not None:
-                learner.load(self.metrics.summary()["round"], self._x, fresh=False)
+            self._finish()
         except Woken:
             self.unready = "stopped"
         finally:
@@ -211,6 +228,35 @@ class Node:
     def _compile(self, terms: Terms) -> None:
         for rule in (terms.rule, catching_up(terms.rule.f or 0)):
             make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
+
+    def _finish(self) -> None:
+        """Load the learner with the last model kept, and write it as model.safetensors."""
+        self.unready = "finished"
+        if self._x is None:
+            self._recall(self._learner)
+        if self._x is None:
+            return
+        try:
+            last = self.export(self.model_path)
+        except (OSError, ValueError) as error:
+            log.error("%s could not be written: %s", self.model_path, error)
+            last = self.metrics.summary()["round"]
+        self._learner.load(last, self._x, fresh=False)
+
+    def export(self, to: Path, round: int | None = None) -> int:
+        """Write the model after a round (None: the newest kept) to a safetensors file; returns the round."""
+        m = self.standing.membership
+        return export(self.config.state_dir, self.signature, to, round, run=m.run, id=self.config.id)
+
+    @property
+    def model_path(self) -> Path:
+        """Where the model lies after the last round."""
+        return self.config.state_dir / MODEL_FILE
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round has ended, by this peer's clock."""
+        return self.clock.round() > self.standing.membership.rounds
 
     def _beginning(self, number: int) -> Round:
         last = self.metrics.last
@@ -257,7 +303,16 @@ class Node:
     def _ask_clocks(self) -> list[float]:
         offsets = self._background.call(self.transport.clocks())
         self._compare()
-        if len(offsets) >= 2 * self.standing.membership.byzantine:  # the protocol has all it needs to begin
+        needed, silent = 2 * self.standing.membership.byzantine, self.transport.client.silent
+        if len(offsets) < needed and silent != self._silent:
+            log.info(
+                "waiting until %d members tell their clocks; %d did, not yet: %s",
+                needed,
+                len(offsets),
+                shortened([self.standing.names[member] for member in silent]),
+            )
+        self._silent = silent
+        if len(offsets) >= needed:  # the protocol has all it needs to begin
             self.unready = ""
         return offsets
 
@@ -280,12 +335,14 @@ class Node:
         return self.standing.terms
 
     def _persist(self, record: Record, learner: Learner) -> bool:
+        if record.half is None:
+            log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
         self._digest = "" if record.half is None else wire.digest(self.signature, record.half)
         return self._store.persist(record, learner.state())
 
     def _save(self, checkpoint: Checkpoint) -> bool:
         self._x = checkpoint.x
-        saved = self._store.save(checkpoint)
+        saved = self._store.save(checkpoint, self._learner.buffers())
         if saved:
             self.metrics.saved()
         return saved

@@ -7,22 +7,26 @@ share a folder.
 
 Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
 (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, and the local
-state of training; in a checkpoint the values of the model.
+state of training; in a checkpoint the values of the model, then those of its buffers, if it has any. After the last
+round ``model.safetensors`` is the model for use elsewhere.
 """
 
 import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Self
 
 import numpy as np
+import safetensors.numpy
 
 from rpel.config.membership import INIT_FILE, Membership
 from rpel.config.peer import Config
@@ -39,10 +43,15 @@ _PIECE = 1 << 20
 _log = logging.getLogger("rpel")
 
 Bytes = bytes | memoryview
+Buffers = Mapping[str, Models]
+MODEL_FILE = "model.safetensors"
 
 
 class _Damaged(Exception):  # noqa: N818 (the file is, not the program)
     """A file that is not what was once written."""
+
+
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError, _Damaged)
 
 
 class Body:
@@ -123,8 +132,11 @@ class Store:
         self._prune("half", RECORDS)
         return True
 
-    def save(self, checkpoint: Checkpoint) -> bool:
-        """Keep where a round ended; False: the disk would not, and the older checkpoints stand."""
+    def save(self, checkpoint: Checkpoint, buffers: Buffers = MappingProxyType({})) -> bool:
+        """Keep where a round ended; False: the disk would not, and the older checkpoints stand.
+
+        ``buffers``: what belongs to the model and is never exchanged (BatchNorm's statistics), by name.
+        """
         values = raw(self._signature, checkpoint.x)
         entries = {
             "round": checkpoint.round,
@@ -134,7 +146,11 @@ class Store:
             "behind": checkpoint.behind,
             "values": len(values),
         }
-        if self._write(self._checkpoint(checkpoint.round), entries, [values]) is None:
+        kept = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
+        if kept:
+            entries["buffers"] = [[name, buffer.dtype.str, list(buffer.shape)] for name, buffer in kept.items()]
+        parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in kept.values())]
+        if self._write(self._checkpoint(checkpoint.round), entries, parts) is None:
             return False
         self._prune("checkpoint", CHECKPOINTS)
         return True
@@ -231,27 +247,76 @@ class Store:
         for t in reversed(self._rounds("checkpoint")):
             path = self._checkpoint(t)
             try:
-                with open(path, "rb") as file:
-                    head = _read_head(file, t)
-                    x = self._values(file)
-                    kept = head.entries
-                    if file.read(1) or _hash(_without_hash(kept), [raw(self._signature, x)]) != kept["sha256"]:
-                        raise _Damaged("its bytes are not those that were written")
-                    behind = kept.get("behind", False)  # which folders of version 0.1 do not say
-                    return Checkpoint(t, x, kept["fresh"], kept["degraded"], kept["outcome"], behind)
-            except (OSError, KeyError, TypeError, _Damaged) as error:
+                return _read_checkpoint(path, t, self._signature)[0]
+            except _UNREADABLE as error:
                 _log.warning("%s is damaged, the one before it is used: %s", path, error)
         return None
 
     def _values(self, file: IO[bytes]) -> Models:
-        x = np.empty(self._signature.d, self._signature.dtype)
-        view, got = raw(self._signature, x), 0
-        while got < len(view):
-            read = file.readinto(view[got:])  # type: ignore[attr-defined]
-            if not read:
-                raise _Damaged("it is too short")
-            got += read
-        return x
+        return _read_values(file, self._signature)
+
+
+# --- the model for use elsewhere --------------------------------------------------------------------------------------
+
+
+def export(state_dir: Path, signature: Signature, to: Path, round: int | None = None, **facts: str) -> int:
+    """Write the model after a round (None: the newest kept) as safetensors; returns the round.
+
+    Parameters are named as in the common initial model; beside them are this peer's buffers, so that
+    ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters as they
+    would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
+    """
+    names = (_NAME.fullmatch(path.name) for path in state_dir.iterdir()) if state_dir.is_dir() else iter(())
+    kept = sorted(int(name[2]) for name in names if name is not None and name[1] == "checkpoint")
+    if not kept:
+        raise ValueError(f"there is no checkpoint in {state_dir}: no round has ended here yet")
+    if round is not None and round not in kept:
+        raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, kept))}")
+    for t in reversed(kept) if round is None else [round]:
+        path = state_dir / f"checkpoint-{t}.ckpt"
+        try:
+            found, buffers = _read_checkpoint(path, t, signature)
+        except _UNREADABLE as error:
+            if round is not None or t == kept[0]:
+                raise ValueError(f"{path} cannot be read: {error}") from None
+            continue
+        about = {"round": str(found.round), "digest": wire.digest(signature, found.x), **facts}
+        with atomic(to) as file:
+            file.write(safetensors.numpy.save({**wire.split(signature, found.x), **buffers}, about))
+        return found.round
+    raise AssertionError("returned or raised above")
+
+
+def _read_checkpoint(path: Path, round: int, signature: Signature) -> tuple[Checkpoint, dict[str, Models]]:
+    """A checkpoint that is whole, and the buffers beside it."""
+    with open(path, "rb") as file:
+        head = _read_head(file, round)
+        x, kept = _read_values(file, signature), head.entries
+        shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept.get("buffers", [])]
+        rest = file.read()
+    if _hash(_without_hash(kept), [raw(signature, x), rest]) != kept["sha256"]:
+        raise _Damaged("its bytes are not those that were written")
+    buffers, begin = {}, 0
+    for name, dtype, shape in shapes:
+        count = math.prod(shape)
+        buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
+        begin += count * dtype.itemsize
+    behind = kept.get("behind", False)  # which folders of version 0.1 do not say
+    return Checkpoint(round, x, kept["fresh"], kept["degraded"], kept["outcome"], behind), buffers
+
+
+def _read_values(file: IO[bytes], signature: Signature) -> Models:
+    x = np.empty(signature.d, signature.dtype)
+    view, got = raw(signature, x), 0
+    while got < len(view):
+        read = file.readinto(view[got:])  # type: ignore[attr-defined]
+        if not read:
+            raise _Damaged("it is too short")
+        got += read
+    return x
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _locked(path: Path) -> IO[bytes]:

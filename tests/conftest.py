@@ -24,6 +24,12 @@ def shared_data() -> Path:
     return REAL_DATA
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with integration tests come first: they wait while others compute."""
+    waiting = {item.path for item in items if item.get_closest_marker("integration")}
+    items.sort(key=lambda item: item.path not in waiting)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line: how many tests were skipped, by reason."""
     reasons = Counter(

@@ -19,6 +19,8 @@ from rpel.simulation.api import simulate
 from rpel.simulation.checkpoint import RunFolder
 from support.runs import same_bytes
 
+pytestmark = pytest.mark.integration
+
 SMALL = {
     "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50", "lr": "0.1",
     "threads": "1",

@@ -23,6 +23,8 @@ from rpel.simulation.methods import settle, spec_hash
 from rpel.simulation.run import Tick
 from support.data_files import femnist, leaf_file
 
+pytestmark = pytest.mark.integration
+
 
 def listed() -> list[str]:
     """The sixty names, spelled out."""

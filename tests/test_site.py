@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import rpel
 from support.paths import ROOT
 
+pytestmark = pytest.mark.integration
+
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs node")
 

@@ -16,6 +16,8 @@ from rich.console import Console
 from rpel.cli.sweep import _live as live_table
 from rpel.experiments.sweep import Sweep, cells, read
 
+pytestmark = pytest.mark.integration
+
 SMALL = """
 preset = "quickstart"
 model = "linear"

@@ -15,6 +15,8 @@ from rpel.simulation.api import Tick, resume, simulate
 from rpel.simulation.checkpoint import RunFolder
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
+pytestmark = pytest.mark.integration
+
 Scalars = dict[str, list[tuple[int, Any]]]
 
 

@@ -34,6 +34,8 @@ from rpel.types import Outcome
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
 
+pytestmark = pytest.mark.integration
+
 PERIOD = 2.0
 
 

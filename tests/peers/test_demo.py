@@ -16,6 +16,8 @@ from rpel.operations import demo
 from rpel.operations.children import Children, Failed
 from rpel.operations.demo import Demonstration, Scene
 
+pytestmark = pytest.mark.integration
+
 KEYS = [
     "peers",
     "byzantine",
@@ -49,7 +51,6 @@ def left_running(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     done = subprocess.run(

@@ -31,6 +31,8 @@ from rpel.topology import Pull
 from rpel.types import Integers, Models
 from support.thread_network import NetworkFiles, found
 
+pytestmark = pytest.mark.integration
+
 NODES, BYZANTINE, PULL, B_HAT, PERIOD = 12, 2, 8, 2, 1000.0
 HYPER: Mapping[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "eval_every": 1000}
 

@@ -5,10 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rpel.peer.limits import Gate, Limits, Pace
 from support.flood import Flood, stall
 from support.loopback import SMALL, asking, loopback, model, wanted
+
+pytestmark = pytest.mark.integration
 
 
 def test_the_others_get_their_models(tmp_path: Path) -> None:

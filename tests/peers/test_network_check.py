@@ -15,6 +15,8 @@ from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
 
+pytestmark = pytest.mark.integration
+
 
 @contextmanager
 def waiting(net: NetworkFiles, numbers: list[int]) -> Iterator[None]:

@@ -26,6 +26,8 @@ from rpel.peer.store import Store, initial_body
 from rpel.types import Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 
+pytestmark = pytest.mark.integration
+
 ROUNDS, PERIOD = 4, 2.0
 
 

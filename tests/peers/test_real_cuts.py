@@ -14,6 +14,8 @@ from support import namespaces
 from support.namespaces import Namespaces
 from support.process_network import Member, Plan, ProcessNetwork, check_laws, heard
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessNetwork, Namespaces]]:

@@ -11,6 +11,8 @@ import pytest
 from support.process_network import PORT, Member, Plan, ProcessNetwork, check_laws, half_step, heard, loopback
 from support.proxy import Proxies, Proxy
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessNetwork, Proxies]]:

@@ -26,6 +26,8 @@ from support.paths import TESTS
 from support.process_faults import POINTS
 from support.process_network import Member, Plan, ProcessNetwork, check_laws
 
+pytestmark = pytest.mark.integration
+
 ROOT_NEEDED = "needs root to mount a small disk"
 
 

@@ -21,6 +21,8 @@ from rpel.types import Models
 from support.loopback import MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 
+pytestmark = pytest.mark.integration
+
 HONEST = 4
 MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
 

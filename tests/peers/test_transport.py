@@ -26,6 +26,8 @@ from support.loopback import (
     wanted,
 )
 
+pytestmark = pytest.mark.integration
+
 
 def now() -> float:
     return asyncio.get_running_loop().time()

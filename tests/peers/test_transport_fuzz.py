@@ -5,11 +5,14 @@ import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from rpel.peer.http import LARGEST_HEAD, Connection, Head
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models
 from support.loopback import head, model
+
+pytestmark = pytest.mark.integration
 
 ROUND = 3
 

@@ -15,6 +15,8 @@ from rpel.peer.wire import Signature
 from rpel.types import Models
 from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 
+pytestmark = pytest.mark.integration
+
 ROUND = 3
 RIGHT = model(SMALL, 1)
 VALUES = RIGHT.tobytes()

@@ -11,6 +11,8 @@ import pytest
 from rpel.peer.limits import Limits
 from support.loopback import SMALL, asking, loopback, model, signature, told, wanted
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("path", "method", "more", "code"),

@@ -16,6 +16,8 @@ from rpel.peer.node import Node
 from rpel.types import PullResult
 from support.thread_network import QuadraticLearner, Running, ended, found
 
+pytestmark = pytest.mark.integration
+
 HONEST = {
     "id": "a",
     "round": 3,

@@ -11,6 +11,7 @@ import typer
 
 import rpel
 from rpel.cli import network, peer
+from rpel.cli.arena import arena
 from rpel.cli.check import check
 from rpel.cli.demo import demo
 from rpel.cli.graph import graph
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command(cls=NamesInHelp)(run)
+app.command(cls=NamesInHelp)(arena)
 for command in (resume, show, graph, sweep, reproduce, report, red_team, watch):
     app.command()(command)
 network.app.command()(check)

@@ -29,6 +29,17 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+_ASK_FROM = 600.0
+"""Seconds from which a person at a terminal is asked."""
+
+
+def agreed(seconds: float, yes: bool, console: Console) -> bool:
+    """Whether to begin: a person who would wait long is asked, a script never is."""
+    if yes or seconds < _ASK_FROM or not (sys.stdin.isatty() and console.is_terminal):
+        return True
+    return typer.confirm("Begin? (it can be interrupted and goes on with the same command)", default=True, err=True)
+
+
 class RunDisplay:
     """Progress of runs: a bar with the time left where a person looks, a plain line every tenth where none does."""
 

@@ -1,13 +1,12 @@
 """``rpel reproduce``: the paper's figures, and some beyond it, at the size of one's machine."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rpel.cli.display import display
+from rpel.cli.display import agreed, display
 from rpel.cli.options import DataDir, Json, TensorBoard, Threads, Yes
 from rpel.text import duration
 
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from rpel.cli.display import RunDisplay
     from rpel.experiments.reproduce import Work
     from rpel.simulation.run import Progress, Tick
-
-_ASK_FROM = 600.0
-"""Seconds from which a person at a terminal is asked."""
 
 
 def reproduce(
@@ -56,8 +52,11 @@ def reproduce(
             download=shown.download,
         )  # fmt: skip
         needed = _estimated(work, shown)
-        if not _agreed(sum(needed.values()), yes, shown):
+        shown.bars.stop()
+        if not agreed(sum(needed.values()), yes, shown.console):
             raise typer.Exit(0)
+        if shown.console.is_terminal:
+            shown.bars.start()
         try:
             made = make(work, needed, progress=_bar(shown), say=shown.say)
         except KeyboardInterrupt:
@@ -96,17 +95,6 @@ def _bar(display: "RunDisplay") -> "Progress | None":
         display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
 
     return tick
-
-
-def _agreed(seconds: float, yes: bool, display: "RunDisplay") -> bool:
-    """Whether to begin: a person who would wait long is asked, a script never is."""
-    if yes or seconds < _ASK_FROM or not (sys.stdin.isatty() and display.console.is_terminal):
-        return True
-    display.bars.stop()
-    agreed = typer.confirm("Begin? (it can be interrupted and goes on with the same command)", default=True, err=True)
-    if agreed:
-        display.bars.start()
-    return agreed
 
 
 def _print_list(extra: bool, as_json: bool) -> None:

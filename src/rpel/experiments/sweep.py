@@ -46,10 +46,11 @@ class Cell:
     values: Mapping[str, Any]
     spec: Spec | None
     error: str = ""
+    name: str = ""
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items()) or "base"
+        return self.name or ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items()) or "base"
 
     @property
     def key(self) -> str:

@@ -101,7 +101,7 @@ def _stamp(words: str) -> str:
     return f'<text class="stamp {size}" {place} dominant-baseline="middle">{escape(words)}</text>'
 
 
-def _grid(across: Axis, up: Axis) -> str:
+def _grid(across: Axis, up: Axis, xlabel: str = "round") -> str:
     lines = []
     for value, label in up.ticks():
         y = up.places(np.array(value)).item()
@@ -112,7 +112,7 @@ def _grid(across: Axis, up: Axis) -> str:
         lines.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 4}"/>')
         lines.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{label}</text>')
     lines.append(f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}"/>')
-    lines.append(f'<text x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 4}" text-anchor="middle">round</text>')
+    lines.append(f'<text x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 4}" text-anchor="middle">{escape(xlabel)}</text>')
     return "".join(lines)
 
 
@@ -173,6 +173,25 @@ def values(panel: Panel, metric: str) -> list[dict[str, Any]]:
 
 def _digits(value: float) -> float | None:
     return float(f"{value:.6g}") if abs(value) < HUGE else None
+
+
+def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
+    """(label, x, y) as labelled points, y from 0 to 1; labels of points at one place stand one below the other."""
+    most = max((x for _, x, _ in points), default=1.0) or 1.0
+    across, up = Axis(0, nice_step(most / 4) * 5, LEFT, RIGHT), Axis(0, 1, BOTTOM, TOP)
+    marks, below = [], -math.inf
+    for k, (label, x, y) in enumerate(sorted(points, key=lambda point: -point[2])):
+        left, top = across.places(np.array(x)).item(), up.places(np.array(y)).item()
+        below = max(top, below + 11)
+        side = f'x="{left + 8:.1f}"' if left < RIGHT - 130 else f'x="{left - 8:.1f}" text-anchor="end"'
+        marks.append(
+            f'<g class="c{k % len(COLOURS)}"><title>{escape(label)}: {y:.4f}, {x:,.4g} {escape(xlabel)}</title>'
+            f'{_mark(k, "mean", left, top)}<text class="label" {side} y="{below + 4:.1f}">{escape(label)}</text></g>'
+        )
+    return (
+        f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against {escape(xlabel)}">'
+        f"{_grid(across, up, xlabel)}{''.join(marks)}</svg>"
+    )
 
 
 def histogram(counts: Sequence[int], b_hat: int) -> str:

@@ -29,13 +29,8 @@ def page(found: Collection) -> str:
     groups = settings(found.runs)
     drawn = panels(groups)
     named = [(run, group.label, f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
-    script = _file("script.js")
-    return Template(_file("template.html")).substitute(
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
-        style=_colours() + _file("style.css"),
-        script=script,
-        data=_embedded({"charts": [{metric: drawing.values(panel, metric) for metric in METRICS} for panel in drawn]}),
-        title=_title(groups),
+    charts = [{metric: drawing.values(panel, metric) for metric in METRICS} for panel in drawn]
+    body = Template(template("report.html")).substitute(
         summary=escape(_summary(found, groups)),
         stamps=_stamps(groups),
         facts=_facts(found, groups),
@@ -43,7 +38,21 @@ def page(found: Collection) -> str:
         panels="".join(_panel(k, panel) for k, panel in enumerate(drawn)),
         tables=tables.of_settings(groups) + tables.of_runs(named) if groups else "",
         proofs="".join(proof(run, label, anchor) for run, label, anchor in named),
-        empty="" if groups else "empty",
+    )
+    return document(_title(groups), body, {"charts": charts}, "" if groups else "empty")
+
+
+def document(title: str, body: str, data: object, kind: str = "") -> str:
+    """A page around a body: style and script inside, nothing asked of any other machine."""
+    script = template("script.js")
+    return Template(template("document.html")).substitute(
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
+        style=_colours() + template("style.css"),
+        script=script,
+        data=_embedded(data),
+        title=escape(title),
+        body=body,
+        kind=kind,
     )
 
 
@@ -51,8 +60,9 @@ def _each(groups: Sequence[Setting]) -> list[tuple[Setting, Run]]:
     return [(group, run) for group in groups for run in group.runs]
 
 
-def _file(name: str) -> str:
-    return (resources.files("rpel.report") / name).read_text("utf-8")
+def template(name: str) -> str:
+    """A file of templates/."""
+    return (resources.files("rpel.report") / "templates" / name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:
@@ -95,18 +105,23 @@ def lighter(colour: str) -> str:
 # --- parts of the page -----------------------------------------------------------------------------------------------
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
+def count(number: int, word: str) -> str:
+    """So many of something.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 def _summary(found: Collection, groups: Sequence[Setting]) -> str:
-    parts = [f"{_count(sum(len(group.runs) for group in groups), 'finished run')} in {_count(len(groups), 'setting')}"]
+    parts = [f"{count(sum(len(group.runs) for group in groups), 'finished run')} in {count(len(groups), 'setting')}"]
     violated = sum(not run.proof.held for _, run in _each(groups))
     if groups:
         parts.append(f"the plan was violated in {violated:,}" if violated else "none violated its plan")
     copies = len(found.runs) - sum(len(group.runs) for group in groups)
     others = {"more are copies": copies, "unfinished": len(found.unfinished), "broken": len(found.broken)}
-    parts += [f"{count:,} {words}" for words, count in others.items() if count]
+    parts += [f"{how_many:,} {words}" for words, how_many in others.items() if how_many]
     return "; ".join(parts) + "."
 
 
@@ -125,9 +140,9 @@ def _stamps(groups: Sequence[Setting]) -> str:
     """A sentence for each scale that is not the paper's."""
     parts = []
     for word, meaning in _MEANS.items():
-        count = sum(group.stamp == word for group in groups)
-        who = "All settings here" if count == len(groups) else f"{count} of {len(groups)} settings here"
-        if count:
+        alike = sum(group.stamp == word for group in groups)
+        who = "All settings here" if alike == len(groups) else f"{alike} of {len(groups)} settings here"
+        if alike:
             parts.append(f'<p class="stamped"><b class="badge">{word}</b> {who} {meaning}.</p>')
     return "".join(parts)
 
@@ -180,7 +195,7 @@ def _panel(at: int, panel: Panel) -> str:
     seeds = max(len(setting.runs) for setting in panel.settings)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
     unknown = sum(not run.followed for setting in panel.settings for run in setting.runs)
-    lost = f" ({_count(unknown, 'run')} without nodes.npz: the worst of each round)" if unknown else ""
+    lost = f" ({count(unknown, 'run')} without nodes.npz: the worst of each round)" if unknown else ""
     badge = f' <span class="badge">{escape(panel.stamp)}</span>' if panel.stamp else ""
     return (
         f'<article class="panel" data-panel="{at}"><h3>{escape(panel.title)}{badge}</h3>'

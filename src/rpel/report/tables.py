@@ -71,7 +71,7 @@ def of_settings(settings: Iterable[Setting]) -> str:
         "bytes": lambda s: Cell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
         "seconds": lambda s: _plain(s.total("seconds"), ",.1f"),
     }
-    return _table("settings", "Settings, over their seeds", columns, settings)
+    return sorting_table("settings", "Settings, over their seeds", columns, settings)
 
 
 def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
@@ -91,10 +91,11 @@ def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
         "bytes": lambda r: Cell(human_bytes(r[0].total("bytes")), r[0].total("bytes"), "", "number"),
         "seconds": lambda r: _plain(r[0].total("seconds"), ",.1f"),
     }
-    return _table("runs", "Runs, one by one", columns, runs)
+    return sorting_table("runs", "Runs, one by one", columns, runs)
 
 
-def _table(name: str, caption: str, columns: dict[str, Callable[[Any], Cell]], things: Iterable[Any]) -> str:
+def sorting_table(name: str, caption: str, columns: dict[str, Callable[[Any], Cell]], things: Iterable[Any]) -> str:
+    """A table with a row a thing, whose headings sort."""
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(column)}</button></th>' for column in columns
     )
@@ -113,3 +114,29 @@ def _cell(cell: Cell) -> str:
     small = f"<small>{escape(cell.small)}</small>" if cell.small else ""
     key = repr(float(cell.key)) if isinstance(cell.key, int | float) else cell.key
     return f'<td class="{cell.kind}" data-key="{escape(key)}">{text}{small}</td>'
+
+
+# --- for papers ------------------------------------------------------------------------------------------------------
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$", "±": r"$\pm$",
+}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Text as LaTeX prints it.
+
+    >>> print(latex_text("nnm+trimmed_mean · 10 %"))
+    nnm+trimmed\\_mean $\\cdot$ 10 \\%
+    """
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+
+
+def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "") -> str:
+    """A booktabs table; the first column is text, the others are numbers. ``about`` becomes a comment."""
+    lines = [f"% {about}"] * bool(about) + ["% needs \\usepackage{booktabs}"]
+    lines += [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(latex_text, head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(latex_text, row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

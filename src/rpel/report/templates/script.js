@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const { charts } = JSON.parse(document.getElementById("data").textContent);
+  const { charts = [] } = JSON.parse(document.getElementById("data").textContent);
   const section = document.querySelector(".curves");
   document.documentElement.classList.add("js");
 
@@ -115,6 +115,31 @@
   for (const table of all("table.sortable"))
     [...table.tHead.rows[0].cells].forEach((th, at) =>
       th.querySelector("button").addEventListener("click", () => sort(table, at, th)));
+
+  // --- heat maps: an attack's heading sorts the rules, a rule's heading the attacks; again turns it round ---
+  const order = (button, cells) => {
+    const down = button.dataset.order !== "down";
+    button.dataset.order = down ? "down" : "up";
+    const key = (cell) => (cell.dataset.key === "" ? -1 : Number(cell.dataset.key));
+    return [...cells.entries()].sort(([, a], [, b]) => (down ? key(b) - key(a) : key(a) - key(b))).map(([at]) => at);
+  };
+  for (const table of all("table.heat")) {
+    table.tHead.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      const at = button.parentNode.cellIndex, rows = [...table.tBodies[0].rows];
+      table.tBodies[0].append(...order(button, rows.map((row) => row.cells[at])).map((k) => rows[k]));
+    });
+    table.tBodies[0].addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      const places = order(button, [...button.closest("tr").cells].slice(1));
+      for (const row of [table.tHead.rows[0], ...table.tBodies[0].rows]) {
+        const cells = [...row.cells].slice(1);
+        row.append(...places.map((k) => cells[k]));
+      }
+    });
+  }
 
   // --- folded parts: a link opens its run, printing opens everything ---
   const reveal = () => {

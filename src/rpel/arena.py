@@ -1,0 +1,412 @@
+"""The arena: every rule against every attack in one setting and budget. A sweep, then one page.
+
+Invariants: a trial is one run of :mod:`rpel.experiments.sweep`, so it is resumed and never repeated; what cannot run is
+shown with its sentence and stops nothing; a rule's rank is its worst case over attacks, never its average.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import fmean
+from string import Template
+from typing import Any
+
+from rpel.config.spec import MethodName, Spec
+from rpel.config.values import parse_seeds
+from rpel.errors import nearest
+from rpel.experiments.sweep import Cell, State
+from rpel.files import atomic
+from rpel.report.drawing import scatter
+from rpel.report.heatmap import HeatCell, heat_map
+from rpel.report.page import count, document, template
+from rpel.report.tables import Cell as TableCell
+from rpel.report.tables import latex_table, sorting_table
+from rpel.simulation.result import interval
+from rpel.text import human_bytes, value_text
+
+ADAPTIVE = ("alie", "foe", "ipm", "dissensus")
+"""What --strongest searches the factor of."""
+OWN_RULE = "nnm+trimmed_mean"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with its rule; rpel with any rule, other methods with their own."""
+
+    method: str
+    rule: str
+
+    @property
+    def label(self) -> str:
+        return self.rule if self.method == "rpel" else f"{self.method} ({self.rule})"
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """An attack with its parameters.
+
+    >>> Opponent.parse("strongest(of=alie)").params, Opponent.parse("foe").label
+    ({'of': 'alie'}, 'foe')
+    """
+
+    name: str
+    params: dict[str, Any]
+
+    @staticmethod
+    def parse(text: str) -> "Opponent":
+        """``name`` or ``name(key=value,…)``, checked."""
+        from rpel.attacks import attack
+
+        found = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text.strip())
+        if found is None:
+            raise ValueError(f"attack {text!r} is not valid: write a name such as alie, or alie(z=1)")
+        spec = Spec(attack=found[1], attack_params=found[2] or {})
+        return Opponent(attack(spec.attack, **spec.attack_params).name, dict(spec.attack_params))
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({value_text(self.params)})" if self.params else self.name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: who, against whom, with which seed."""
+
+    contestant: Contestant
+    opponent: Opponent
+    seed: int
+    cell: Cell
+
+
+# --- who takes part --------------------------------------------------------------------------------------------------
+
+
+def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Contestant]:
+    """The rules under rpel, then the other methods; without any of both, all rules that make one model of several.
+
+    >>> [c.label for c in contestants(["median"], ["gts"])]
+    ['median', 'gts (gts)']
+    """
+    from rpel.simulation.methods import METHODS
+
+    known = [str(name) for name in MethodName.__args__]  # type: ignore[attr-defined]
+    methods = known if list(methods) == ["all"] else list(methods)
+    for name in methods:
+        if name not in known:
+            raise ValueError(f"there is no method {name!r}; {nearest(name, known)}")
+    if not rules:
+        rules = [OWN_RULE] if "rpel" in methods else [] if methods else every_rule()
+    rivals = [name for name in methods if name != "rpel"]
+    return [*(Contestant("rpel", r) for r in rules), *(Contestant(name, METHODS[name].rule) for name in rivals)]
+
+
+def every_rule() -> list[str]:
+    """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
+    from rpel.aggregation import RULES, rule
+    from rpel.aggregation.mixing import Mixer
+
+    graph = RULES["gossip"].__module__
+    plain = [name for name in RULES if RULES[name].__module__ != graph and not isinstance(rule(name, f=1), Mixer)]
+    return [OWN_RULE, *plain]
+
+
+def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:
+    """The attacks of these names, else all; ``strongest`` adds those that search for their best factor."""
+    from rpel.attacks.forgeries import ATTACKS, LABEL_FLIP
+
+    names = list(attacks) or [name for name in [*ATTACKS, LABEL_FLIP] if name != "strongest"]
+    if strongest:
+        names += [f"strongest(of={name})" for name in ADAPTIVE]
+    found = [Opponent.parse(name) for name in names]
+    return list({one.label: one for one in found}.values())
+
+
+def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], seeds: str = "0") -> list[Trial]:
+    """Every contestant against every opponent with every seed; what cannot run has its sentence already."""
+    numbers = parse_seeds(seeds)
+    return [
+        Trial(one, other, seed, _cell(base, one, other, seed)) for seed in numbers for one in who for other in against
+    ]
+
+
+def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
+    from rpel.simulation.methods import settle
+
+    values = {"method": one.method, "rule": one.rule, "attack": other.name, "attack_params": other.params, "seed": seed}
+    name = f"{one.label} against {other.label}, seed {seed}"
+    try:
+        spec = base.but(**values, seeds=None, name=f"arena-{base.name}".removeprefix("arena-arena-"))
+        settle(spec)
+    except ValueError as error:
+        return Cell(values, None, str(error), name)
+    return Cell(values, spec, "", name)
+
+
+# --- what came out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    """One contestant against one opponent: a number a seed; without any, why there is none."""
+
+    contestant: Contestant
+    opponent: Opponent
+    seeds: tuple[int, ...]
+    mean: tuple[float, ...]
+    worst: tuple[float, ...]
+    bytes: int = 0
+    error: str = ""
+
+    @property
+    def missing(self) -> str:
+        """Why there is no number, in two words."""
+        return "not run" if self.error in ("waiting", "running", "stopped") else "no result"
+
+    def number(self, column: str) -> float | None:
+        """The average over the seeds of ``mean`` or ``worst``."""
+        values = self.mean if column == "mean" else self.worst
+        return fmean(values) if values else None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A contestant's place: its worst case over attacks, seed by seed, and how sure it is ahead of the next."""
+
+    contestant: Contestant
+    seeds: tuple[int, ...]
+    worst_cases: tuple[float, ...]
+    attack: str
+    unable: int
+    bytes: int
+    lead: tuple[float, float, float] | None = None
+    ahead: int = 0
+
+    @property
+    def worst_case(self) -> float | None:
+        return fmean(self.worst_cases) if self.worst_cases else None
+
+    @property
+    def sure(self) -> str:
+        """How sure the order is, in words."""
+        if self.lead is None:
+            return ""
+        count = len(self.seeds)
+        if count < 2:
+            return "one seed: not known"
+        says = f"ahead in {self.ahead} of {count} seeds"
+        if count < 3:
+            return says
+        _, low, high = self.lead
+        return f"{says}, {'sure' if low > 0 else 'not sure'} (lead {low:+.3f} to {high:+.3f}, 95 %)"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All scores, who took part, and the setting they share."""
+
+    base: Spec
+    contestants: tuple[Contestant, ...]
+    opponents: tuple[Opponent, ...]
+    scores: tuple[Score, ...]
+
+    def score(self, one: Contestant, other: Opponent) -> Score:
+        return next(s for s in self.scores if (s.contestant, s.opponent) == (one, other))
+
+    def ranking(self) -> list[Rank]:
+        """From the best worst case to the least; who did not finish against some attack comes after all who did."""
+        ranks = [self._rank(one) for one in self.contestants]
+        ranks.sort(
+            key=lambda rank: (not rank.unable, -1.0 if rank.worst_case is None else rank.worst_case), reverse=True
+        )
+        return [_compared(rank, after) for rank, after in zip(ranks, [*ranks[1:], None], strict=True)]
+
+    def _rank(self, one: Contestant) -> Rank:
+        mine = [s for s in self.scores if s.contestant == one]
+        there = [s for s in mine if s.worst]
+        seeds = sorted(set.intersection(*(set(s.seeds) for s in there))) if there else []
+        cases = [min(s.worst[s.seeds.index(seed)] for s in there) for seed in seeds]
+        hardest = min(there, key=lambda s: fmean(s.worst)).opponent.label if there else ""
+        sent = max((s.bytes for s in there), default=0)
+        return Rank(one, tuple(seeds), tuple(cases), hardest, len(mine) - len(there), sent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: a cell for each contestant and attack, and the ranking."""
+        return {
+            "cells": [
+                {
+                    "rule": s.contestant.rule,
+                    "attack": s.opponent.label,
+                    "method": s.contestant.method,
+                    "accuracy_mean": s.number("mean"),
+                    "accuracy_worst": s.number("worst"),
+                    "seeds": list(s.seeds),
+                    "error": s.error or None,
+                }
+                for s in self.scores
+            ],
+            "ranking": [
+                {
+                    "rule": r.contestant.rule,
+                    "method": r.contestant.method,
+                    "worst_case": r.worst_case,
+                    "interval": list(interval(r.worst_cases)[1:]) if r.worst_cases else None,
+                    "attack": r.attack or None,
+                    "order": r.sure or None,
+                }
+                for r in self.ranking()
+            ],
+        }
+
+
+def _compared(rank: Rank, after: Rank | None) -> Rank:
+    """With its lead over the next in the seeds that both have."""
+    if after is None or not after.worst_cases or not rank.worst_cases:
+        return rank
+    both = [seed for seed in rank.seeds if seed in after.seeds]
+    if not both:
+        return rank
+    pairs = [(rank.worst_cases[rank.seeds.index(s)], after.worst_cases[after.seeds.index(s)]) for s in both]
+    lead = interval([mine - theirs for mine, theirs in pairs])
+    ahead = sum(mine > theirs for mine, theirs in pairs)
+    kept = rank.contestant, rank.seeds, rank.worst_cases, rank.attack, rank.unable, rank.bytes
+    return Rank(*kept, lead=lead, ahead=ahead)
+
+
+def outcome(base: Spec, played: Sequence[Trial], states: Sequence[State]) -> Outcome:
+    """The scores of a sweep over these trials, in their order."""
+    found: dict[tuple[str, str], list[tuple[Trial, State]]] = {}
+    for trial, state in zip(played, states, strict=True):
+        found.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, state))
+    who = tuple(dict.fromkeys(trial.contestant for trial in played))
+    against = {trial.opponent.label: trial.opponent for trial in played}
+    return Outcome(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in found.values()))
+
+
+def _score(pairs: Sequence[tuple[Trial, State]]) -> Score:
+    first = pairs[0][0]
+    done = [(trial.seed, state.result) for trial, state in pairs if state.result is not None]
+    errors = [state.error or state.status for _, state in pairs if state.result is None]
+    return Score(
+        first.contestant,
+        first.opponent,
+        tuple(seed for seed, _ in done),
+        tuple(result["accuracy_mean"] for _, result in done),
+        tuple(result["accuracy_worst"] for _, result in done),
+        max((int(result["bytes"]) * int(result["rounds"]) for _, result in done), default=0),
+        errors[0] if errors else "",
+    )
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def to_csv(found: Outcome) -> str:
+    """A line for each contestant, attack and seed."""
+    text = io.StringIO()
+    columns = ["method", "rule", "attack", "seed", "accuracy_mean", "accuracy_worst", "bytes", "error"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for s in found.scores:
+        who = [s.contestant.method, s.contestant.rule, s.opponent.label]
+        for seed, mean, worst in zip(s.seeds, s.mean, s.worst, strict=True):
+            writer.writerow([*who, seed, mean, worst, s.bytes, ""])
+        if s.error:
+            writer.writerow([*who, "", "", "", "", s.error])
+    return text.getvalue()
+
+
+def latex(found: Outcome) -> str:
+    """A booktabs table: rules by rank, a column an attack, the worst node's accuracy, and the worst case."""
+    rows = []
+    for rank in found.ranking():
+        numbers = [found.score(rank.contestant, other).number("worst") for other in found.opponents]
+        cells = [*numbers, rank.worst_case]
+        rows.append([rank.contestant.label, *("--" if value is None else f"{value:.3f}" for value in cells)])
+    return latex_table(["rule", *(other.label for other in found.opponents), "worst case"], rows, facts(found.base))
+
+
+def facts(base: Spec) -> str:
+    """The setting in a few words."""
+    size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {base.pull or 'planned'}"
+    return f"{size}, {base.rounds} rounds, alpha {base.alpha:g}, {base.local_steps} local steps"
+
+
+def page(found: Outcome) -> str:
+    """arena.html: ranking, two heat maps, what could not run, accuracy against bytes."""
+    ranks = found.ranking()
+    runs = sum(len(score.seeds) for score in found.scores)
+    seeds = max((len(score.seeds) for score in found.scores), default=0)
+    points = [(r.contestant.label, r.bytes / 1e6, r.worst_case) for r in ranks if r.worst_case is not None]
+    body = Template(template("arena.html")).substitute(
+        summary=f"{len(found.contestants)} rules and methods, {len(found.opponents)} attacks, {count(runs, 'run')}.",
+        facts=f"<div><dt>setting</dt><dd>{escape(facts(found.base))}</dd></div>",
+        interval="their 95 % t-interval" if seeds > 2 else "the lowest and the highest",
+        ranking=sorting_table("ranking", "Ranking", _COLUMNS, list(enumerate(ranks, 1))),
+        worst=_heat(found, ranks, "worst"),
+        mean=_heat(found, ranks, "mean"),
+        unable=_unable(found),
+        scatter=scatter(points, "megabytes sent"),
+    )
+    return document("rpel arena", body, {})
+
+
+def _heat(found: Outcome, ranks: Sequence[Rank], column: str) -> str:
+    names = [other.label for other in found.opponents]
+    lines = [[_heat_cell(found.score(rank.contestant, other), column) for other in found.opponents] for rank in ranks]
+    return heat_map(column, "rule", [rank.contestant.label for rank in ranks], names, lines)
+
+
+def _heat_cell(score: Score, column: str) -> HeatCell:
+    who = f"{score.contestant.label} against {score.opponent.label}: "
+    if not score.seeds:
+        return HeatCell(None, who + score.error, score.missing)
+    numbers = [
+        f"seed {seed}: mean {mean:.4f}, worst {worst:.4f}"
+        for seed, mean, worst in zip(score.seeds, score.mean, score.worst, strict=True)
+    ]
+    return HeatCell(score.number(column), who + "; ".join(numbers))
+
+
+def _unable(found: Outcome) -> str:
+    """What could not run, with the reason; a reason that all attacks share is said once."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for s in found.scores:
+        if s.error:
+            reasons.setdefault((s.contestant.label, s.error), []).append(s.opponent.label)
+    items = ""
+    for (who, why), names in reasons.items():
+        against = "all attacks" if len(names) == len(found.opponents) else ", ".join(names)
+        items += f"<li><b>{escape(who)}</b> against {escape(against)}: {escape(why)}</li>"
+    return f"<section><h2>Without result</h2><ul>{items}</ul></section>" if items else ""
+
+
+def _worst_case(rank: Rank) -> TableCell:
+    if rank.worst_case is None:
+        return TableCell("no result", -1.0)
+    low, high = interval(rank.worst_cases)[1:]
+    small = f"{low:.4f} to {high:.4f}" if len(rank.seeds) > 1 else ""
+    return TableCell(f"{rank.worst_case:.4f}", rank.worst_case, small, "number")
+
+
+_COLUMNS: dict[str, Callable[[tuple[int, Rank]], TableCell]] = {
+    "rank": lambda r: TableCell(str(r[0]), r[0], "", "number"),
+    "rule": lambda r: TableCell(r[1].contestant.label, r[1].contestant.label, "", "label"),
+    "worst case": lambda r: _worst_case(r[1]),
+    "under": lambda r: TableCell(r[1].attack, r[1].attack, f"{r[1].unable} without result" if r[1].unable else ""),
+    "seeds": lambda r: TableCell(str(len(r[1].seeds)), len(r[1].seeds), "", "number"),
+    "sent": lambda r: TableCell(human_bytes(r[1].bytes), r[1].bytes, "", "number"),
+    "ahead of the next": lambda r: TableCell(r[1].sure, r[1].sure),
+}
+
+
+def write(found: Outcome, out: Path) -> list[Path]:
+    """arena.html, arena.csv and arena.tex."""
+    files = {"arena.html": page(found), "arena.csv": to_csv(found), "arena.tex": latex(found)}
+    for name, text in files.items():
+        with atomic(out / name) as file:
+            file.write(text.encode())
+    return [out / name for name in files]

@@ -219,9 +219,7 @@ class Outcome:
     def ranking(self) -> list[Rank]:
         """From the best worst case to the least; who did not finish against some attack comes after all who did."""
         ranks = [self._rank(one) for one in self.contestants]
-        ranks.sort(
-            key=lambda rank: (not rank.unable, -1.0 if rank.worst_case is None else rank.worst_case), reverse=True
-        )
+        ranks.sort(key=lambda rank: (rank.unable > 0, not rank.worst_cases, -(rank.worst_case or 0.0)))
         return [_compared(rank, after) for rank, after in zip(ranks, [*ranks[1:], None], strict=True)]
 
     def _rank(self, one: Contestant) -> Rank:

@@ -1,0 +1,130 @@
+"""The arena: ranks are worst cases, what cannot run says why, and its page, table and JSON say the same."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpel import arena
+from rpel.arena import Outcome
+from rpel.config.spec import Spec, load, to_toml
+from rpel.experiments.sweep import State
+
+TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
+
+
+def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) -> Outcome:
+    """An outcome made of worst-node accuracies, a number a seed; None: that run failed."""
+    seeds = max(len(values) for by_attack in rules.values() for values in by_attack.values())
+    numbers = ",".join(map(str, range(seeds)))
+    tried = arena.trials(TINY, arena.contestants(list(rules)), arena.opponents(attacks), numbers)
+    states = []
+    for trial in tried:
+        value = rules[trial.contestant.rule][trial.opponent.name][trial.seed]
+        state = State(trial.cell, "failed" if value is None else "done", error="it broke" if value is None else "")
+        if value is not None:
+            state.result = {"accuracy_mean": value + 0.1, "accuracy_worst": value, "bytes": 1000, "rounds": 2}
+        states.append(state)
+    return arena.outcome(TINY, tried, states)
+
+
+def test_the_best_worst_case_comes_first_however_good_the_average() -> None:
+    found = played(
+        {
+            "mean": {"alie": [0.9, 0.9, 0.9], "foe": [0.1, 0.1, 0.2]},
+            "median": {"alie": [0.5, 0.6, 0.5], "foe": [0.7, 0.7, 0.7]},
+        },
+        ["alie", "foe"],
+    )
+    first, second = found.ranking()
+    assert (first.contestant.rule, second.contestant.rule) == ("median", "mean")
+    assert first.worst_case == pytest.approx((0.5 + 0.6 + 0.5) / 3)
+    assert (first.attack, second.attack) == ("alie", "foe")
+    assert first.sure.startswith("ahead in 3 of 3 seeds, sure (lead +")
+    assert second.sure == ""
+
+
+def test_how_sure_the_order_is_depends_on_the_seeds() -> None:
+    close = played({"mean": {"foe": [0.5, 0.4, 0.6]}, "median": {"foe": [0.6, 0.39, 0.61]}}, ["foe"])
+    assert "ahead in 2 of 3 seeds, not sure" in close.ranking()[0].sure
+    two = played({"mean": {"foe": [0.5, 0.4]}, "median": {"foe": [0.6, 0.5]}}, ["foe"])
+    assert two.ranking()[0].sure == "ahead in 2 of 2 seeds"
+    one = played({"mean": {"foe": [0.5]}, "median": {"foe": [0.6]}}, ["foe"])
+    assert one.ranking()[0].sure == "one seed: not known"
+
+
+def test_who_did_not_finish_against_an_attack_ranks_after_all_who_did() -> None:
+    found = played(
+        {
+            "mean": {"alie": [0.9], "foe": [None]},
+            "krum": {"alie": [0.2], "foe": [0.3]},
+            "median": {"alie": [None], "foe": [None]},
+        },
+        ["alie", "foe"],
+    )
+    assert [rank.contestant.rule for rank in found.ranking()] == ["krum", "mean", "median"]
+    text = arena.page(found)
+    assert text.count('class="unable"') == 2 * 3, "three cells of both maps"
+    assert "<b>median</b> against all attacks: it broke" in text
+    assert "<b>mean</b> against foe: it broke" in text
+
+
+def test_json_csv_and_latex_hold_the_same_numbers() -> None:
+    found = played({"nnm+trimmed_mean": {"alie": [0.75, 0.25]}, "mean": {"alie": [None, None]}}, ["alie"])
+    content = found.to_dict()
+    good, bad = content["cells"]
+    assert (good["rule"], good["attack"], good["method"], good["seeds"]) == ("nnm+trimmed_mean", "alie", "rpel", [0, 1])
+    assert (good["accuracy_worst"], good["accuracy_mean"]) == (0.5, pytest.approx(0.6))
+    assert (bad["accuracy_worst"], bad["error"], bad["seeds"]) == (None, "it broke", [])
+    assert [(row["rule"], row["method"], row["worst_case"]) for row in content["ranking"]] == [
+        ("nnm+trimmed_mean", "rpel", 0.5), ("mean", "rpel", None),
+    ]  # fmt: skip
+    assert "rpel,nnm+trimmed_mean,alie,1,0.35,0.25,2000," in arena.to_csv(found)
+    assert r"nnm+trimmed\_mean & 0.500 & 0.500 \\" in arena.latex(found)
+    assert r"mean & -- & -- \\" in arena.latex(found)
+
+
+def test_what_cannot_run_says_why_before_anything_runs() -> None:
+    (trial,) = arena.trials(load("mnist-30"), arena.contestants(["bulyan"]), arena.opponents(["alie"]))
+    assert trial.cell.spec is None
+    assert "rule 'bulyan' needs 27 models for b_hat 6" in trial.cell.error
+
+
+def test_without_names_all_rules_and_attacks_take_part() -> None:
+    rules = [one.rule for one in arena.contestants()]
+    assert {"mean", "krum", "bulyan", "nnm+trimmed_mean"} <= set(rules)
+    assert not {"nnm", "arc", "gossip", "cs_plus"} & set(rules), "mixing and graph rules make no model of several"
+    attacks = [one.label for one in arena.opponents(strongest=True)]
+    assert {"none", "alie", "label_flip", "strongest(of=foe)"} <= set(attacks)
+    methods = [one.method for one in arena.contestants(methods=["all"])]
+    assert (methods[0], len(set(methods))) == ("rpel", len(methods))
+    with pytest.raises(ValueError, match="there is no method 'gtz'; the nearest is 'gts'"):
+        arena.contestants(methods=["gtz"])
+    with pytest.raises(ValueError, match="there is no attack 'ali'; the nearest is 'alie'"):
+        arena.opponents(["ali"])
+
+
+def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
+    found = played({"mean": {"alie": [None]}}, ["alie"])
+    scores = tuple(type(s)(s.contestant, s.opponent, (), (), (), 0, "<script>x</script>") for s in found.scores)
+    text = arena.page(Outcome(found.base, found.contestants, found.opponents, scores))
+    assert text.count("<script") == 2
+    assert not re.search(r"https?:|@import|url\(", text)
+
+
+def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(to_toml(TINY))
+    command = [sys.executable, "-m", "rpel", "arena", "--preset", "tiny.toml", "--rules", "median,bulyan,mean"]
+    command += ["--attacks", "foe", "--out", "out", "--json"]
+    shown = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+        assert done.returncode == 0, done.stderr
+        shown.append(json.loads(done.stdout))
+    assert "runs: 2, finished before: 2, cannot run: 1" in done.stderr
+    assert shown[0] == shown[1]
+    assert {cell["rule"] for cell in shown[0]["cells"] if cell["accuracy_worst"] is not None} == {"median", "mean"}
+    assert all((tmp_path / "out" / f"arena.{suffix}").stat().st_size > 100 for suffix in ("html", "csv", "tex"))

@@ -209,9 +209,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def costs(
-    specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind
-) -> dict[str, Cost]:
+def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
     """The measured cost of each kind among these runs."""
     dearest: dict[str, Spec] = {}
     for spec in specs:

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # is set up once, and those that wait are begun first.
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all lint unit bench clean
+.PHONY: demo check test test-all lint unit docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -23,8 +23,10 @@ test: lint
 	$(PYTEST)
 
 # Everything: 10,000 fault schedules, whole matrices, and all that needs further packages. Allow an hour.
-test-all: lint $(VENV)/.installed-all
+test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-flower/.installed
 	$(PYTEST) -m ""
+	$(VENV)-trainers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trainers.py
+	$(VENV)-flower/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_flower.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -35,6 +37,13 @@ lint: $(VENV)/.installed-dev
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not integration and not full and not slow"
+
+# The site, into site/: every page is executed, warnings and dead links are errors.
+docs: $(VENV)/.installed-docs
+	rm -rf site jupyter_execute
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=docs $(BIN)/sphinx-build -W --keep-going -q docs site
+	@rm -rf jupyter_execute
+	@echo "open site/index.html"
 
 # Ratios against ByzFL and against the machine, each script in one run. ByzFL without what only its training needs.
 bench: $(VENV)/.installed
@@ -60,9 +69,27 @@ $(VENV)/.installed-all: pyproject.toml constraints.txt $(VENV)/.installed-dev
 	$(PIP) -e '.[dev,cluster,docs]'
 	@touch $@
 
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing rpel and what builds its site into $(VENV)"
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+# Libraries that want other versions than constraints.txt pins have an environment of their own.
+$(VENV)-trainers/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-trainers
+	$(VENV)-trainers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+		transformers peft accelerate lightning
+	@touch $@
+
+$(VENV)-flower/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-flower
+	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -e . torch==2.13.0 \
+		'flwr[simulation]==1.41.0' pytest hypothesis pytest-xdist
+	@touch $@
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("rpel needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ from rpel.types import Models
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def flat(named: dict[str, Any]) -> Models:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rpel.data import DataError, cifar, crop_flip, datasets, from_arrays, idx, load
 from rpel.data.files import TIMEOUT, Remote, fetch
 from rpel.data.idx import Digests
+from rpel.models import model, parameter_count
 from support.data_files import femnist, leaf_file, put
 from support.paths import ROOT
 
@@ -81,6 +82,24 @@ def test_normalised_sample_has_about_zero_mean_and_unit_deviation() -> None:
     assert x.dtype == np.float32
     assert abs(float(x.mean())) < 0.02
     assert abs(float(x.std()) - 1) < 0.02
+
+
+def test_small_mnist_is_the_mean_of_three_by_three_pixels_of_the_middle() -> None:
+    sample, small = load(), load("mnist-sample-8x8")
+    assert (small.name, small.shape, small.checksums) == ("mnist-sample-8x8", (1, 8, 8), sample.checksums)
+    for row, column in ((0, 0), (3, 5), (7, 7)):
+        patch = sample.test_x[:, 0, 2 + 3 * row : 5 + 3 * row, 2 + 3 * column : 5 + 3 * column]
+        expected = patch.astype(np.float64).mean(axis=(1, 2)) / 255
+        np.testing.assert_allclose(small.test_x[:, 0, row, column], expected, rtol=1e-6)
+    x = small.normalised(small.train_x)
+    assert abs(float(x.mean())) < 0.02
+    assert abs(float(x.std()) - 1) < 0.02
+
+
+def test_a_linear_model_of_small_mnist_has_650_parameters(shared_data: Path) -> None:
+    small = load("mnist-8x8", shared_data, download=False)
+    assert (small.train_x.shape, small.test_x.shape) == ((60000, 1, 8, 8), (10000, 1, 8, 8))
+    assert parameter_count(model("linear", small.shape)) == 650
 
 
 # Names and search order

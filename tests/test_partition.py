@@ -88,12 +88,17 @@ def test_a_hopeless_dirichlet_split_ends_with_advice() -> None:
         dirichlet(np.arange(200) % 2, nodes=20, alpha=0.01, batch=10, seed=0)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
 def test_alpha_must_be_positive(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha"):
         dirichlet(np.zeros(10, np.int64), 2, alpha, 1, 0)
     with pytest.raises(ValueError, match="alpha"):
         virtual(np.zeros(10, np.int64), 2, alpha, 0)
+
+
+def test_infinite_alpha_is_for_virtual_partitions_and_dirichlet_says_what_to_take() -> None:
+    with pytest.raises(ValueError, match="for equal shares take partition iid"):
+        dirichlet(np.zeros(10, np.int64), 2, float("inf"), 1, 0)
 
 
 @given(st.integers(0, 180), st.integers(1, 20), seeds)
@@ -139,13 +144,14 @@ def test_virtual_draws_only_classes_of_the_mixture(
     labels: NDArray[np.int64], nodes: int, alpha: float, seed: int
 ) -> None:
     shared = virtual(labels, nodes, alpha, seed)
-    np.testing.assert_allclose(shared.mixture.sum(axis=1), 1)
+    assert shared.mixture is not None
+    np.testing.assert_allclose(shared.mixture.sum(axis=1), 1, rtol=1e-6)
     for uniform in (
         stream(seed, "batch").random((nodes, 8, 2)),
         np.zeros((nodes, 1, 2)),
         np.full((nodes, 1, 2), 1 - 2**-53),
     ):
-        drawn = shared.draw(uniform)
+        drawn = shared.draw(uniform, np.arange(nodes))
         assert drawn.shape == uniform.shape[:2]
         assert (np.take_along_axis(shared.mixture, labels[drawn], axis=1) > 0).all()
 
@@ -153,7 +159,8 @@ def test_virtual_draws_only_classes_of_the_mixture(
 def test_virtual_batches_follow_the_mixture_and_reach_every_example() -> None:
     labels = np.repeat([0, 2, 3], [5, 20, 75])  # no example of class 1
     shared = virtual(labels, nodes=3, alpha=1.0, seed=0)
-    drawn = shared.draw(stream(0, "batch").random((3, 20_000, 2)))
+    drawn = shared.draw(stream(0, "batch").random((3, 20_000, 2)), np.arange(3))
+    assert shared.mixture is not None
     for node in range(3):
         shares = np.bincount(labels[drawn[node]], minlength=4) / 20_000
         np.testing.assert_allclose(shares, shared.mixture[node], atol=0.015)
@@ -166,15 +173,37 @@ def test_virtual_draw_for_some_nodes_is_the_same_as_for_all() -> None:
     shared = virtual(np.arange(50) % 5, nodes=10, alpha=0.5, seed=0)
     uniform = stream(1, "batch").random((10, 6, 2))
     some = np.array([7, 2])
-    assert shared.draw(uniform[some], some).tolist() == shared.draw(uniform)[some].tolist()
+    assert shared.draw(uniform[some], some).tolist() == shared.draw(uniform, np.arange(10))[some].tolist()
     with pytest.raises(ValueError, match=r"\(10, batch, 2\) are needed"):
-        shared.draw(uniform[some])
+        shared.draw(uniform[some], np.arange(10))
+
+
+def test_virtual_mixtures_are_one_dirichlet_draw_however_many_nodes_are_drawn_at_once() -> None:
+    nodes = 40_000  # more than are drawn together
+    shared = virtual(np.arange(30) % 3, nodes, alpha=0.7, seed=4)
+    expected = stream(4, ("partition", 0)).dirichlet(np.full(3, 0.7), size=nodes).astype(np.float32)
+    assert shared.mixture is not None
+    np.testing.assert_array_equal(shared.mixture, expected)
+
+
+def test_with_infinite_alpha_every_node_draws_evenly_from_all_examples_and_no_table_is_kept() -> None:
+    labels = np.repeat([0, 2, 3], [5, 20, 75])
+    shared = virtual(labels, nodes=10**9, alpha=float("inf"), seed=0)
+    assert (shared.mixture, shared.numbers) == (None, 1)
+    drawn = shared.draw(stream(0, "batch").random((2, 50_000, 1)), np.array([3, 999_999_999]))
+    counts = np.bincount(drawn.ravel(), minlength=100)
+    assert len(counts) == 100
+    assert counts.min() > 800
+    assert counts.max() < 1200
+    assert shared.draw(np.full((1, 1, 1), 1 - 2**-53), np.array([0])) == 99
+    np.testing.assert_allclose(shared.shares(np.arange(2)), [0.05, 0, 0.2, 0.75])
 
 
 def test_rounding_never_leads_a_virtual_draw_into_a_class_of_share_zero() -> None:
-    mixture = np.array([[0.1] * 10 + [0.0]])  # these shares add up to 1 − 2⁻⁵³
-    shared = Virtual(mixture, pool=np.arange(11), start=np.arange(12))
-    assert shared.draw(np.full((1, 1, 2), 1 - 2**-53)).tolist() == [[9]]
+    mixture = np.array([[0.3, 0.3, 0.3999999, 0.0]], np.float32)
+    assert mixture.sum(dtype=np.float64) < 1 - 2**-53
+    shared = Virtual(1, pool=np.arange(4), start=np.arange(5), mixture=mixture)
+    assert shared.draw(np.full((1, 1, 2), 1 - 2**-53), np.array([0])).tolist() == [[2]]
 
 
 # Evaluation

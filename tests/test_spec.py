@@ -1,5 +1,6 @@
 """What a run is: fields and their errors, presets, TOML, planning, and the hash that names the folder."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel.config.spec import Spec, load, presets, to_toml
+from rpel.data import DataError
+from rpel.data.idx import FILES
+from rpel.simulation.inputs import available
 from rpel.simulation.methods import settle, spec_hash
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
@@ -25,7 +29,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"device": "gpu"}, ["'gpu'", "cuda"]),
     ({"confidence": 2}, ["confidence 2", "less than 1"]),
     ({"no_show": -0.1}, ["no_show -0.1", "at least 0"]),
-    ({"alpha": float("inf")}, ["alpha", "inf"]),
+    ({"alpha": float("nan")}, ["alpha", "nan"]),
     ({"lr": "fast"}, ["lr 'fast'", "0.5"]),
     ({"lr": 0}, ["lr 0", "positive"]),
     ({"lr": "500:0.5,400:0.1"}, ["500:0.5,400:0.1", "rising"]),
@@ -95,7 +99,7 @@ def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
 
 
 def test_presets_hold_the_paper_s_settings() -> None:
-    assert presets() == ["cifar10-20", "femnist-30", "mnist-100", "mnist-30", "quickstart", "scale-100k"]
+    assert presets() == ["cifar10-20", "femnist-30", "mnist-100", "mnist-30", "quickstart", "scale-100k", "scale-1m"]
     keys = ("nodes", "byzantine", "alpha", "weight_decay", "batch_size", "momentum", "rounds", "pull", "b_hat")
     rows = {name: tuple(getattr(load(name), key) for key in keys) for name in presets()}
     assert rows["mnist-100"] == (100, 10, 1, 1e-4, 25, 0.9, 200, 15, 7)
@@ -164,3 +168,43 @@ def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> Non
     assert spec_hash(settle(base), {"a": "1"}) != spec_hash(settle(base), {"a": "2"})
     assert spec_hash(settle(base), {}) != spec_hash(settle(base), {}, {"model": "1"})
     assert hashed(base) == hashed(settle(base).but()) == hashed(base.but(attack="sign_flipping", lr="60:0.5"))
+
+
+@pytest.mark.parametrize("written", ["inf", float("inf"), "1.0"])
+def test_alpha_is_a_number_or_infinite_however_it_is_written(written: Any) -> None:
+    spec = Spec(alpha=written)
+    assert spec.alpha == (1.0 if written == "1.0" else "inf")
+    assert load_text(to_toml(spec)).alpha == spec.alpha
+
+
+@pytest.mark.parametrize(("wrong", "why"), [(-1, "more than 0"), ("much", "such as 1.0, or inf"), ("nan", "inf")])
+def test_alpha_of_any_other_kind_is_refused(wrong: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"alpha .*{why}"):
+        Spec(alpha=wrong)
+
+
+def load_text(text: str) -> Spec:
+    return Spec(**tomllib.loads(text))
+
+
+def test_the_presets_with_many_nodes_are_the_plans_own() -> None:
+    for name, pull, b_hat in (("scale-100k", 34, 17), ("scale-1m", 36, 18)):
+        plan = settle(load(name)).plan
+        assert (plan.pull, plan.b_hat, plan.feasible) == (pull, b_hat, True)
+
+
+def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RPEL_DATA_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("RPEL_DATA", raising=False)
+    assert available(load("scale-100k")).dataset == "mnist-sample-8x8"
+    assert "mnist could not be downloaded" in caplog.text
+    assert "mnist-sample-8x8, takes its place" in caplog.text
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in FILES:
+        (raw / name).write_bytes(b"damaged")
+    with pytest.raises(DataError, match="is not the published file"):  # what is there must be right
+        available(load("scale-100k").but(data_dir=str(tmp_path / "data")))

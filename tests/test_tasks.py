@@ -203,7 +203,18 @@ def test_virtual_nodes_draw_by_their_mixture() -> None:
     t = Classification(data, shared, network("linear"), batch_size=4000, seed=0)
     labels = data.train_y[t.examples.indices(np.arange(5), 0, 0)]
     shares = np.stack([(labels == c).mean(axis=1) for c in range(4)], axis=1)
+    assert shared.mixture is not None
     np.testing.assert_allclose(shares, shared.mixture, atol=0.05)
+
+
+def test_many_virtual_nodes_draw_what_each_would_draw_alone() -> None:
+    data = dataset((1, 6, 5))
+    for alpha in (0.3, float("inf")):
+        t = Classification(data, virtual(data.train_y, 2000, alpha, seed=2), network("linear"), batch_size=3, seed=0)
+        many = t.examples.indices(np.arange(2000), 5, 1)
+        assert len(np.unique(many)) == 90
+        for node in (0, 511, 512, 1999):
+            np.testing.assert_array_equal(t.examples.indices(np.array([node]), 5, 1)[0], many[node])
 
 
 def test_images_are_varied_in_training_only_and_by_coordinates() -> None:
@@ -302,6 +313,17 @@ def test_evaluation_is_that_of_plain_torch(name: str, subset: NDArray[np.int64] 
         assert loss[i] == pytest.approx(float(F.nll_loss(logp, labels)), rel=1e-5)
 
 
+def test_many_nodes_are_evaluated_as_few_are() -> None:
+    t = task("linear")
+    t.engine.together = lambda batch=None: 2  # type: ignore[method-assign]  # 50 groups instead of one
+    x = np.repeat(models(t, 10), 10, axis=0)
+    accuracy, loss = t.evaluate(x, t.local_state(100))
+    few_accuracy, few_loss = t.evaluate(np.ascontiguousarray(x[::10]), t.local_state(10))
+    np.testing.assert_array_equal(accuracy[::10], few_accuracy)
+    np.testing.assert_allclose(loss[::10], few_loss, rtol=1e-6)
+    assert len(np.unique(loss)) > 5
+
+
 def test_any_loss_can_be_given() -> None:
     def squares(output: Tensor, target: Tensor) -> Tensor:
         return ((output.exp() - F.one_hot(target, 4)) ** 2).sum(dim=1).mean()
@@ -344,6 +366,7 @@ def test_the_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture()
     shared = virtual(data.train_y, 5, 0.3, seed=2)
     t = task("linear", shards=shared)
     x = models(t, 1)
+    assert shared.mixture is not None
     share = shared.mixture.mean(axis=0)
     parts = []
     for c in range(4):
@@ -351,6 +374,15 @@ def test_the_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture()
         inputs = torch.from_numpy(data.normalised(data.train_x[rows]))
         parts.append(share[c] * plain_gradient(network("linear"), x[0], inputs, torch.full((len(rows),), c)))
     assert relative(t.full_gradient(x, t.local_state(1))[0], np.sum(parts, axis=0)) < 1e-5
+
+
+def test_the_full_gradient_of_nodes_that_draw_from_all_data_is_that_of_all_data() -> None:
+    data = dataset((1, 6, 5))
+    t = task("linear", shards=virtual(data.train_y, 5, float("inf"), seed=2))
+    x = models(t, 1)
+    inputs, labels = torch.from_numpy(data.normalised(data.train_x)), torch.from_numpy(data.train_y)
+    expected = plain_gradient(network("linear"), x[0], inputs, labels)
+    assert relative(t.full_gradient(x, t.local_state(1))[0], expected) < 1e-5
 
 
 def test_a_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:

@@ -27,7 +27,8 @@ def folder(kind: str) -> Path:
 
 @pytest.mark.parametrize("name", HASHES)
 def test_a_preset_has_the_hash_it_had(name: str) -> None:
-    assert spec_hash(settle(load(name)), {"a.gz": "0" * 64}) == HASHES[name]
+    then = OLD / f"{name}.toml"  # of a preset that is another today
+    assert spec_hash(settle(load(then if then.is_file() else name)), {"a.gz": "0" * 64}) == HASHES[name]
 
 
 def test_a_field_added_later_changes_the_hash_only_where_it_is_not_its_default() -> None:

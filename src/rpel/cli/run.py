@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
-    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k. A file holds the fields below (see
-    rpel show). A field keeps its value from there unless its option is given. A finished run is not repeated, an
-    unfinished one goes on from its last checkpoint.
+    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m. A file holds the fields
+    below (see rpel show). A field keeps its value from there unless its option is given. A finished run is not
+    repeated, an unfinished one goes on from its last checkpoint.
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """

@@ -17,7 +17,9 @@ from rpel.config.values import parameters, parse_seeds, planned
 from rpel.errors import nearest
 from rpel.types import Scale
 
-DatasetName = Literal["mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "own"]
+DatasetName = Literal[
+    "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "mnist-8x8", "mnist-sample-8x8", "own"
+]  # fmt: skip
 MethodName = Literal[
     "rpel", "all-to-all", "nna", "cs-plus", "gts", "clipped-gossip", "clipped-gossip-oracle", "rtc", "d-psgd",
     "el-local", "el-oracle",

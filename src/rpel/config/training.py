@@ -9,11 +9,14 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from rpel.config.values import builtin, learning_rate
+from rpel.config.values import builtin, learning_rate, unbounded
 from rpel.errors import nearest
 
 Pieces = tuple[tuple[int, float], ...]
 """A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""
+
+Alpha = Annotated[Annotated[float, Field(gt=0)] | Literal["inf"], BeforeValidator(unbounded)]
+"""Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML, JSON and a run's hash."""
 
 Rate = Annotated[float | Pieces, BeforeValidator(learning_rate)]
 
@@ -83,7 +86,7 @@ class Training(Config):
     model: str = Field("mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation")
     rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
     partition: Literal["dirichlet", "iid", "writer", "virtual"] = Field("dirichlet", description="who holds which data")
-    alpha: float = Field(1.0, description="how alike the nodes' data are; small is unlike", gt=0)
+    alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")
     lr: Rate = Field(0.5, description="learning rate, or a schedule such as 500:0.5,1000:0.1 (up to round:rate)")
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
     weight_decay: float = Field(1e-4, description="L2 regularisation, applied after momentum", ge=0)
@@ -109,6 +112,7 @@ class Training(Config):
 # --- one sentence ----------------------------------------------------------------------------------------------------
 
 _EXAMPLES = {
+    "alpha": "a number such as 1.0, or inf",
     "lr": "0.5 or 500:0.5,1000:0.1 with rising rounds and positive rates",
     "attack_params": "z=1.5 or JSON such as {\"z\": 1.5}",
     "seeds": "0-4 or 0,1,7, each seed once",

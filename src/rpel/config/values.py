@@ -30,6 +30,15 @@ def _positive(rate: float) -> float:
     return rate
 
 
+def unbounded(value: Any) -> Any:
+    """Infinity as the word "inf"; anything else as it is.
+
+    >>> unbounded(float("inf")), unbounded(1.0)
+    ('inf', 1.0)
+    """
+    return "inf" if value in (float("inf"), "inf", "infinity", "∞") else value
+
+
 def parameters(value: Any) -> Any:
     """A table, JSON, or text "z=1.5,targeting=all"."""
     if isinstance(value, Mapping):

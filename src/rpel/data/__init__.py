@@ -2,13 +2,14 @@
 
 from rpel.data.cifar import crop_flip
 from rpel.data.datasets import NAMES, Dataset, from_arrays, load
-from rpel.data.files import DataError
+from rpel.data.files import DataError, MissingDataError
 from rpel.data.partition import Virtual, balanced_subset, by_writer, dirichlet, iid, virtual
 
 __all__ = [
     "NAMES",
     "DataError",
     "Dataset",
+    "MissingDataError",
     "Virtual",
     "balanced_subset",
     "by_writer",

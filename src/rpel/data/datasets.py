@@ -6,7 +6,7 @@ with the arrays; a file that is not the published one is never used.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.data import cifar, idx, leaf
-from rpel.data.files import DataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
+from rpel.data.files import DataError, MissingDataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
 from rpel.data.idx import Digests
 from rpel.errors import nearest
 
@@ -79,6 +79,7 @@ SAMPLE_DIGESTS = (
 )
 
 _MNIST_STATISTICS = ((0.1307,), (0.3081,))
+_SMALL_MNIST_STATISTICS = ((0.1774,), (0.2807,))
 _FASHION_STATISTICS = ((0.2860,), (0.3530,))
 _CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 # LEAF's images are mostly white background (1.0), which this puts near zero, as MNIST's black is.
@@ -163,7 +164,9 @@ SOURCES = {
     ),
     "femnist": Source(_find_femnist, (), "femnist/train/*.json and femnist/test/*.json, made with LEAF"),
 }
-NAMES = ("mnist-sample", *SOURCES)
+SMALLER = {"mnist-8x8": "mnist", "mnist-sample-8x8": "mnist-sample"}
+"""Data sets made from another by `eight_by_eight`: for many nodes with small models."""
+NAMES = ("mnist-sample", *SOURCES, *SMALLER)
 
 
 def load(
@@ -183,6 +186,8 @@ def load(
     """
     if name == "mnist-sample":
         return _sample()
+    if name in SMALLER:
+        return eight_by_eight(load(SMALLER[name], data_dir, download, progress), name)
     if name not in SOURCES:
         raise ValueError(f"there is no data set {name!r}; {nearest(name, NAMES)}")
     folders = search_folders(data_dir)
@@ -209,22 +214,39 @@ def _sample() -> Dataset:
     return Dataset("mnist-sample", *arrays, 10, *_MNIST_STATISTICS, checksums)
 
 
+def eight_by_eight(mnist: Dataset, name: str) -> Dataset:
+    """MNIST's images made small: the middle 24 × 24 pixels, of which each 3 × 3 become their mean, from 0 to 1.
+
+    >>> small = eight_by_eight(load(), "mnist-sample-8x8")
+    >>> small.train_x.shape, small.train_x.dtype
+    ((5000, 1, 8, 8), dtype('float32'))
+    """
+    train_x, test_x = (
+        (x[:, :, 2:26, 2:26].reshape(len(x), 1, 8, 3, 8, 3).sum(axis=(3, 5)) / (9 * 255)).astype(np.float32)
+        for x in (mnist.train_x, mnist.test_x)
+    )
+    mean, std = _SMALL_MNIST_STATISTICS
+    return replace(mnist, name=name, train_x=train_x, test_x=test_x, mean=mean, std=std)
+
+
 def _downloaded(name: str, folders: list[Path], download: bool, progress: Progress | None) -> Dataset:
     source = SOURCES[name]
     advice = f"put {source.layout} into a folder and name it with --data-dir or RPEL_DATA"
     if not download or not source.remotes:
         why = "" if source.remotes else " and has no archive to download"
-        raise DataError(f"{name} is not in {', '.join(map(str, folders))}{why}: {advice}")
+        raise MissingDataError(f"{name} is not in {', '.join(map(str, folders))}{why}: {advice}")
     for remote in source.remotes:
         if (cache_folder() / remote.path).is_file():
             continue
         try:
             fetch(remote, cache_folder(), progress)
         except DataError as error:
-            raise DataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
+            raise MissingDataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
     found = _found(name, cache_folder())
     if found is None:
-        raise DataError(f"{name} disappeared from {cache_folder()} while it was being read: try again, or {advice}")
+        raise MissingDataError(
+            f"{name} disappeared from {cache_folder()} while it was being read: try again, or {advice}"
+        )
     return found
 
 

@@ -27,6 +27,10 @@ class DataError(ValueError):
     """A data set that is missing, damaged or not what it claims to be; the message is one sentence for the user."""
 
 
+class MissingDataError(DataError):
+    """A data set that is nowhere to be found and could not be downloaded."""
+
+
 def md5(content: bytes) -> str:
     """The digest under which the public archives are known; it guards against damage, not against an enemy.
 

@@ -82,61 +82,92 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class Virtual:
-    """A mixture of classes for each node, drawing from pools that all nodes share."""
+    """Nodes that share all examples: each draws by its own mixture of classes, or evenly from everything."""
 
-    mixture: NDArray[np.float64]
-    """(nodes, classes), rows sum to one."""
+    nodes: int
     pool: Integers
     """(N,) examples sorted by class."""
     start: Integers
     """(classes + 1,) where each class's pool begins, and the end."""
+    mixture: NDArray[np.float32] | None
+    """(nodes, classes), rows sum to one; None: every node draws evenly from all examples, and nothing is kept."""
 
-    def draw(self, uniform: NDArray[np.floating], nodes: Integers | None = None) -> Integers:
-        """A batch for each node: uniform (h, batch, 2) in [0, 1) gives example indices (h, batch).
+    @property
+    def numbers(self) -> int:
+        """How many random numbers one example takes."""
+        return 1 if self.mixture is None else 2
 
-        The first number chooses the class by the node's mixture, the second the example in the class's pool. ``nodes``
-        (h,) says which nodes these are; all of them, in order, if left out.
+    def draw(self, uniform: NDArray[np.floating], nodes: Integers) -> Integers:
+        """A batch for each of the nodes (h,): uniform (h, batch, numbers) in [0, 1) gives example indices (h, batch).
 
-        >>> two = Virtual(np.array([[1.0, 0.0], [0.5, 0.5]]), pool=np.array([4, 5, 6, 7]), start=np.array([0, 3, 4]))
-        >>> two.draw(np.array([[[0.9, 0.0]], [[0.9, 0.5]]]))
+        The first number chooses the class by the node's mixture, the last the example in the class's pool.
+
+        >>> mixture = np.array([[1.0, 0.0], [0.5, 0.5]], np.float32)
+        >>> two = Virtual(2, np.array([4, 5, 6, 7]), np.array([0, 3, 4]), mixture)
+        >>> two.draw(np.array([[[0.9, 0.0]], [[0.9, 0.5]]]), np.arange(2))
         array([[4],
                [7]])
         """
-        mixture = self.mixture if nodes is None else self.mixture[nodes]
-        if uniform.ndim != 3 or uniform.shape[::2] != (len(mixture), 2):
-            raise ValueError(f"uniform numbers of shape ({len(mixture)}, batch, 2) are needed, not {uniform.shape}")
-        label = np.zeros(uniform.shape[:2], np.int64)
-        for edge in np.cumsum(mixture, axis=1)[:, :-1].T:  # one class at a time: never (h, batch, classes) in memory
-            label += uniform[..., 0] >= edge[:, None]
-        # An edge rounded below 1 must not lead into a trailing class of share zero.
-        label = np.minimum(label, _last_present(mixture)[:, None])
-        size = self.start[label + 1] - self.start[label]
-        offset = np.minimum((uniform[..., 1] * size).astype(np.int64), size - 1)
-        drawn: Integers = self.pool[self.start[label] + offset]
+        if uniform.ndim != 3 or uniform.shape[::2] != (len(nodes), self.numbers):
+            needed = f"({len(nodes)}, batch, {self.numbers})"
+            raise ValueError(f"uniform numbers of shape {needed} are needed, not {uniform.shape}")
+        if self.mixture is None:
+            start, size = np.zeros(1, np.int64), np.array([len(self.pool)])
+        else:
+            label = _classes(self.mixture[nodes], uniform[..., 0])
+            start, size = self.start[label], np.diff(self.start)[label]
+        offset = np.minimum((uniform[..., -1] * size).astype(np.int64), size - 1)
+        drawn: Integers = self.pool[start + offset]
         return drawn
 
+    def shares(self, nodes: Integers) -> NDArray[np.float64]:
+        """(classes,) how much of each class these nodes draw, taken together."""
+        if self.mixture is None:
+            return np.diff(self.start) / len(self.pool)
+        total = self.mixture[nodes].sum(axis=0, dtype=np.float64)
+        return np.asarray(total / total.sum())
 
-def _last_present(mixture: NDArray[np.float64]) -> Integers:
-    """The last class with a positive share in each row."""
-    last: Integers = mixture.shape[1] - 1 - np.argmax(mixture[:, ::-1] > 0, axis=1)
-    return last
+
+def _classes(mixture: NDArray[np.float32], uniform: NDArray[np.floating]) -> Integers:
+    """The class (h, batch) that each number chooses by its row of the mixture (h, classes)."""
+    label = np.zeros(uniform.shape, np.int64)
+    for edge in np.cumsum(mixture, axis=1, dtype=np.float64)[:, :-1].T:  # never (h, batch, classes) in memory
+        label += uniform >= edge[:, None]
+    # A sum rounded below 1 must not lead into a trailing class of share zero.
+    last = mixture.shape[1] - 1 - np.argmax(mixture[:, ::-1] > 0, axis=1)
+    return np.asarray(np.minimum(label, last[:, None]))
+
+
+_ROWS = 1 << 14  # mixtures that are drawn at once: as float64 they are twice what is kept
 
 
 def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
-    """A class mixture q ~ Dir(α·1) for each node over the classes that occur, and the pools to draw from.
+    """A mixture of classes q ~ Dir(α·1) for each node over the classes that occur; with α = ∞ all data for everybody.
+
+    It keeps 8 bytes for each example and, with finite α, 4 for each node and class: 40 MB for a million nodes and ten
+    classes.
 
     >>> shared = virtual(np.arange(100) % 10, nodes=100_000, alpha=1.0, seed=0)
-    >>> shared.mixture.shape, shared.pool.shape
-    ((100000, 10), (100,))
+    >>> shared.mixture.shape, shared.mixture.dtype, shared.pool.shape
+    ((100000, 10), dtype('float32'), (100,))
+    >>> virtual(np.arange(100) % 10, nodes=1_000_000, alpha=float("inf"), seed=0).mixture is None
+    True
     """
     if nodes < 1 or not len(labels):
         raise ValueError(f"a virtual partition needs nodes and examples, not {nodes} and {len(labels)}")
-    _check_alpha(alpha)
+    if not alpha > 0:
+        raise ValueError(f"alpha must be a positive number or inf, not {alpha}")
     counts = np.bincount(labels)
+    pool, start = np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+    if math.isinf(alpha):
+        return Virtual(nodes, pool, start, None)
     present = np.flatnonzero(counts)
-    mixture = np.zeros((nodes, len(counts)))
-    mixture[:, present] = stream(seed, ("partition", 0)).dirichlet(np.full(len(present), alpha), size=nodes)
-    return Virtual(mixture, np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
+    mixture = np.zeros((nodes, len(counts)), np.float32)
+    rng = stream(seed, ("partition", 0))
+    for at in range(0, nodes, _ROWS):
+        some = mixture[at : at + _ROWS]
+        some[:, present] = rng.dirichlet(np.full(len(present), alpha), size=len(some))
+    return Virtual(nodes, pool, start, mixture)
 
 
 def balanced_subset(labels: Integers, size: int, seed: int) -> Integers:
@@ -168,4 +199,5 @@ def _check_room(examples: int, nodes: int, batch: int) -> None:
 
 def _check_alpha(alpha: float) -> None:
     if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha must be a positive number, not {alpha}")
+        remedy = ": for equal shares take partition iid" if alpha == math.inf else ""
+        raise ValueError(f"alpha must be a positive number, not {alpha}{remedy}")

@@ -7,6 +7,7 @@ value inside, and what a function has captured; an object that cannot be describ
 import functools
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
@@ -23,6 +24,8 @@ from rpel.config.spec import OWN, Spec
 from rpel.data import Dataset
 from rpel.simulation.methods import Settled, build_network
 from rpel.tasks import Classification
+
+log = logging.getLogger("rpel")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Download = Callable[[str, int, int | None], None]
@@ -53,6 +56,22 @@ class Inputs:
     module: nn.Module | None
     loss: Loss | None
     digests: dict[str, str] = field(default_factory=dict)
+
+
+SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
+"""Data sets in whose place the embedded sample may stand, so that the presets with many nodes run everywhere."""
+
+
+def available(spec: Spec, download: Download | None = None) -> Spec:
+    """The Spec, with the embedded sample where a data set of SAMPLES can be neither found nor downloaded."""
+    if spec.dataset not in SAMPLES:
+        return spec
+    try:
+        data.load(spec.dataset, spec.data_dir, progress=download)
+    except data.MissingDataError as error:
+        log.warning("%s; until then the sample in the package, %s, takes its place", error, SAMPLES[spec.dataset])
+        return spec.but(dataset=SAMPLES[spec.dataset])
+    return spec
 
 
 def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs:
@@ -131,11 +150,11 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
     """Who holds which training examples."""
     labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
     if spec.partition == "virtual":
-        return data.virtual(labels, nodes, spec.alpha, seed)
+        return data.virtual(labels, nodes, float(spec.alpha), seed)
     if spec.partition == "iid":
         return data.iid(labels, nodes, batch, seed)
     if spec.partition == "dirichlet":
-        return data.dirichlet(labels, nodes, spec.alpha, batch, seed)
+        return data.dirichlet(labels, nodes, float(spec.alpha), batch, seed)
     if dataset.writers is None:
         raise ValueError(
             f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"

@@ -29,7 +29,7 @@ from rpel.processes import Stop
 from rpel.simulation.certificate import certificate, versions
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.evaluation import Evaluation
-from rpel.simulation.inputs import Download, Inputs, Objects, build_task, gather
+from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
 from rpel.simulation.methods import METHODS, Settled, settle, spec_hash
 from rpel.simulation.metrics import Journal, Metrics, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
@@ -84,7 +84,7 @@ def run(
     if tensorboard:
         check_tensorboard()  # before data are loaded
     own, stop = own or Objects(), stop or Stop(_WHEN)
-    spec = own.named(spec)
+    spec = available(own.named(spec), download)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
     runs: list[Result] = []
     for seed in seeds:

@@ -100,8 +100,9 @@ class AutogradEngine:
     def __init__(self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device) -> None:
         self.module, self.loss, self.device = module, loss, device
         self.own = Own()
-        self.noisy = self._draws_elsewhere(probe)
-        self.serial = self.noisy or device.type != "cpu"
+        self.hidden = self._draws_elsewhere(probe)
+        self.noisy = self.hidden or any(type(layer) is nn.Dropout for layer in module.modules())
+        self.serial = self.hidden or device.type != "cpu"
 
     def together(self, batch: int | None = None) -> int:
         """Nodes share nothing here."""
@@ -114,7 +115,7 @@ class AutogradEngine:
         own = self._copy(x.dtype)
         for i in range(len(x)):
             own.load(x[i], local[i], train)
-            with self._seeded(own, seeds[i]):
+            with self._seeded(own, seeds[i] if train and self.noisy else 0):
                 loss = self.loss(own.run(inputs[i]), labels[i].to(self.device))
             own.store_gradient(loss, out[i])
             if train:
@@ -140,7 +141,7 @@ class AutogradEngine:
     @contextmanager
     def _seeded(self, own: _Copy, seed: int) -> Iterator[None]:
         own.generator.manual_seed(seed)
-        if not self.noisy:
+        if not self.hidden:
             yield
             return
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rpel.data import Dataset, Virtual, crop_flip
 from rpel.kernels.cache import compiled
+from rpel.kernels.pool import run
 from rpel.randomness import draws, stream
 from rpel.types import Integers
 
@@ -33,6 +34,12 @@ def _normalise(images: Any, rows: Any, scale: Any, shift: Any, out: Any) -> None
             result[j] = kind(image[j]) * scale[j] + shift[j]
 
 
+Rows = NDArray[np.int32]
+"""Numbers of training examples; half the memory of Integers where a million nodes draw a batch each."""
+
+_NODES = 512  # whose batches are drawn together: their random numbers stay in the cache
+
+
 class Examples:
     """The data of all nodes: whose is what, batches by coordinates, normalisation, flipped labels."""
 
@@ -47,18 +54,31 @@ class Examples:
         self.pool, self.start, self.size = _table(self.held, self.flipped, len(dataset.train_y))
         per_channel = (-1, *(1,) * (len(dataset.shape) - 1))
         mean, std = (np.array(v, np.float64).reshape(per_channel) for v in (dataset.mean, dataset.std))
-        self.scale = np.broadcast_to(1 / (255 * std), dataset.shape).ravel()
+        top = 255 if dataset.train_x.dtype == np.uint8 else 1
+        self.scale = np.broadcast_to(1 / (top * std), dataset.shape).ravel()
         self.shift = np.broadcast_to(-mean / std, dataset.shape).ravel()
+        self._sampled: dict[int, Integers] = {}
 
-    def indices(self, ids: Integers, t: int, k: int) -> Integers:
+    def indices(self, ids: Integers, t: int, k: int) -> Rows:
         """The batches (h, batch_size) of nodes ids (h,) in round t, local step k: uniform over each node's examples."""
-        numbers = 1 if self.virtual is None else 2
+        drawn = np.empty((len(ids), self.batch_size), np.int32)
+
+        def work(first: int, last: int) -> None:
+            for unit in range(first, last):
+                some = slice(unit * _NODES, (unit + 1) * _NODES)
+                drawn[some] = self._drawn(ids[some], t, k)
+
+        run(work, -(-len(ids) // _NODES))
+        return drawn
+
+    def _drawn(self, ids: Integers, t: int, k: int) -> Integers:
+        numbers = 1 if self.virtual is None else self.virtual.numbers
         uniform = draws(self.seed, ("batch", k), t, ids, numbers * self.batch_size)
         if self.virtual is None:
             return self._from_table(uniform, ids)
-        drawn = np.empty((len(ids), self.batch_size), np.int64)
         own = ~np.isin(ids, self.flipped)
-        drawn[own] = self.virtual.draw(uniform[own].reshape(-1, self.batch_size, 2), ids[own])
+        drawn = np.empty((len(ids), self.batch_size), np.int64)
+        drawn[own] = self.virtual.draw(uniform[own].reshape(-1, self.batch_size, numbers), ids[own])
         drawn[~own] = self._from_table(uniform[~own, : self.batch_size], ids[~own])
         return drawn
 
@@ -72,7 +92,7 @@ class Examples:
         drawn: Integers = self.pool[self.start[ids][:, None] + offset]
         return drawn
 
-    def train(self, rows: Integers, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
+    def train(self, rows: Rows | Integers, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
         """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that."""
         flat = rows.ravel()
         if coins is None:
@@ -88,47 +108,50 @@ class Examples:
             return None
         return draws(self.seed, ("augment", k), t, ids, 3 * self.batch_size).reshape(len(ids), -1, 3)
 
-    def labels(self, rows: Integers, ids: Integers) -> Integers:
+    def labels(self, rows: Rows | Integers, ids: Integers) -> Integers:
         """Labels (h, B) of training rows as these nodes see them: C − 1 − y for those that flip."""
         labels = self.dataset.train_y[rows]
-        flips = np.isin(ids, self.flipped)
-        labels[flips] = self.dataset.classes - 1 - labels[flips]
+        if len(self.flipped):
+            flips = np.isin(ids, self.flipped)
+            labels[flips] = self.dataset.classes - 1 - labels[flips]
         return labels
 
     def test(self, rows: Integers, dtype: torch.dtype) -> Tensor:
         """Test examples (N, …)."""
         return self._numbers(self.dataset.test_x, rows, dtype)
 
-    def _numbers(self, x: NDArray[Any], rows: Integers, dtype: torch.dtype) -> Tensor:
+    def _numbers(self, x: NDArray[Any], rows: Rows | Integers, dtype: torch.dtype) -> Tensor:
         """Rows of x, normalised."""
-        if x.dtype != np.uint8:
-            return torch.from_numpy(self.dataset.normalised(x[rows])).to(dtype)
+        if x.dtype not in (np.uint8, np.float32, np.float64):
+            x, rows = x[rows].astype(np.float32), np.arange(len(rows))
         out = torch.empty(len(rows), len(self.scale), dtype=dtype)
         kind = out.numpy().dtype
-        _normalise(x.reshape(len(x), -1), rows, self.scale.astype(kind), self.shift.astype(kind), out.numpy())
+        flat = np.ascontiguousarray(x).reshape(len(x), -1)
+        _normalise(flat, rows, self.scale.astype(kind), self.shift.astype(kind), out.numpy())
         return out.view(len(rows), *self.dataset.shape)
 
     def honest(self, size: int | None) -> Iterator[tuple[Integers, float]]:
         """Groups of examples whose weighted mean loss is F_H: exactly, or by `size` fixed draws, right on average."""
-        groups = list(self._groups())
         if size is None:
-            yield from groups
+            yield from self._groups()
             return
-        rng = stream(self.seed, "full-gradient")
-        chosen = rng.choice(len(groups), size, p=np.array([weight for _, weight in groups]))
-        rows = [groups[g][0][int(u * len(groups[g][0]))] for g, u in zip(chosen, rng.random(size), strict=True)]
-        yield np.array(rows, np.int64), 1.0
+        if size not in self._sampled:
+            groups = list(self._groups())
+            rng = stream(self.seed, "full-gradient")
+            chosen = rng.choice(len(groups), size, p=np.array([weight for _, weight in groups]))
+            rows = [groups[g][0][int(u * len(groups[g][0]))] for g, u in zip(chosen, rng.random(size), strict=True)]
+            self._sampled[size] = np.array(rows, np.int64)
+        yield self._sampled[size], 1.0
 
     def _groups(self) -> Iterator[tuple[Integers, float]]:
         """One group per node, or per class where nodes are mixtures of classes."""
         if self.virtual is None:
             yield from ((part, 1 / len(self.held)) for part in self.held.values())
             return
-        honest = np.setdiff1d(np.arange(len(self.virtual.mixture)), self.flipped)
-        share = self.virtual.mixture[honest].mean(axis=0)
+        share = self.virtual.shares(np.setdiff1d(np.arange(self.virtual.nodes), self.flipped))
         for label in np.flatnonzero(share):
             start, end = self.virtual.start[label : label + 2]
-            yield self.virtual.pool[start:end], float(share[label] / share.sum())
+            yield self.virtual.pool[start:end], float(share[label])
 
 
 def _by_node(shards: Sequence[Integers] | Mapping[int, Integers]) -> dict[int, Integers]:

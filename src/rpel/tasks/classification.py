@@ -27,6 +27,7 @@ from rpel.tasks.task import Engine, share, tensor
 from rpel.types import Floats, Integers
 
 _BLOCK = 250  # test examples per unit of work
+_MANY = 32  # groups of nodes that keep all threads busy
 
 
 class Classification:
@@ -101,17 +102,23 @@ class Classification:
         self._check(out, local, len(ids))
         local = local.copy()
         rows, coins = self.examples.indices(ids, t, k), self.examples.coins(ids, t, k)
-        labels = torch.from_numpy(self.examples.labels(rows, ids))
-        seeds = (draws(self.seed, ("dropout", k), t, ids, 1)[:, 0] * 2**53).astype(np.int64).tolist()
+        seeds = self._seeds(ids, t, k)
         x_, local_, out_ = tensor(x), tensor(local), tensor(out)
 
         def work(some: slice) -> None:
-            varied = None if coins is None else coins[some]
-            inputs = self.examples.train(rows[some], varied, x_.dtype)
-            self.engine.gradient(x_[some], local_[some], inputs, labels[some], seeds[some], out_[some], train=True)
+            inputs = self.examples.train(rows[some], None if coins is None else coins[some], x_.dtype)
+            labels = torch.from_numpy(self.examples.labels(rows[some], ids[some]))
+            noise = [] if seeds is None else seeds[some].tolist()
+            self.engine.gradient(x_[some], local_[some], inputs, labels, noise, out_[some], train=True)
 
         self._over_nodes(work, len(ids), self.batch_size)
         return out, local
+
+    def _seeds(self, ids: Integers, t: int, k: int) -> Integers | None:
+        """(h,) for the noise in the nodes' networks; None where there is none."""
+        if not self.engine.noisy:
+            return None
+        return (draws(self.seed, ("dropout", k), t, ids, 1)[:, 0] * 2**53).astype(np.int64)
 
     def _check(self, x: Floats, local: Floats, nodes: int) -> None:
         """Refuse arrays that are not contiguous rows of this task's models and local states."""
@@ -136,20 +143,30 @@ class Classification:
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
         blocks = [rows[at : at + _BLOCK] for at in range(0, len(rows), _BLOCK)]
-        right, lost = np.zeros((len(x), len(blocks))), np.zeros((len(x), len(blocks)))
-        x_, local_ = tensor(x), tensor(local)
         size = self.engine.together()
+        groups = -(-len(x) // size)
+        # A few nodes on many blocks are shared out by both; of many nodes, a unit sums all its blocks.
+        parts = len(blocks) if groups < _MANY else 1
+        right, lost = np.zeros((len(x), parts)), np.zeros((len(x), parts))
+        x_, local_ = tensor(x), tensor(local)
 
         def work(unit: int) -> None:
-            first, b = unit // len(blocks) * size, unit % len(blocks)
-            some = slice(first, first + size)
-            labels = torch.from_numpy(self.examples.dataset.test_y[blocks[b]])
-            outputs = self.engine.outputs(x_[some], local_[some], self.examples.test(blocks[b], x_.dtype))
-            right[some, b] = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
-            lost[some, b] = self._losses(outputs, labels).numpy() * len(labels)
+            first, part = unit // parts * size, unit % parts
+            some = slice(first, min(first + size, len(x)))
+            these = blocks[part : part + 1] if parts > 1 else blocks
+            found = [self._right_and_lost(x_[some], local_[some], block) for block in these]
+            sums = [np.stack(each, axis=1).sum(axis=1) for each in zip(*found, strict=True)]
+            right[some, part], lost[some, part] = sums
 
-        share(work, -(-len(x) // size) * len(blocks), self.engine.serial)
+        share(work, groups * parts, self.engine.serial)
         return right.sum(axis=1) / len(rows), lost.sum(axis=1) / len(rows)
+
+    def _right_and_lost(self, x: Tensor, local: Tensor, rows: Integers) -> tuple[Floats, Floats]:
+        """Of each of c nodes, on some test examples: how many it gets right (c,), and the sum of its losses (c,)."""
+        labels = torch.from_numpy(self.examples.dataset.test_y[rows])
+        outputs = self.engine.outputs(x, local, self.examples.test(rows, x.dtype))
+        right = (outputs.argmax(dim=2) == labels).sum(dim=1)
+        return right.numpy(), self._losses(outputs, labels).numpy() * len(labels)
 
     def _losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss (c,) of each node's outputs (c, N, classes)."""
@@ -180,7 +197,7 @@ class Classification:
                 inputs = self.examples.train(rows[None], None, x_.dtype)
                 inputs = inputs.expand(nodes, *inputs.shape[1:])
                 labels = torch.from_numpy(self.examples.dataset.train_y[rows]).expand(nodes, -1)
-                self.engine.gradient(x_[some], local_[some], inputs, labels, [0] * nodes, part, train=False)
+                self.engine.gradient(x_[some], local_[some], inputs, labels, [], part, train=False)
                 out[some] += weight * part.numpy()
 
         self._over_nodes(work, len(x), _BLOCK)

@@ -74,7 +74,7 @@ class LinearEngine:
         self.layers = Linears(layers.linears)
         self.d = layers.d
 
-    serial = False
+    serial = noisy = False
 
     def together(self, batch: int | None = None) -> int:
         """How many nodes to compute at once: so many that their inputs, or their models, fit into the cache."""

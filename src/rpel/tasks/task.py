@@ -55,6 +55,9 @@ class Engine(Protocol):
     serial: bool
     """Whether units must not run side by side."""
 
+    noisy: bool
+    """Whether training draws random numbers, for which `gradient` wants seeds."""
+
     def together(self, batch: int | None = None) -> int:
         """How many nodes to hand over at once: with batches of that size of their own, or with common inputs."""
 
@@ -63,8 +66,8 @@ class Engine(Protocol):
     ) -> None:
         """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …) with labels (c, B).
 
-        local (c, q) is changed in place. `seeds` (c,) are for noise in the network. Without `train`: no noise, local
-        statistics used and left alone.
+        local (c, q) is changed in place. `seeds` (c,) are for noise in the network, if it is noisy. Without `train`: no
+        noise, local statistics used and left alone.
         """
 
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class ConvolutionEngine:
         self.stages, self.places = _stages(layers.convolutions, shape)
         self.own = Own()
 
-    serial = False
+    serial = noisy = False
 
     def together(self, batch: int | None = None) -> int:
         """Nodes share nothing here."""

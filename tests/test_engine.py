@@ -10,7 +10,10 @@ import rpel
 from rpel import theory
 from rpel.kernels import steps
 from rpel.learning import exchange, mix
+from rpel.randomness import draws
 from rpel.simulation.adversary import Roster
+from rpel.simulation.certificate import certificate
+from rpel.simulation.evaluation import evaluate
 from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
 from rpel.types import Cohort, Inbox
@@ -20,7 +23,7 @@ Array = NDArray[Any]
 
 
 def paper(spec: Settled, task: Quadratic) -> Array:
-    """Algorithm 1 with a FOE adversary, node by node, in the paper's order."""
+    """Algorithm 1 with a FOE adversary, node by node, in the paper's order; late nodes answer nobody."""
     n, h = spec.nodes, spec.nodes - spec.byzantine
     hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
@@ -33,23 +36,29 @@ def paper(spec: Settled, task: Quadratic) -> Array:
                 g = task.gradient(start[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0]
                 m[i] = spec.momentum * m[i] + (1 - spec.momentum) * g
                 half[i] = start - spec.rate(t) * (m[i] + spec.weight_decay * start)
+        late = draws(spec.seed, "no_show", t, np.arange(n), 1)[:, 0] < spec.no_show
         for i in range(h):
             pulled = Pull(n, spec.pull, spec.seed).sample(t, honest[[i]])[0]
-            answers = [half[np.searchsorted(honest, j)] for j in pulled if not hostile[j]]
+            answers = [half[np.searchsorted(honest, j)] for j in pulled if not hostile[j] and not late[j]]
             forged = -2 * np.mean(answers, axis=0)
             models = [half[i], *answers, *[forged] * int(hostile[pulled].sum())]
-            x[i] = rpel.rule("nnm+trimmed_mean", f=spec.b_hat)(np.array(models))
+            enough = len(models) > 2 * spec.b_hat
+            x[i] = rpel.rule(spec.rule, f=spec.b_hat)(np.array(models)) if enough else half[i]
     return x
 
 
-@pytest.mark.parametrize("local_steps", [1, 3])
-def test_the_simulator_does_what_the_paper_says(local_steps: int) -> None:
-    spec = BASE.but(local_steps=local_steps)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"local_steps": 3}, {"rule": "mean"}, {"rule": "mean", "no_show": 0.3}],
+    ids=["plain", "local steps", "a rule that lets forged vectors through", "late nodes"],
+)
+def test_the_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None:
+    spec = BASE.but(**changes)
     run = simulation(spec)
     for _ in range(spec.rounds):
         run.step()
     np.testing.assert_allclose(run.models(), paper(settle(spec), Quadratic()), rtol=0, atol=1e-10)
-    assert run.cohort.local.tolist() == [[spec.rounds * local_steps]] * 12
+    assert run.cohort.local.tolist() == [[spec.rounds * spec.local_steps]] * 12
 
 
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
@@ -131,6 +140,17 @@ def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step(
     assert calm.evaluate(None).worst > 0.9
 
 
+def test_other_nodes_are_late_in_every_round() -> None:
+    run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
+    seen = []
+    deliver = run.network.deliver
+    run.network.deliver = lambda ask: seen.append(deliver(ask)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    for _ in range(4):
+        run.step()
+    answered = [frozenset(np.unique(inbox.index[inbox.index[:, 0] == 0, 1:]).tolist()) for inbox in seen]
+    assert len(set(answered)) == 4
+
+
 def test_a_late_node_is_late_for_everybody() -> None:
     run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
     asked: list[Any] = []
@@ -177,6 +197,24 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert info.hostile.shape == (12,)
     assert run.models().shape == (12, 7)
     assert run.evaluate(None).accuracy.shape == (12,)
+    honest = run.cohort.x[run.honest]
+    assert info.consensus == pytest.approx(steps.spread(honest)[1])
+    assert info.consensus != pytest.approx(steps.spread(run.cohort.x)[1])
+    np.testing.assert_array_equal(run.models(), honest)
+    np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, run.cohort.local[:12])[0])
+
+
+def test_the_gradient_norm_is_that_of_several_nodes() -> None:
+    task, x = Quadratic(), np.random.default_rng(0).normal(size=(12, 7))
+    norms = np.square(x - task.targets.mean(axis=0)).sum(axis=1)
+    assert evaluate(task, x, np.zeros((12, 1)), None).grad_norm == pytest.approx(norms[[0, 5, 11]].mean())
+
+
+def test_a_certificate_lists_a_thousand_violations_and_counts_all() -> None:
+    counts = np.full((40, 50), 3)
+    found = certificate({}, counts, 2, np.arange(50), seed=0, versions={}, threads=1, data={})
+    assert (len(found["violations"]), found["violations_total"]) == (1000, 2000)
+    assert found["violations"][51] == {"round": 2, "node": 1, "count": 3}
 
 
 def test_all_to_all_hears_everybody() -> None:

@@ -1,5 +1,6 @@
 """Runs from Python: what they keep, that they are not repeated, own models and data, seeds, faults, certificate."""
 
+import inspect
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from torch import nn
 
 from rpel.config.spec import Spec
 from rpel.data import Dataset
+from rpel.data import load as dataset
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, Tick, resume, simulate
 from rpel.simulation.checkpoint import RunFolder
@@ -223,6 +225,58 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert [t for t, _ in RunFolder(path).checkpoints] == [2]
     monkeypatch.undo()
     assert len(resume(path).history) == 6
+
+
+def test_a_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[set[str]] = []
+    real = RunFolder.write_json
+
+    def write(self: RunFolder, name: str, content: Any) -> None:
+        there.append({p.name for p in self.path.iterdir()})
+        real(self, name, content)
+
+    monkeypatch.setattr(RunFolder, "write_json", write)
+    tiny(tmp_path)
+    assert FILES - {"certificate.json"} <= there[0]
+    assert "certificate.json" not in there[0]
+
+
+def test_the_lines_are_durable_before_the_checkpoint_that_relies_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fsync by what is synced: metrics.jsonl with its lines, then the checkpoint's file."""
+    seen: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def sync(handle: int) -> None:
+        here = os.fstat(handle).st_ino
+        synced = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_ino == here]
+        seen.extend((path.name, path.read_bytes().count(b"\n") * (path.suffix == ".jsonl")) for path in synced)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    tiny(tmp_path)
+    for t in (2, 4):
+        at = seen.index((f".round-{t:08d}.npz.tmp", 0))
+        assert ("metrics.jsonl", t) in seen[:at], seen
+
+
+def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
+    *before, last = finished.nodes["accuracy"]
+    size = len(dataset("mnist-sample").test_y)
+    assert size > TINY["eval_size"]
+    np.testing.assert_allclose(np.array(before) * TINY["eval_size"] % 1, 0, atol=1e-9)
+    np.testing.assert_allclose((last * size + 0.5) % 1, 0.5, atol=1e-6)
+    assert (np.abs((last * TINY["eval_size"] + 0.5) % 1 - 0.5) > 1e-6).any(), "a subset would give coarser numbers"
+
+
+def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
+    keywords = inspect.signature(simulate).parameters
+    others = {"train", "test", "loss", "progress", "force", "tensorboard"}
+    assert keywords.keys() - others == Spec.model_fields.keys()
+    for key, field in Spec.model_fields.items():
+        if key != "model":
+            assert keywords[key].default == field.default, key
 
 
 # --- own models, own data, seeds -------------------------------------------------------------------------------------

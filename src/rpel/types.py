@@ -78,6 +78,21 @@ class Scale(StrEnum):
         return "" if self is Scale.FULL else self.value.upper()
 
 
+class Health(StrEnum):
+    """What `rpel network check` found of a member; UNMEASURED: well, but its speed is not known."""
+
+    WELL = "well"
+    UNMEASURED = "unmeasured"
+    UNREACHABLE = "unreachable"
+    LATE = "late"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    OTHER_MEMBERSHIP = "other_membership"
+    OTHER_MODEL = "other_model"
+    NO_CLOCK = "no_clock"
+    WRONG_CLOCK = "wrong_clock"
+
+
 @dataclass(frozen=True)
 class Cohort:
     """h nodes that step together: all honest nodes in the simulator, a shard on a cluster, one on a real peer.

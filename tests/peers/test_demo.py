@@ -13,8 +13,8 @@ import pytest
 
 from rpel import cli
 from rpel.operations import demo
-from rpel.operations.children import Children, Failed
 from rpel.operations.demo import Demonstration, Scene
+from rpel.processes import ChildError, Children
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,7 @@ def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert list(found) == KEYS
-    assert (found["peers"], found["byzantine"], found["rounds"], found["attack"]) == (5, 1, 4, "alie")
+    assert (found["peers"], found["byzantine"], found["rounds"], found["attack"]) == (5, 1, 4, "foe")
     assert (found["pull"], found["b_hat"]) == (4, 1)
     for end in ("", "_averaging"):
         assert 0 <= found[f"accuracy_worst{end}"] <= found[f"accuracy_mean{end}"] <= 1
@@ -73,7 +73,7 @@ def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
         keys = [(out / rule / f"peer-{number}" / "peer.key").read_bytes() for number in range(1, 6)]
         assert len(set(keys)) == 5
         deeds = (out / rule / "peer-5" / "stdout").read_text().splitlines()
-        assert {json.loads(deed)["attack"] for deed in deeds} == {"alie"}
+        assert {json.loads(deed)["attack"] for deed in deeds} == {"foe"}
     assert left_running(out) == []
 
 
@@ -111,14 +111,14 @@ def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
     with Children() as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
         children.all[0].process.wait(60)
-        with pytest.raises(Failed, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
+        with pytest.raises(ChildError, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
             children.check()
 
 
 def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Path) -> None:
     shown: list[Scene] = []
     said: list[str] = []
-    with pytest.raises(Failed, match=r"4 peers were not up within 1 s"):
+    with pytest.raises(ChildError, match=r"4 peers were not up within 1 s"):
         demo._network(
             Demonstration(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, lead=0.3, show=shown.append, say=said.append
         )

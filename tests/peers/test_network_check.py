@@ -13,6 +13,7 @@ import pytest
 from rpel import cli
 from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
+from rpel.types import Health
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
 
 pytestmark = pytest.mark.integration
@@ -74,6 +75,7 @@ def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
         told = checked(net, capsys, status=1)
     assert [member["reachable"] for member in told["members"]] == [True, False, True]
     assert [member["well"] for member in told["members"]] == [True, False, True]
+    assert told["members"][1]["health"] == "unreachable"
     assert told["members"][1]["remark"].startswith("it cannot be reached")
     assert told["suggested_period"] > 0
 
@@ -84,6 +86,7 @@ def test_another_members_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         replace(net.membership, rounds=7).save(tmp_path / "members.toml")
         told = checked(net, capsys, status=1)
     assert [member["same_membership"] for member in told["members"]] == [False] * 3
+    assert {member["health"] for member in told["members"]} == {"other_membership"}
     assert "another members.toml" in told["members"][0]["remark"]
     assert told["suggested_period"] is None
 
@@ -101,6 +104,7 @@ def test_a_wrong_clock_is_named(
             assert peer.entered.wait(60)
         told = checked(net, capsys, status=1)
     assert [member["well"] for member in told["members"]] == [True, False, True]
+    assert told["members"][1]["health"] == "wrong_clock"
     assert "behind" in told["members"][1]["remark"]
     assert told["members"][1]["clock_offset"] == pytest.approx(-3600, abs=120)
 
@@ -118,7 +122,7 @@ def test_another_initial_model_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_slowest_pull_counts_s_times_over(tmp_path: Path) -> None:
     m = found(tmp_path, 4, period=10.0).membership
-    rows = [Checked("a", "", True, seconds=0.1), Checked("b", "", True, seconds=0.4), Checked("c", "", False)]
+    rows = [Checked("a", "", seconds=0.1), Checked("b", "", seconds=0.4), Checked("c", "", Health.UNREACHABLE)]
     assert suggestion(m, rows, step_seconds=1.0) == pytest.approx(2 * (0.4 * m.pull + 1.0) / 0.8)
     assert suggestion(m, rows[:1], step_seconds=0.0) == pytest.approx(1.0)
     assert suggestion(m, rows[2:], step_seconds=1.0) is None

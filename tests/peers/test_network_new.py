@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import tomli_w
 
 from rpel import certificates, cli, models
 from rpel.config.membership import Founding, Membership
@@ -297,6 +299,71 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is that of 'a'"):
         join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+# --- network add, members --------------------------------------------------------------------------------------------
+
+
+def entry(folder: Path, number: int, **changes: str) -> Path:
+    """The file with a new member's entry; changes: other values in it."""
+    member = vars(join(id=f"c{number}", url=f"https://h{number}:1", folder=folder / f"c{number}").member) | changes
+    path = folder / f"c{number}.toml"
+    path.write_text(tomli_w.dumps({"member": [member]}))
+    return path
+
+
+def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = found(tmp_path, nodes=4, byzantine=1)
+    paths = [str(entry(tmp_path, number)) for number in range(5)]
+    base, members = ("network", "add"), ("--members", str(result.members))
+    text = rpel(capsys, *base, *paths[:3], *members).out
+    assert "3 added" in text
+    assert "1 of 4 are still missing" in text
+    assert "waits for 1 more of its 4 members, but 2 entries" in rpel(capsys, *base, *paths[3:], *members, code=2).err
+    assert json.loads(rpel(capsys, *base, paths[3], *members, "--json").out) == {
+        "added": ["c3"], "members": 4, "missing": 0
+    }  # fmt: skip
+    m = Membership.load(result.members)
+    assert [member.id for member in m.members] == ["c0", "c1", "c2", "c3"]
+    assert replace(m, members=()) == result.membership
+    text = rpel(capsys, "network", "members", *members).out
+    assert max(map(len, text.splitlines())) <= 80
+    for member in m.members:
+        assert member.fingerprint in text.replace(" ", "").replace("\n", "")
+    told = json.loads(rpel(capsys, "network", "members", *members, "--json").out)
+    assert [one["fingerprint"] for one in told] == [member.fingerprint for member in m.members]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id": "c0"}, "members 'c0' and 'c0' have the same id 'c0'"),
+        ({"url": "https://H0:1/"}, "members 'c0' and 'c1' have the same url 'https://h0:1'"),
+        ({"url": "http://h1:1"}, "write it as https://h1:1"),
+        ({"fingerprint": "0" * 64}, "is not that of its certificate"),
+        ({"name": "x"}, "unknown key 'name'"),
+    ],
+)
+def test_a_wrong_entry_is_named_and_nothing_is_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
+) -> None:
+    members = found(tmp_path).members
+    rpel(capsys, "network", "add", str(entry(tmp_path, 0)), "--members", str(members))
+    before = members.read_bytes()
+    right, wrong = entry(tmp_path, 2), entry(tmp_path, 1, **changes)
+    printed = rpel(capsys, "network", "add", str(right), str(wrong), "--members", str(members), code=2)
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+    assert members.read_bytes() == before
+
+
+def test_what_is_no_entry_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = found(tmp_path).members
+    for text in ("", "[[", "a = 1", "member = 3", 'id = "a"'):
+        (tmp_path / "e.toml").write_text(text)
+        printed = rpel(capsys, "network", "add", str(tmp_path / "e.toml"), "--members", str(members), code=2)
+        assert "is not an entry that `rpel peer init` printed" in printed.err
+    assert "there is no file" in rpel(capsys, "network", "add", "none.toml", "--members", str(members), code=2).err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from rpel import attack, cli, rule
 from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
-from rpel.operations.redteam.deliveries import drill, parse_parameters
+from rpel.operations.redteam.drill import drill, parse_parameters
 from rpel.peer.node import Node, make_ready
 from rpel.peer.server import HttpsTransport
 from rpel.types import Models
@@ -63,12 +63,10 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
     finally:
         red.cancel()
         await asyncio.gather(red, return_exceptions=True)
-        await asyncio.sleep(0.05)  # connections of a flood that nobody has accepted yet
         for transport in transports:
             await transport.stop()
         for store in stores:
             store.close()
-        await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
 
 
 @pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rpel import cli
-from rpel.cli import tables
 from rpel.cli.display import stdout
+from rpel.cli.watch import members_now
 from rpel.operations import watch
 from rpel.operations.watch import Seen, seen
 from rpel.peer.client import Answer
@@ -73,9 +73,25 @@ def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(s
     assert seen("a", HONEST | said, rounds=9) == Seen("a", "malformed")
 
 
+def test_after_the_last_round_a_member_that_left_is_finished() -> None:
+    gone = Answer(PullResult.UNREACHABLE, reason="no connection")
+    assert seen("a", gone, rounds=9, over=True).state == "finished"
+    assert seen("a", gone, rounds=9, over=False).state == "unreachable"
+    assert seen("a", Answer(PullResult.MALFORMED), rounds=9, over=True).state == "malformed"
+
+
+def test_the_table_fits_80_columns_whatever_the_members_are_called_and_say(capsys: pytest.CaptureFixture[str]) -> None:
+    said = HONEST | {"round": 99_999, "pulls": dict.fromkeys(HONEST["pulls"], 99_999)}  # type: ignore[call-overload]
+    rows = [seen("hospital-of-the-holy-spirit", said, 10**5), seen("b", Answer(PullResult.REFUSED, membership="0"), 9)]
+    stdout().print(members_now("network demo", rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert "other file" in lines[3]
+    assert max(map(len, lines)) <= 80
+
+
 def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [seen("a", HONEST, 9), seen("b", Answer(PullResult.LATE), 9), seen("c", HONEST, 9)]
-    stdout().print(tables.members_now("network demo", rows, hostile={"c"}))
+    stdout().print(members_now("network demo", rows, hostile={"c"}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a", "3", "0.7500", "10", "1", "2", "7", "1", "training"]
     assert lines[3].split() == ["b", "late"]

@@ -12,17 +12,14 @@ import typer
 import rpel
 from rpel.cli import network, peer
 from rpel.cli.arena import arena
-from rpel.cli.check import check
-from rpel.cli.demo import demo
 from rpel.cli.graph import graph
 from rpel.cli.options import NamesInHelp
 from rpel.cli.plan import plan
-from rpel.cli.redteam import red_team
 from rpel.cli.report import report
 from rpel.cli.reproduce import reproduce
 from rpel.cli.run import resume, run, show
 from rpel.cli.sweep import sweep
-from rpel.cli.watch import watch
+from rpel.cli.watch import demo, watch
 from rpel.processes import end_with_starter
 
 # typer carries its own click, whose UsageError it does not export
@@ -38,9 +35,8 @@ app = typer.Typer(
 app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
-for command in (resume, show, graph, sweep, reproduce, report, red_team, watch):
+for command in (resume, show, graph, sweep, reproduce, report, peer.red_team, watch):
     app.command()(command)
-network.app.command()(check)
 network.app.command()(demo)
 for group in (network, peer):
     app.add_typer(group.app)

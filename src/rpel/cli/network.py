@@ -1,21 +1,33 @@
-"""``rpel network``: found a network of real peers, check it, show one."""
+"""``rpel network``: found a network of real peers, add its members, check it."""
 
+import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from rpel import text
+from rpel.cli.display import stdout
+from rpel.cli.options import Json
 
 if TYPE_CHECKING:
+    from rpel.config.membership import Membership
+    from rpel.operations.check import Checked, Report
     from rpel.operations.found import Founded
+    from rpel.operations.watch import Observer
+
+Members = Annotated[Path, typer.Option(help="The network's members.toml.", show_default="members.toml")]
+Settings = Annotated[Path, typer.Option(help="The settings of the member that asks.")]
 
 app = typer.Typer(
     name="network",
-    help="Networks of real peers: found one, check it, see one at work.",
+    help="Networks of real peers: found one, add its members, check it, see one at work.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -66,7 +78,7 @@ def new(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for members.toml and init.safetensors.")] = Path(),
     seed: Annotated[int, typer.Option(help="Where a built-in task's initial model comes from.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Found a network: plan how many peers each one pulls from, and write the two files that all members share.
 
@@ -117,7 +129,155 @@ written:  {found.members} and {found.init}
 
 Next:
 1. Send both files to every operator.
-2. Each operator runs, beside the files, and sends back the entry it prints (the key stays where it is):
-     rpel peer init --id NAME --organisation "ORGANISATION" --url https://HOST:7443 {hosts}
-3. Append all {m.nodes} entries to members.toml, and give everybody that same file.
-4. Each operator runs rpel network check, and before the epoch: rpel peer run --config peer.toml"""
+2. Each operator runs, beside the files, and sends you entry.toml (the key stays where it is):
+     rpel peer init --id NAME --organisation "ORGANISATION" --url https://HOST:7443 {hosts} > entry.toml
+3. Add the entries, compare the fingerprints by telephone, and give everybody the same members.toml:
+     rpel network add ENTRY.toml ...; rpel network members
+4. Each operator starts the peer before the epoch, and checks the network while it waits:
+     rpel peer run --config peer.toml
+     rpel network check --config peer.toml"""
+
+
+@app.command()
+def add(
+    entries: Annotated[list[Path], typer.Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Add members' entries to members.toml, all of them or none; certificates, addresses and fingerprints are checked.
+
+    Then compare every fingerprint with its owner by telephone, and give everybody the same file: a member is known by
+    its fingerprint alone.
+
+    Example: rpel network add clinic-1.toml clinic-2.toml
+    """
+    from rpel.operations.join import add
+
+    found = add(members, entries)
+    if as_json:
+        ids = [member.id for member in found.new]
+        print(json.dumps({"added": ids, "members": len(found.membership.members), "missing": found.missing}))
+        return
+    stdout().print(_fingerprints(found.membership, {member.id for member in found.new}))
+    waits = f"{found.missing} of {found.membership.nodes} are still missing" if found.missing else "it is complete"
+    print(f"{len(found.new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
+
+
+@app.command("members")
+def list_members(members: Members = Path("members.toml"), as_json: Json = False) -> None:
+    """Show who is in members.toml, with fingerprints in groups of four, to be compared by telephone.
+
+    Example: rpel network members
+    """
+    from rpel.config.membership import Membership
+
+    found = Membership.load(members, draft=True)
+    if as_json:
+        keys = ("id", "organisation", "url", "fingerprint")
+        print(json.dumps([{key: getattr(member, key) for key in keys} for member in found.members], indent=2))
+        return
+    stdout().print(_fingerprints(found))
+    print(f"{len(found.members)} of {found.nodes} members; hash of the file's content {found.hash[:16]}")
+
+
+def _fingerprints(m: "Membership", only: set[str] | None = None) -> Table:
+    """Two lines a member: who it is, and its fingerprint; together at most 80 columns."""
+    from rpel.operations.join import grouped
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for member in m.members:
+        if only is None or member.id in only:
+            who = f"{member.id}  {member.organisation}".rstrip()
+            table.add_row(Text(f"{who}  {member.url}", "bold"))
+            table.add_row(Text(f"  {grouped(member.fingerprint)[:39]}\n  {grouped(member.fingerprint)[40:]}"))
+    return table
+
+
+@app.command()
+def check(
+    config: Settings = Path("peer.toml"),
+    step_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that pulling one model may take.", min=0.1)] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Ask every other member: is it there, does it hold the same file, what time has it, how long does a model take?
+
+    The others have to run (rpel peer run, before the epoch is the best time); the own peer need not. Suggests a period
+    from the slowest pull. Exit status 0: all is well; 1: something is not.
+
+    Example: rpel network check --config peer.toml
+    """
+    from rpel.config.peer import Config
+    from rpel.operations.check import measured_step
+    from rpel.operations.watch import Observer
+
+    settings = Config.load(config)
+    observer = Observer.of(settings)
+    step = measured_step(settings, observer) if step_seconds is None else step_seconds
+    found = asyncio.run(_check(observer, timeout, step))
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        console = stdout()
+        console.print(_checked(found.members))
+        console.print(_advice(observer, found))
+    if not found.well:
+        raise typer.Exit(1)
+
+
+async def _check(observer: "Observer", timeout: float, step: float | None) -> "Report":
+    from rpel.operations.check import check
+
+    try:
+        return await check(observer, timeout=timeout, step_seconds=step)
+    finally:
+        await observer.close()
+
+
+def _advice(observer: "Observer", found: "Report") -> str:
+    """What the measurement says about the period."""
+    from rpel.operations.check import MARGIN, SHORTEST
+
+    m = observer.standing.membership
+    wrong = [member.id for member in found.members if not member.well]
+    verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(found.members)} other members are well"
+    if found.suggested_period is None:
+        return f"{verdict}\nno pull was measured, so no period is suggested"
+    slowest = max(member.seconds or 0.0 for member in found.members)
+    step = f"local steps {found.step_seconds:.2g} s" if found.step_seconds is not None else "local steps not known"
+    enough = "is enough" if m.period >= found.suggested_period else "is SHORTER than that"
+    unknown = "" if found.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
+    return (
+        f"{verdict}\nsuggested period: {found.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
+        f"({MARGIN:g} times [slowest pull {slowest:.2g} s, {m.pull} at once, and {step}], all of it in the "
+        f"{m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
+    )
+
+
+def _checked(checked: Sequence["Checked"]) -> Table:
+    """One row a member, with a sentence on what is wrong."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("member")
+    table.add_column("reachable")
+    table.add_column("same file")
+    for column in ("clock", "pull", "MB/s"):
+        table.add_column(column, justify="right")
+    table.add_column("remark", overflow="fold")
+    for row in checked:
+        table.add_row(
+            row.id,
+            _yes(row.reachable),
+            _yes(row.same_membership),
+            "" if row.clock_offset is None else f"{row.clock_offset:+.3f} s",
+            "" if row.seconds is None else f"{row.seconds:.3f} s",
+            "" if row.megabytes_per_second is None else f"{row.megabytes_per_second:.3g}",
+            Text(row.remark, "green" if row.well else "red"),
+        )
+    return table
+
+
+def _yes(value: bool | None) -> Text:
+    return Text("" if value is None else "yes" if value else "no", "" if value is None else "green" if value else "red")

@@ -14,9 +14,10 @@ import numpy as np
 
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
-from rpel.operations.asking import Asking
+from rpel.operations.watch import Observer
 from rpel.peer.client import Answer
 from rpel.peer.learner import Learner, task_learner
+from rpel.types import Health, Models, PullResult
 
 MARGIN = 2.0
 """A round is planned to take this many times what was measured: other hours are busier than this one."""
@@ -25,11 +26,15 @@ SHORTEST = 1.0
 """No shorter period is suggested, in seconds: clocks, disks and busy machines need that much."""
 
 _CLOCK = 0.1  # of a period: from there on a member's rounds begin noticeably elsewhere
-_REASONS = {
-    "late": "it is reachable, but did not answer in time",
-    "refused": "it refuses to answer",
-    "malformed": "what it answers is not what a peer of this network answers",
-    "unreachable": "it cannot be reached: is it running, is the url right, is the port open?",
+_TOO_MANY = 429
+_UNANSWERED = {
+    PullResult.LATE: (Health.LATE, "it is reachable, but did not answer in time"),
+    PullResult.REFUSED: (Health.REFUSED, "it refuses to answer"),
+    PullResult.MALFORMED: (Health.MALFORMED, "what it answers is not what a peer of this network answers"),
+    PullResult.UNREACHABLE: (
+        Health.UNREACHABLE,
+        "it cannot be reached: is it running, is the url right, is the port open?",
+    ),
 }
 
 
@@ -39,7 +44,7 @@ class Checked:
 
     id: str
     url: str
-    reachable: bool
+    health: Health = Health.WELL
     same_membership: bool | None = None
     clock_offset: float | None = None
     seconds: float | None = None
@@ -47,8 +52,18 @@ class Checked:
     remark: str = "well"
 
     @property
+    def reachable(self) -> bool:
+        """Whether anything answered at its address."""
+        return self.health is not Health.UNREACHABLE
+
+    @property
     def well(self) -> bool:
-        return self.remark.startswith("well")
+        """Whether nothing is wrong with it; its speed may not be known."""
+        return self.health in (Health.WELL, Health.UNMEASURED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"reachable": self.reachable, "well": self.well}
 
 
 @dataclass(frozen=True)
@@ -62,71 +77,79 @@ class Report:
 
     @property
     def well(self) -> bool:
+        """Whether nothing is wrong with anybody."""
         return all(member.well for member in self.members)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        members = [asdict(member) | {"well": member.well} for member in self.members]
+        members = [member.to_dict() for member in self.members]
         return asdict(self) | {"members": members, "margin": MARGIN, "well": self.well}
 
 
 async def check(
-    ask: Asking, *, within: float = 5.0, timeout: float = 60.0, step_seconds: float | None = None
+    observer: Observer, *, within: float = 5.0, timeout: float = 60.0, step_seconds: float | None = None
 ) -> Report:
     """Ask everybody: who does not answer ``within`` seconds is not there; a model may take ``timeout`` seconds."""
-    m, loop = ask.standing.membership, asyncio.get_running_loop()
-    others = [number for number in range(m.nodes) if number != ask.standing.me]
+    m, loop = observer.standing.membership, asyncio.get_running_loop()
+    others = [number for number in range(m.nodes) if number != observer.standing.me]
     deadline = loop.time() + within
-    there = await asyncio.gather(*(ask.client.status(number, deadline) for number in others))
+    there = await asyncio.gather(*(observer.client.status(number, deadline) for number in others))
     found = [_first(m, number, answer) for number, answer in zip(others, there, strict=True)]
     for place, number in enumerate(others):
         if found[place].well:
-            found[place] = await _pulled(ask, number, found[place], loop.time() + timeout)
+            found[place] = await _pulled(observer, number, found[place], loop.time() + timeout)
     return Report(tuple(found), m.period, step_seconds, suggestion(m, found, step_seconds))
 
 
 def _first(m: Membership, number: int, answer: dict[str, Any] | Answer) -> Checked:
     """Is it there, and with the same file?"""
     member = m.members[number]
-    here = Checked(member.id, member.url, reachable=True)
+    here = Checked(member.id, member.url)
     if not isinstance(answer, Answer):
         return replace(here, same_membership=True)
     if answer.membership:
         other = f"it holds another members.toml (hash {answer.membership[:12]}, here {m.hash[:12]})"
-        return replace(here, same_membership=False, remark=f"{other}: compare the two files")
-    reason = _REASONS[answer.result] + (f" ({answer.reason})" if answer.reason else "")
-    return replace(here, reachable=answer.result != "unreachable", remark=reason)
+        remark = f"{other}: compare the two files"
+        return replace(here, health=Health.OTHER_MEMBERSHIP, same_membership=False, remark=remark)
+    health, remark = _UNANSWERED[answer.result]
+    return replace(here, health=health, remark=remark + (f" ({answer.reason})" if answer.reason else ""))
 
 
-async def _pulled(ask: Asking, number: int, found: Checked, deadline: float) -> Checked:
+async def _pulled(observer: Observer, number: int, found: Checked, deadline: float) -> Checked:
     """How long does a model take, is it the right one, and what time is it there?"""
-    row = np.empty_like(ask.initial)
+    row = np.empty_like(observer.initial)
     began = time.perf_counter()
-    answer = await ask.client.pull(number, 0, row, deadline)
+    answer = await observer.client.pull(number, 0, row, deadline)
     seconds = time.perf_counter() - began
-    if answer.reason == "status 429":
-        return replace(found, remark="well, but its speed was not measured: it sends this member the model twice only")
-    if answer.result != "ok":
-        return replace(found, remark=f"it did not send the common initial model: {answer.result}, {answer.reason}")
-    found = replace(
+    if answer.status == _TOO_MANY:
+        remark = "well, but its speed was not measured: it sends this member the model twice only"
+        return replace(found, health=Health.UNMEASURED, remark=remark)
+    if answer.result is not PullResult.OK:
+        remark = f"it did not send the common initial model: {answer.result}, {answer.reason}"
+        return replace(found, health=_UNANSWERED[answer.result][0], remark=remark)
+    health, remark = _verdict(observer, row, answer.offset)
+    return replace(
         found,
+        health=health,
+        remark=remark,
         clock_offset=answer.offset,
         seconds=seconds,
-        megabytes_per_second=ask.signature.size / seconds / 1e6,
+        megabytes_per_second=observer.signature.size / seconds / 1e6,
     )
-    return replace(found, remark=_verdict(ask, row, answer.offset))
 
 
-def _verdict(ask: Asking, row: Any, offset: float | None) -> str:
-    period = ask.standing.membership.period
-    if not np.array_equal(row, ask.initial, equal_nan=True):
-        return "the initial model it sends is another one: give it the init.safetensors that came with members.toml"
+def _verdict(observer: Observer, row: Models, offset: float | None) -> tuple[Health, str]:
+    period = observer.standing.membership.period
+    if not np.array_equal(row, observer.initial, equal_nan=True):
+        sentence = "the initial model it sends is another one: give it the init.safetensors that came with members.toml"
+        return Health.OTHER_MODEL, sentence
     if offset is None:
-        return "it does not tell its clock"
+        return Health.NO_CLOCK, "it does not tell its clock"
     if abs(offset) > _CLOCK * period:
         way = "ahead" if offset > 0 else "behind"
-        return f"its clock is {abs(offset):.3g} s {way}, {abs(offset) / period:.2g} of a round: set it by NTP"
-    return "well"
+        sentence = f"its clock is {abs(offset):.3g} s {way}, {abs(offset) / period:.2g} of a round: set it by NTP"
+        return Health.WRONG_CLOCK, sentence
+    return Health.WELL, "well"
 
 
 # --- a period --------------------------------------------------------------------------------------------------------
@@ -145,25 +168,25 @@ def suggestion(m: Membership, found: Sequence[Checked], step_seconds: float | No
     return max(SHORTEST, MARGIN * (max(times) * m.pull + (step_seconds or 0.0)) / share)
 
 
-def measured_step(config: Config, ask: Asking) -> float | None:
+def measured_step(config: Config, observer: Observer) -> float | None:
     """Seconds of one local step of the task in peer.toml; None where the task cannot be loaded here."""
-    m = ask.standing.membership
+    m = observer.standing.membership
     try:
         learner: Learner = task_learner(
             config.task,
-            index=ask.standing.me,
+            index=observer.standing.me,
             nodes=m.nodes,
             run=m.run,
             hyperparameters=m.hyperparameters,
             local_steps=m.local_steps,
-            signature=ask.signature,
+            signature=observer.signature,
             data=config.data,
         )
     except (ValueError, FileNotFoundError):
         return None
-    half, scratch = np.empty((2, ask.signature.d), ask.signature.dtype)
-    learner.prepare(ask.initial, scratch)
-    learner.load(1, ask.initial, fresh=True)
+    half, scratch = np.empty((2, observer.signature.d), observer.signature.dtype)
+    learner.prepare(observer.initial, scratch)
+    learner.load(1, observer.initial, fresh=True)
     began = time.perf_counter()
     learner.half(half, scratch)
     return time.perf_counter() - began

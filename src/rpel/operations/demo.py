@@ -24,13 +24,11 @@ from typing import Any
 
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
-from rpel.operations.asking import Asking, asking
-from rpel.operations.children import Children, Failed
 from rpel.operations.found import new
 from rpel.operations.join import join
-from rpel.operations.redteam.deliveries import drill
-from rpel.operations.watch import Seen, look
-from rpel.processes import on_sigterm
+from rpel.operations.redteam.drill import drill
+from rpel.operations.watch import Observer, Seen, look
+from rpel.processes import ChildError, Children, on_sigterm
 
 ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
 _DEADLINE = 0.75  # of a round: what follows it, aggregating and measuring, is short here
@@ -47,7 +45,7 @@ class Demonstration:
     peers: int = 12
     byzantine: int = 2
     rounds: int = 30
-    attack: str = "alie"
+    attack: str = "foe"
     parameters: Mapping[str, Any] = field(default_factory=dict)
     no_shows: int | None = None
     period: float | None = None
@@ -138,7 +136,7 @@ def _measured(setting: Demonstration, folder: Path) -> tuple[float, float]:
         )
         took = time.monotonic() - began
         if done.returncode:
-            raise Failed(f"a peer cannot be prepared here:\n{done.stderr[-2000:]}")
+            raise ChildError(f"a peer cannot be prepared here:\n{done.stderr[-2000:]}")
         if took < _COMPILED:
             break
     crowd = took * max(1.0, setting.peers / (os.cpu_count() or 1))
@@ -167,18 +165,18 @@ def _network(
     for attempt in range(1, _ATTEMPTS + 1):
         with Children() as children, asyncio.Runner() as runner:
             began = time.monotonic()
-            ask = _started(setting, paths, lead, children)
+            observer = _started(setting, paths, lead, children)
             try:
-                if _all_up(runner, ask, children):
+                if _all_up(runner, observer, children):
                     took = time.monotonic() - began
-                    _followed(setting, runner, ask, children, rule, show)
+                    _followed(setting, runner, observer, children, rule, show)
                     return _collected(children, setting), 1.0 + 1.2 * took
             finally:
-                runner.run(ask.close())
+                runner.run(observer.close())
         if attempt < _ATTEMPTS:
             lead *= 2
             say(f"not all peers were up in time: they are started again, {lead:.0f} s before round 1")
-    raise Failed(f"this machine is too busy: {setting.peers} peers were not up within {lead:.0f} s")
+    raise ChildError(f"this machine is too busy: {setting.peers} peers were not up within {lead:.0f} s")
 
 
 def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> list[Path]:
@@ -209,7 +207,7 @@ def _free_ports(count: int) -> list[int]:
         return [found.getsockname()[1] for found in sockets]
 
 
-def _started(setting: Demonstration, paths: Sequence[Path], lead: float, children: Children) -> Asking:
+def _started(setting: Demonstration, paths: Sequence[Path], lead: float, children: Children) -> Observer:
     """Start everybody, with round 1 ``lead`` seconds from now; the last ones are hostile."""
     members = Config.load(paths[0]).members
     replace(Membership.load(members), epoch=time.time() + lead).save(members)
@@ -220,14 +218,14 @@ def _started(setting: Demonstration, paths: Sequence[Path], lead: float, childre
     for number, path in enumerate(paths):
         command = ["peer", "run"] if number < honest else ["red-team", *hostile]
         children.start(path.parent.name, [*command, "--config", str(path), "--json"], path.parent)
-    return asking(Config.load(paths[0]))
+    return Observer.of(Config.load(paths[0]))
 
 
-def _all_up(runner: asyncio.Runner, ask: Asking, children: Children) -> bool:
+def _all_up(runner: asyncio.Runner, observer: Observer, children: Children) -> bool:
     """Wait until everybody answers; False if that is not before round 1."""
-    while ask.clock.position() < -0.2:
+    while observer.clock.position() < -0.2:
         children.check()
-        found = runner.run(look(ask, within=min(1.0, -ask.clock.position())))
+        found = runner.run(look(observer, within=min(1.0, -observer.clock.position())))
         if all(member.answered for member in found):
             return True
         time.sleep(0.2)
@@ -235,21 +233,21 @@ def _all_up(runner: asyncio.Runner, ask: Asking, children: Children) -> bool:
 
 
 def _followed(
-    setting: Demonstration, runner: asyncio.Runner, ask: Asking, children: Children, rule: str, show: Show
+    setting: Demonstration, runner: asyncio.Runner, observer: Observer, children: Children, rule: str, show: Show
 ) -> None:
     """Show every moment until all have ended; who has ended is shown as it was last seen."""
-    m = ask.standing.membership
+    m = observer.standing.membership
     hostile = frozenset(member.id for member in m.members[setting.peers - setting.byzantine :])
     over = (m.rounds + 1) * m.period + _OVERTIME
     last: dict[str, Seen] = {}
     while children.running():
         children.check()
-        if ask.clock.position() > over:
-            raise Failed(f"{children.running()} of {setting.peers} peers do not end")
-        for member in runner.run(look(ask, within=min(1.0, m.period / 2))):
+        if observer.clock.position() > over:
+            raise ChildError(f"{children.running()} of {setting.peers} peers do not end")
+        for member in runner.run(look(observer, within=min(1.0, m.period / 2))):
             if member.answered or member.id not in last:
                 last[member.id] = member
-        show(Scene(rule, list(last.values()), hostile, min(max(ask.clock.round(), 0), m.rounds), m.rounds))
+        show(Scene(rule, list(last.values()), hostile, min(max(observer.clock.round(), 0), m.rounds), m.rounds))
         time.sleep(min(1.0, m.period / 4))
     children.check()
 
@@ -262,5 +260,5 @@ def _collected(children: Children, setting: Demonstration) -> Ended:
             accuracies.append(float(found["accuracy"]))
             outcomes.update(found["outcomes"])
         except (IndexError, ValueError, KeyError, TypeError):
-            raise Failed(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
+            raise ChildError(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
     return Ended(tuple(accuracies), dict(outcomes))

@@ -1,6 +1,8 @@
-"""Becoming a member: a key, a certificate, a peer.toml, and the entry for members.toml."""
+"""Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml; and adding entries to that file."""
 
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership, peer_url
+from rpel.config.membership import Member, Membership, check_different, peer_url
 from rpel.config.peer import Config, check_task, listen_address, next_members
 from rpel.files import atomic
 from rpel.peer import identity
@@ -115,3 +117,59 @@ def _notes(path: Path, member: Member) -> tuple[str, ...]:
     if len(terms.members) >= terms.nodes:
         return (f"{path} has all of its {terms.nodes} members already: one more needs a new plan",)
     return ()
+
+
+# --- the founder adds them -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Added:
+    """A members.toml after entries were added: who is new, who is in it now, and how many it waits for."""
+
+    membership: Membership
+    new: tuple[Member, ...]
+
+    @property
+    def missing(self) -> int:
+        """How many entries the plan still waits for."""
+        return self.membership.nodes - len(self.membership.members)
+
+
+def add(members: Path, entries: Sequence[Path]) -> Added:
+    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml; all of them or none."""
+    before = Membership.load(members, draft=True)
+    new = tuple(member for path in entries for member in read_entries(path))
+    check_different("", before.members + new)
+    room = before.nodes - len(before.members)
+    if len(new) > room:
+        raise ValueError(
+            f"{members} waits for {room} more of its {before.nodes} members, but {len(new)} entries are given: "
+            "found the network again with more --peers"
+        )
+    after = replace(before, members=before.members + new)
+    after.save(members)
+    return Added(after, new)
+
+
+def read_entries(path: Path) -> list[Member]:
+    """The members in a file of [[member]] tables; certificate, address and fingerprint of each are checked."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: it takes an entry that `rpel peer init` printed")
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not an entry that `rpel peer init` printed: {error}") from None
+    entries = content.get("member")
+    if not isinstance(entries, list) or not entries or set(content) != {"member"}:
+        raise ValueError(f"{path} is not an entry that `rpel peer init` printed: it takes one table [[member]]")
+    where = f"{path}, member " if len(entries) > 1 else str(path)
+    return [Member.parse(f"{where}{number}" if len(entries) > 1 else where, e) for number, e in enumerate(entries, 1)]
+
+
+def grouped(fingerprint: str) -> str:
+    """A fingerprint in groups of four, as it is read over the telephone.
+
+    >>> grouped("0e56f6f15911271d")
+    '0e56 f6f1 5911 271d'
+    """
+    return " ".join(fingerprint[i : i + 4] for i in range(0, len(fingerprint), 4))

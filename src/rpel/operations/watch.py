@@ -1,25 +1,62 @@
 """Watching a network: what every member says of itself, asked over mutual TLS with one's own key.
 
-Law: members may be hostile, so what they say is bounded and taken apart by kind; nothing of it is shown as text. And
-they may lie: what is shown of a member is its own claim.
+Invariant: members may be hostile, so what they say is bounded and taken apart by kind; nothing of it is shown as text.
+And they may lie: what is shown of a member is its own claim.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rpel.operations.asking import Asking
-from rpel.peer.client import Answer
-from rpel.types import Outcome, PullResult
+from rpel.config.membership import Membership
+from rpel.config.peer import Config
+from rpel.peer.client import Answer, Client
+from rpel.peer.clock import RoundClock
+from rpel.peer.identity import News, Standing, take
+from rpel.peer.store import initial_model
+from rpel.peer.wire import Signature
+from rpel.types import Models, Outcome, PullResult
 
 _LARGEST = 10**12
+
+
+@dataclass(frozen=True)
+class Observer:
+    """A member that asks the others in its own name without taking part: for watching and checking."""
+
+    standing: Standing
+    signature: Signature
+    initial: Models
+    clock: RoundClock
+    client: Client
+
+    @classmethod
+    def of(cls, config: Config) -> "Observer":
+        """Everything that a peer.toml names, read and checked; ValueError unless its key is a member's."""
+        written = Membership.load(config.members)
+        clock = RoundClock(written.epoch, written.period, wall=time.time, ticks=time.monotonic)
+        standing = take(config, News(config).due(written, clock.round()) or written)
+        signature, initial = initial_model(config, standing.membership)
+        client = Client(standing.membership, standing.certificate, standing.key, signature, clock.position)
+        return cls(standing, signature, initial, clock, client)
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round has ended."""
+        return self.clock.round() > self.standing.membership.rounds
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.client.close()
 
 
 @dataclass(frozen=True)
 class Seen:
     """One member at one moment. ``state``: starting, training, frozen, finished; or why it did not say.
 
+    After the last round peers leave: one that cannot be reached then is taken to have finished.
     ``degraded``: rounds that ended with the half-step alone, for lack of answers
     """
 
@@ -41,15 +78,16 @@ class Seen:
         return asdict(self)
 
 
-async def look(ask: Asking, within: float = 3.0) -> list[Seen]:
+async def look(observer: Observer, within: float = 3.0) -> list[Seen]:
     """All members at once, in the order of members.toml; who has not answered within so many seconds is unreachable."""
     deadline = asyncio.get_running_loop().time() + within
-    m = ask.standing.membership
-    said = await asyncio.gather(*(ask.client.status(number, deadline) for number in range(m.nodes)))
-    return [seen(member.id, answer, m.rounds) for member, answer in zip(m.members, said, strict=True)]
+    m = observer.standing.membership
+    said = await asyncio.gather(*(observer.client.status(number, deadline) for number in range(m.nodes)))
+    pairs = zip(m.members, said, strict=True)
+    return [seen(member.id, answer, m.rounds, observer.over) for member, answer in pairs]
 
 
-def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int) -> Seen:
+def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = False) -> Seen:
     """What a member's answer amounts to; one that makes no sense is "malformed" and nothing else.
 
     >>> seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
@@ -59,6 +97,8 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int) -> Seen:
     ('malformed', 'late')
     """
     if isinstance(said, Answer):
+        if over and said.result is PullResult.UNREACHABLE:
+            return Seen(id, "finished")
         return Seen(id, "other membership" if said.membership else said.result.value)
     try:
         round, frozen = _count(said, "round"), said.get("frozen", False) is True

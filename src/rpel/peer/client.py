@@ -42,7 +42,7 @@ class Answer:
     """What came of asking one member, and why not more.
 
     ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
-    for holding another · ``received``: bytes of the body
+    for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0
     """
 
     result: PullResult
@@ -50,6 +50,7 @@ class Answer:
     reason: str = ""
     membership: str = ""
     received: int = 0
+    status: int = 0
 
 
 class Client:
@@ -240,7 +241,8 @@ def _refusal(head: Head) -> Answer:
     status = head.status
     result = _NOT_YET.get(status) or (PullResult.REFUSED if 400 <= status < 500 else PullResult.MALFORMED)
     other = head.headers.get("rpel-membership", "")
-    return Answer(result, reason=f"status {status}", membership=other if re.fullmatch("[0-9a-f]{64}", other) else "")
+    known = other if re.fullmatch("[0-9a-f]{64}", other) else ""
+    return Answer(result, reason=f"status {status}", membership=known, status=status)
 
 
 def _offset(headers: Mapping[str, str], sent: float, now: float) -> list[float]:

@@ -1,10 +1,9 @@
-"""A hostile member for drills on one's own network: the attacks of the library on a real peer's wire, and bad manners.
+"""A hostile member for drills on one's own network: the library's attacks on real peers, and misbehaviour.
 
-deliveries (what a hostile member does with a request) · forging (the library's attacks on what was pulled) · door (a
-server that keeps no rules) · member (its rounds)
+drill (what it does: forgeries and deliveries by name) · server (answers requests without limits) · member (its rounds)
 """
 
-from rpel.operations.redteam.deliveries import MISBEHAVIOURS
+from rpel.operations.redteam.drill import MISBEHAVIOURS
 from rpel.operations.redteam.member import Deed, RedTeam
 
 __all__ = ["MISBEHAVIOURS", "Deed", "RedTeam"]

@@ -1,7 +1,7 @@
 """The rounds of a hostile member: pull what the honest ones publish, forge, answer each victim before the deadline.
 
-Laws: it holds a key of the membership and keeps the limits that members have (one body of each a round), so that a
-drill shows what a traitor inside could do and not what a broken network does; it trains nothing and writes nothing.
+Invariants: it holds a key of the membership and keeps the limits that members have (one body of each a round), so that
+a drill shows what a traitor inside could do and not what a broken network does; it trains nothing and writes nothing.
 """
 
 import asyncio
@@ -18,9 +18,8 @@ from rpel.attacks.forgeries import State
 from rpel.config.membership import Membership
 from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import finite_rows
-from rpel.operations.redteam.deliveries import Reply, drill, plainly
-from rpel.operations.redteam.door import Door, early, gone
-from rpel.operations.redteam.forging import forge
+from rpel.operations.redteam.drill import Reply, drill, forge, plainly
+from rpel.operations.redteam.server import HostileServer, early, gone
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
 from rpel.peer.http import CLOCK, STATUS
@@ -64,7 +63,7 @@ class Deed:
 
 
 class RedTeam:
-    """A hostile member with the key of a peer.toml; :meth:`run` is its life, until the network's last round."""
+    """A hostile member with the key of a peer.toml; :meth:`run` runs it until the network's last round."""
 
     def __init__(
         self,
@@ -94,16 +93,16 @@ class RedTeam:
         here, m = self.standing, self.standing.membership
         context = server_context(here.certificate, here.key, (member.certificate for member in m.members))
         self._client = Client(m, here.certificate, here.key, self._sig, self._clock.position)
-        door = Door(m, context, self._answer, {CLOCK: self._time, STATUS: self._status})
+        server = HostileServer(m, context, self._answer, {CLOCK: self._time, STATUS: self._status})
         await asyncio.to_thread(self._warm_up)
-        await door.start(*listen_address(self._config.listen))
+        await server.start(*listen_address(self._config.listen))
         try:
             await self._agree()
             for t in range(self._first(), m.rounds + 1):
                 await self._one(t)
             await self._until(self._clock.start(m.rounds + 1))
         finally:
-            await door.stop()
+            await server.stop()
             await self._client.close()
 
     def _warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The serving end of a hostile member: real TLS with its real key, and behind it no rules at all.
+"""The serving end of a hostile member: real TLS with its real key, and no limits of its own.
 
 The rest of what a peer answers (clock, status, the common initial model) is answered as an honest one would: whoever
 looks is not to notice. Everything is bounded, because a drill must not fall to what it meets.
@@ -23,7 +23,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int, int], Awaita
 """(reader, writer, member, round; 0: the common initial model): do something with the connection."""
 
 
-class Door:
+class HostileServer:
     """Listens, knows members by their pin, and leaves requests for models to ``answer``."""
 
     def __init__(

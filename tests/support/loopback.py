@@ -145,6 +145,7 @@ async def loopback(
     folder: Path, n: int = 3, sig: Signature = SMALL, limits: Limits | None = None
 ) -> AsyncIterator[Loopback]:
     """Start n peers on free ports, tell everybody where they are, and stop them at the end."""
+    before = asyncio.all_tasks()
     held = [credentials(folder, f"peer-{i}") for i in range(n)]
     unplaced = membership(Member.of(f"peer-{i}", "https://127.0.0.1:1", held[i].pem) for i in range(n))
     stores = [MemoryStore(sig) for _ in range(n)]
@@ -163,7 +164,16 @@ async def loopback(
             await transport.stop()
         for store in stores:
             store.close()
-        await asyncio.sleep(0.05)  # aborted connections say goodbye in the loop's next turns
+        await connections_closed(before)
+
+
+async def connections_closed(before: set["asyncio.Task[Any]"]) -> None:
+    """Wait until all tasks that were not there before have ended; aborted connections end in the loop's next turns."""
+    if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
+        _, late = await asyncio.wait(left, timeout=60)
+        assert not late, late
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import aggregation as A
-from support.rule_cases import CASES, GRAPH_RULES, IDS, cloud
+from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, cloud
 
 Array = NDArray[Any]
+
+
+def measures_lengths(name: str, parameters: dict[str, Any]) -> bool:
+    """Clipping and cge promise something about lengths, not about the honest mean."""
+    return name.startswith("clipping") or (name == "cge" and "center" not in parameters)
+
+
 ROBUST = [case for case in CASES if case[3] > 0]
-NEAR = [case for case in ROBUST if not case[0].startswith("clipping")]
+NEAR = [case for case in ROBUST if not measures_lengths(*case[:2])]
 NEAR_IDS = [i for i, c in zip(IDS, CASES, strict=True) if c in NEAR]
 WITH_KAPPA = [case for case in ROBUST if rpel.rule(case[0], **case[1]).kappa(case[2]) is not None]
 OTHERS = [case for case in ROBUST if case not in WITH_KAPPA]
@@ -64,7 +71,7 @@ def test_random_hostile_vectors_stay_within_kappa(
 ) -> None:
     name, _, m, f = case
     x = cloud(seed, m, 8)
-    hostile = np.arange(f) if first and name != "monna" else np.arange(m - f, m)
+    hostile = np.arange(f) if first and name not in OWN else np.arange(m - f, m)
     x[hostile] += scale * np.random.default_rng(seed).normal(size=(f, 8))
     check(case, x, np.delete(x, hostile, axis=0))
 
@@ -140,6 +147,22 @@ def test_huge_forged_entries_do_not_touch_the_honest_mean_as_sum_minus_dropped_w
     x = np.full((16, 1000), 0.101, dtype=np.float32)
     x[9:] = forged
     np.testing.assert_allclose(rpel.rule(name, f=7)(x), 0.101, rtol=1e-6)
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+def test_cge_gives_nothing_longer_than_the_longest_honest_vector(content: str) -> None:
+    x = cloud(21, 8, 12)
+    x[5:] = HOSTILE[content]
+    assert np.linalg.norm(A.cge(3)(x)) <= np.linalg.norm(x[:5], axis=1).max()
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+@pytest.mark.parametrize("hostile", [1, 5])
+def test_balance_moves_at_most_half_its_own_reach_whatever_comes(content: str, hostile: int) -> None:
+    x = cloud(21, 8, 12)
+    x[8 - hostile :] = HOSTILE[content]
+    moved = np.linalg.norm(A.balance()(x) - x[0])
+    assert moved <= 0.5 * 0.3 * np.linalg.norm(x[0])
 
 
 @pytest.mark.parametrize("content", HOSTILE)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel import aggregation as A
 from rpel.kernels import compiled, plain, tensor
+from rpel.randomness import stream
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
 
@@ -113,9 +114,9 @@ def test_the_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dic
 
 
 def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
-    """Clipping, arc, a centre at zero, Weiszfeld started at zero."""
+    """Clipping, arc, cge, balance, a centre at zero, Weiszfeld started at zero."""
     zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
-    return zero or name.startswith(("clipping", "arc"))
+    return zero or name.startswith(("clipping", "arc", "balance")) or (name == "cge" and "center" not in parameters)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([c for c in CASES if not measures_from_the_origin(*c[:2])]))
@@ -194,6 +195,94 @@ def test_bucketing_averages_every_vector_once() -> None:
     assert rows.shape == (3, 4)
     np.testing.assert_allclose((rows * np.array([3, 3, 1])[:, None]).sum(axis=0), x.sum(axis=0), atol=1e-12)
     assert not np.allclose(rows, A.bucketing(size=3, seed=5)(x))
+
+
+def test_aksel_averages_the_nearest_to_the_median() -> None:
+    """By hand: the median of (0, 0), (1, 0), (0, 1), (1, 1), (9, 9) is (1, 1); then (1, 1), (1, 0), (0, 1) are near."""
+    x = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [9.0, 9.0]])
+    np.testing.assert_allclose(A.aksel(2)(x), [2 / 3, 2 / 3], atol=1e-12)
+
+
+def test_cge_averages_the_shortest() -> None:
+    """By hand: lengths 5, 1, 2, 10; the two shortest are (1, 0) and (0, −2). Around the own (3, 4) they are others."""
+    x = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0], [6.0, 8.0]])
+    np.testing.assert_allclose(A.cge(1)(x[[0, 1, 2]]), [0.5, -1.0], atol=1e-12)
+    np.testing.assert_allclose(A.cge(1)(x), [4 / 3, 2 / 3], atol=1e-12)
+    np.testing.assert_allclose(A.cge(1, center="own")(x), [10 / 3, 4.0], atol=1e-12)
+    np.testing.assert_array_equal(A.cge(1, center="own")(x), A.monna(1)(x))
+
+
+def test_dnc_drops_along_the_direction_of_largest_variance() -> None:
+    """By hand: the vectors vary along the first axis, around 2.2; there (8, 0) is farthest, then (0, 0)."""
+    x = np.array([[0.0, 0.0], [1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [8.0, 0.0]])
+    np.testing.assert_allclose(A.dnc(1)(x), [0.75, 0.0], atol=1e-12)
+    np.testing.assert_allclose(A.dnc(2)(x), [1.0, 0.0], atol=1e-12)
+
+
+def test_dnc_follows_its_definition_on_drawn_coordinates() -> None:
+    x = cloud(31, 9, 50)
+    x[3] += 2
+    rule = A.dnc(2, passes=3, coordinates=7).at(round=4, rounds=10, seed=5, ids=np.array([6]))
+    dropped: set[int] = set()
+    for k in range(3):
+        columns = stream(5, ("dnc", k), 4, 6).choice(50, 7, replace=False)
+        y = x[:, columns] - x[:, columns].mean(axis=0)
+        along = (y @ np.linalg.svd(y)[2][0]) ** 2
+        dropped |= set(np.argsort(along)[-2:].tolist())
+    kept = [j for j in range(9) if j not in dropped]
+    assert 3 not in kept
+    assert 5 <= len(kept) < 7, "the passes differ"
+    np.testing.assert_allclose(rule(x), x[kept].mean(axis=0), atol=1e-12)
+
+
+def test_dnc_falls_back_to_the_median_when_its_passes_leave_too_few() -> None:
+    x = cloud(32, 9, 60)
+    rule, found = A.dnc(3, passes=8, coordinates=2), 0
+    for node in range(40):
+        told = rule.at(round=1, rounds=2, seed=0, ids=np.array([node]))
+        result = told(x)
+        near = np.argsort(np.linalg.norm(x - np.median(x, axis=0), axis=1))[:3]
+        found += bool(np.allclose(result, x[near].mean(axis=0), atol=1e-12))
+    assert found > 30
+
+
+def test_ios_by_hand() -> None:
+    """Mean of 0, 1, 2, 10 is 3.25: 10 goes; the mean of 0, 1, 2 is 1: 0 is oneself, so 2 goes; 0.5 is left."""
+    x, w = np.array([[0.0], [1.0], [2.0], [10.0]]), np.full(4, 0.25)
+    assert A.ios(b_hat=1)(x, weights=w)[0] == pytest.approx(1.0)
+    assert A.ios(b_hat=2)(x, weights=w)[0] == pytest.approx(0.5)
+    assert A.ios(b_hat=9)(x, weights=w)[0] == 0.0, "oneself is never dropped"
+    assert A.ios(byzantine_weight=0.49)(x, weights=w)[0] == pytest.approx(1.0), "a second one would be too much"
+    assert A.ios(byzantine_weight=0.5)(x, weights=w)[0] == pytest.approx(0.5)
+    heavy = np.array([0.1, 0.1, 0.2, 0.6])  # now the mean is 6.5, and oneself is farthest: then 1 goes
+    assert A.ios(b_hat=1)(x, weights=heavy)[0] == pytest.approx((0.4 + 6.0) / 0.9)
+
+
+def test_balance_by_hand() -> None:
+    """‖x_i‖ = 2: kept are those within 0.6 in the first round's threshold, within 0.6/e in the last."""
+    x = np.array([[2.0], [2.5], [1.5], [1.8], [9.0]])
+    assert A.balance()(x)[0] == pytest.approx(0.5 * 2 + 0.5 * (2.5 + 1.5 + 1.8) / 3)
+    last = A.balance().at(round=10, rounds=10, seed=0, ids=np.array([3]))
+    assert last(x)[0] == pytest.approx(0.5 * 2 + 0.5 * 1.8)
+    assert A.balance(gamma=0.01)(x)[0] == 2.0, "none kept"
+    assert A.balance(alpha=0.25)(x)[0] == pytest.approx(0.25 * 2 + 0.75 * (2.5 + 1.5 + 1.8) / 3)
+    assert A.balance()(x, weights=np.full(5, 0.2))[0] == A.balance()(x)[0], "gossip weights are not looked at"
+
+
+def test_rules_that_draw_do_so_anew_for_every_node_and_round_and_repeat() -> None:
+    table = cloud(33, 9, 40)
+    index = np.tile(np.arange(9), (12, 1))
+    for rule in (rpel.rule("bucketing+trimmed_mean", f=1), rpel.rule("dnc", f=2, passes=1, coordinates=3)):
+        told = rule.at(round=3, rounds=9, seed=1, ids=np.arange(100, 112))
+        first = told.aggregate(table, index)
+        assert len(np.unique(first.round(9), axis=0)) > 6, "nodes differ"
+        later = rule.at(round=4, rounds=9, seed=1, ids=np.arange(100, 112)).aggregate(table, index)
+        assert not np.allclose(later, first), "rounds differ"
+        np.testing.assert_array_equal(told.aggregate(table, index), first)
+        some = np.array([2, 7, 11])  # whoever aggregates a part of the nodes gets what they would have got
+        np.testing.assert_array_equal(told.among(some).aggregate(table, index[some]), first[some])
+    for rule in (rpel.rule("nnm+trimmed_mean", f=1), A.krum(1)):
+        assert rule.at(round=3, rounds=9, seed=1, ids=np.arange(12)) is rule
 
 
 def metropolis_like(h: int, m: int) -> Array:

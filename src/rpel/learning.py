@@ -62,4 +62,5 @@ def mix(half: Models, inbox: Inbox, rule: Rule, out: Models | None = None) -> tu
 
 def _aggregated(inbox: Inbox, rule: Rule, nodes: Any, out: Models | None) -> Models:
     weights, hostile = (None if a is None else a[nodes] for a in (inbox.weights, inbox.hostile))
+    rule = rule.among(nodes)
     return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], weights=weights, hostile=hostile, out=out))

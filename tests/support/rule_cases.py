@@ -25,6 +25,14 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [
     ("smea", {"f": 2}, 7, 2),
     ("caf", {"f": 2}, 8, 2),
     ("bulyan", {"f": 2}, 11, 2),
+    ("aksel", {"f": 3}, 8, 3),
+    ("cge", {"f": 3}, 8, 3),
+    ("cge", {"f": 3, "center": "own"}, 8, 3),
+    ("dnc", {"f": 2}, 9, 2),
+    ("dnc", {"f": 0}, 4, 0),
+    ("balance", {"gamma": 2.0}, 7, 0),
+    ("nnm+aksel", {"f": 2}, 9, 2),
+    ("nnm+dnc", {"f": 2}, 9, 2),
     ("nnm+trimmed_mean", {"f": 7}, 16, 7),
     ("nnm+trimmed_mean", {"f": 3}, 7, 3),
     ("nnm+median", {"f": 3}, 8, 3),
@@ -46,12 +54,13 @@ GRAPH_RULES: list[tuple[str, dict[str, Any]]] = [
     ("clipped_gossip_adaptive", {"b_hat": 2}),
     ("clipped_gossip_oracle", {}),
     ("rtc", {"b_hat": 2}),
+    ("ios", {"b_hat": 2}),
 ]
 
 SHUFFLED = ("bucketing",)
 """Rules that deal their vectors at random: permuting the input changes the deal."""
 
-OWN = ("monna", "centered_clipping")
+OWN = ("monna", "centered_clipping", "cge", "balance")
 """Rules that trust row 0 more than the others: permuting must leave it in place."""
 
 

@@ -2,10 +2,22 @@
 
 from rpel.aggregation.base import Rule
 from rpel.aggregation.coordinatewise import bulyan, meamed, median, trimmed_mean
-from rpel.aggregation.graph import clipped_gossip_adaptive, clipped_gossip_oracle, cs_plus, gossip, gts, rtc
+from rpel.aggregation.graph import (
+    balance,
+    clipped_gossip_adaptive,
+    clipped_gossip_oracle,
+    cs_plus,
+    gossip,
+    gts,
+    ios,
+    rtc,
+)
 from rpel.aggregation.linear import (
+    aksel,
     caf,
     centered_clipping,
+    cge,
+    dnc,
     geometric_median,
     krum,
     mda,
@@ -20,19 +32,24 @@ from rpel.aggregation.registry import RULES, chain, rule
 __all__ = [
     "RULES",
     "Rule",
+    "aksel",
     "arc",
+    "balance",
     "bucketing",
     "bulyan",
     "caf",
     "centered_clipping",
+    "cge",
     "chain",
     "clipped_gossip_adaptive",
     "clipped_gossip_oracle",
     "clipping",
     "cs_plus",
+    "dnc",
     "geometric_median",
     "gossip",
     "gts",
+    "ios",
     "krum",
     "mda",
     "meamed",

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import compiled
+from rpel.randomness import Purpose, draws
 from rpel.types import Floats, Integers
 
 Array = Any
@@ -35,6 +36,16 @@ Kappa = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Which round a rule runs in and for which nodes: what rules that draw at random, or change over time, are told."""
+
+    round: int = 0
+    rounds: int = 1
+    seed: int = 0
+    ids: Integers | None = None  # (h,) the victims' node numbers; None: 0, 1, …
+
+
+@dataclass(frozen=True)
 class Group:
     """Victims that aggregate equally many finite vectors: their rows of the table, and who does the arithmetic."""
 
@@ -43,6 +54,16 @@ class Group:
     index: Array
     f: int
     victims: Integers
+    moment: Moment = Moment()
+
+    @property
+    def nodes(self) -> Integers:
+        """(h,) the victims' node numbers."""
+        return self.victims if self.moment.ids is None else self.moment.ids[self.victims]
+
+    def draws(self, purpose: Purpose, size: int) -> Floats:
+        """(h, size) uniform numbers, those of each victim from its own coordinates (seed, purpose, round, node)."""
+        return draws(self.moment.seed, purpose, self.moment.round, self.nodes, size)
 
     @property
     def m(self) -> int:
@@ -99,6 +120,11 @@ class Rule(ABC):
 
     known_kappa: Kappa | None = field(default=None, kw_only=True)
 
+    timed: bool = field(default=False, kw_only=True)
+    """True for rules that must be told the round by :meth:`at`."""
+
+    moment: Moment = field(default=Moment(), kw_only=True, compare=False)
+
     on_graph: ClassVar[bool] = False
     """True for rules that need the gossip weights of a graph's edges."""
 
@@ -126,6 +152,19 @@ class Rule(ABC):
     def with_f(self, f: int) -> Self:
         """The same rule for another number of hostile vectors."""
         return replace(self, f=f)
+
+    def at(self, *, round: int, rounds: int, seed: int, ids: Integers) -> Self:
+        """The rule as it runs in one of ``rounds`` for the nodes ``ids`` (h,); most rules are the same in every round.
+
+        Whoever drives the round calls this: the simulator with its seed, a deployed peer with one of the operating
+        system's.
+        """
+        return replace(self, moment=Moment(round, rounds, seed, ids)) if self.timed else self
+
+    def among(self, nodes: Any) -> Self:
+        """The rule for some of the nodes it was told of: ``nodes`` selects among their ids."""
+        ids = self.moment.ids
+        return self if ids is None else replace(self, moment=replace(self.moment, ids=ids[nodes]))
 
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
         """Aggregate x (…, m, d) to (…, d); rules on graphs take ``weights`` (…, m) or (m,), self first."""
@@ -205,7 +244,7 @@ class Rule(ABC):
         finite = np.append(host(kernels.finite_rows(table)), False)
         if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
             self.check(index.shape[1], self.f or 0)
-            yield from _pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index))))
+            yield from _pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index)), self.moment))
             return
         present, usable = index >= 0, finite[index]  # −1 looks up the False at the end
         left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
@@ -215,7 +254,7 @@ class Rule(ABC):
             f = max(0, (self.f or 0) - int(g))
             self.check(int(m), f)
             rows = index[victims][usable[victims]].reshape(len(victims), m)
-            yield from _pieces(Group(kernels, table, rows, f, victims))
+            yield from _pieces(Group(kernels, table, rows, f, victims, self.moment))
 
     def _check_rows(self, present: NDArray[np.bool_], usable: NDArray[np.bool_], hostile: Integers) -> None:
         if self.f is not None and hostile.max(initial=0) > self.f:

@@ -88,12 +88,13 @@ class GraphRule(Rule):
             raise ValueError(f"{self.name} needs a finite own vector in column 0")
         rows = np.where(finite, index, -1)  # a non-finite answer is left out, and its weight is off the hostile weight
         seen = Group(kernels, table, rows, 0, np.arange(len(rows)))
-        return seen.combine(self.coefficients(np.sqrt(seen.to(0)), share, finite, marks), out)
+        return seen.combine(self.coefficients(seen, share, finite, marks), out)
 
     def coefficients(
-        self, distance: Floats, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
+        self, seen: Group, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
     ) -> Floats:
         """(h, m) what each row of the victim counts for in the result; they sum to 1."""
+        distance = np.sqrt(seen.to(0))
         lost = np.where(present, 0.0, weight).sum(axis=1, keepdims=True)
         b_w = np.maximum(self._hostile_weight(weight, hostile) - lost, 0.0)
         weight = np.where(present, weight, 0.0)
@@ -102,8 +103,8 @@ class GraphRule(Rule):
         distance, weight_, hostile = (
             np.take_along_axis(column, order, axis=1) for column in (np.where(present, distance, 0.0), weight, hostile)
         )
-        seen = Neighbourhood(distance, weight_, hostile, b_w)
-        cut = np.where(b_w > TOLERANCE, self.cut(seen), seen.weight)
+        near = Neighbourhood(distance, weight_, hostile, b_w)
+        cut = np.where(b_w > TOLERANCE, self.cut(near), near.weight)
         kept = np.zeros_like(weight)
         np.put_along_axis(kept, order, self.rho * cut, axis=1)
         kept[:, 0] = 1 - kept[:, 1:].sum(axis=1)
@@ -137,15 +138,21 @@ class GraphRule(Rule):
         return marks
 
 
+def _hostile_budget(name: str, b_hat: int | None, byzantine_weight: float | None, f: int | None) -> int | None:
+    """b̂, which other rules call f; exactly one of b̂ and a hostile weight must be given where a rule needs it."""
+    b_hat = f if b_hat is None else b_hat
+    if (b_hat is None) == (byzantine_weight is None) and name not in ("gossip", "clipped_gossip_oracle"):
+        raise ValueError(f"{name} needs either b_hat or byzantine_weight")
+    if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
+        raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
+    return b_hat
+
+
 def _graph_rule(name: str, cut: Cut, needs_hostile: bool = False) -> Callable[..., GraphRule]:
     def constructor(
         b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
     ) -> GraphRule:
-        b_hat = f if b_hat is None else b_hat  # f, as other rules call it
-        if (b_hat is None) == (byzantine_weight is None) and name not in ("gossip", "clipped_gossip_oracle"):
-            raise ValueError(f"{name} needs either b_hat or byzantine_weight")
-        if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
-            raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
+        b_hat = _hostile_budget(name, b_hat, byzantine_weight, f)
         return GraphRule(name, cut, b_hat, byzantine_weight, rho, needs_hostile, pivot=0)
 
     constructor.__name__, constructor.__doc__ = name, cut.__doc__
@@ -198,3 +205,104 @@ gts = _graph_rule("gts", _gts)
 clipped_gossip_adaptive = _graph_rule("clipped_gossip_adaptive", _adaptive)
 clipped_gossip_oracle = _graph_rule("clipped_gossip_oracle", _oracle, needs_hostile=True)
 rtc = _graph_rule("rtc", _rtc)
+
+
+# --- rules on graphs that do not sort by the distance to oneself -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutlierScissor(GraphRule):
+    """Drop, one after another, the neighbour farthest from the weighted mean of those left; see :func:`ios`."""
+
+    def coefficients(
+        self, seen: Group, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
+    ) -> Floats:
+        lost = np.where(present, 0.0, weight)  # non-finite answers: dropped before all others
+        count = np.full(len(weight), np.inf) if self.b_hat is None else self.b_hat - (lost > 0).sum(axis=1)
+        spare = np.inf if self.byzantine_weight is None else self.byzantine_weight - lost.sum(axis=1)
+        left = np.where(present, weight, 0.0)
+        everybody = replace(seen, index=np.where(present, seen.index, seen.index[:, :1]))  # absent: oneself, weight 0
+        squared = np.minimum(everybody.pairwise(), 1e300)  # sums of a few stay finite
+        droppable, rows = present & (np.arange(weight.shape[1]) > 0), np.arange(len(weight))
+        while True:
+            far = weight.shape[1] - 1 - np.argmax(_from_mean(squared, left, droppable)[:, ::-1], axis=1)
+            drop = droppable[rows, far] & (count >= 1) & (weight[rows, far] <= spare + TOLERANCE)
+            if not drop.any():
+                break
+            left[rows[drop], far[drop]] = 0.0
+            droppable[rows[drop], far[drop]] = False
+            count, spare = count - drop, spare - np.where(drop, weight[rows, far], 0.0)
+            droppable &= drop[:, None]  # whoever could not drop its farthest is done
+        kept = self.rho * left / left.sum(axis=1, keepdims=True)
+        kept[:, 0] += 1 - self.rho
+        return np.asarray(kept)
+
+
+def _from_mean(squared: Floats, weight: Floats, droppable: NDArray[np.bool_]) -> Floats:
+    """(h, m) squared distances to the weighted mean, −1 for those that cannot be dropped."""
+    share = weight / weight.sum(axis=1, keepdims=True)
+    used = np.where((share > 0)[:, None, :], squared, 0.0)
+    to_mean = np.einsum("hij,hj->hi", used, share)
+    return np.where(droppable, to_mean, -1.0)  # less the same variance for every row, which changes no order
+
+
+def ios(
+    b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
+) -> GraphRule:
+    """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
+
+    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never dropped; then
+    the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed weight is at most that.
+
+    >>> ios(b_hat=1)(np.array([[0.0], [1.0], [50.0]]), weights=np.full(3, 1 / 3))
+    array([0.5])
+    """
+    b_hat = _hostile_budget("ios", b_hat, byzantine_weight, f)
+    return OutlierScissor("ios", _plain, b_hat, byzantine_weight, rho, pivot=0)
+
+
+@dataclass(frozen=True)
+class Balance(Rule):
+    """Average with the neighbours that are near in units of one's own length; see :func:`balance`."""
+
+    gamma: float = 0.3
+    decay: float = 1.0
+    alpha: float = 0.5
+
+    def compute(
+        self,
+        kernels: ModuleType,
+        table: Array,
+        index: Integers,
+        weights: Array | None = None,
+        hostile: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        """On a graph all neighbours count alike, so that gossip weights are not looked at."""
+        return super().compute(kernels, table, index, None, None, out)
+
+    def with_f(self, f: int) -> Self:
+        return self
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        at = group.moment
+        within = self.gamma * np.exp(-self.decay * at.round / at.rounds)
+        kept = np.sqrt(group.to(0)) <= within * group.norms()[:, :1]
+        kept[:, 0] = False
+        count = kept.sum(axis=1, keepdims=True)
+        weights = (1 - self.alpha) * kept / np.maximum(count, 1)
+        weights[:, 0] = np.where(count[:, 0] > 0, self.alpha, 1.0)
+        return group.combine(weights, out)
+
+
+def balance(gamma: float = 0.3, kappa: float = 1.0, alpha: float = 0.5, f: int | None = None) -> Rule:
+    """BALANCE: keep x_j with ‖x_i − x_j‖ ≤ γ·exp(−κ·t/T)·‖x_i‖; α x_i + (1 − α)·mean(kept), or x_i (Fang et al., 2024).
+
+    It needs no f, so that f is accepted and not looked at.
+
+    >>> balance()(np.array([[1.0], [1.2], [50.0]]))
+    array([1.1])
+    """
+    if not (gamma >= 0 and kappa >= 0 and 0 <= alpha <= 1):
+        raise ValueError(f"balance needs gamma >= 0, kappa >= 0 and alpha in [0, 1], not {gamma}, {kappa}, {alpha}")
+    return Balance("balance", gamma, kappa, alpha, pivot=0, timed=True)

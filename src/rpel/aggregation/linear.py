@@ -4,7 +4,7 @@ Ties are broken by the lower index, the node's own vector (row 0) first.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from rpel import theory
 from rpel.aggregation.base import Array, Group, Rule, empty_like, host, is_tensor
+from rpel.randomness import stream
 from rpel.types import Floats, Integers
 
 
@@ -180,6 +181,114 @@ def _caf_weights(squared: Floats, f: int) -> Floats:
             break
         c = c * (1 - tau / tau.max())
     return best
+
+
+def cge(f: int, center: str = "zero") -> Rule:
+    """Comparative gradient elimination: the mean of the m − f shortest vectors (Gupta, Vaidya, 2020).
+
+    ``center="own"`` measures from the node's own vector, which is monna by another name.
+
+    >>> cge(1)(np.array([[1.0], [-1.0], [9.0]]))
+    array([0.])
+    """
+    if center not in ("zero", "own"):
+        raise ValueError(f"cge has center 'zero' or 'own', not {center!r}")
+    if center == "own":
+        return replace(monna(f), name="cge")
+
+    def weights(g: Group) -> Floats:
+        return _chosen(len(g.index), g.m, _first(g.to_origin(None), g.m - g.f))
+
+    return Linear("cge", weights, f=f)
+
+
+@dataclass(frozen=True)
+class Aksel(Rule):
+    """The mean of the m − f vectors nearest to their coordinate-wise median."""
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        place = empty_like(group.table, len(group.index)) if out is None else out
+        near = _nearest_to_median(group, group.m - group.f, place)
+        return group.combine(_chosen(len(near), group.m, near), place)
+
+
+def aksel(f: int) -> Rule:
+    """The mean of the m − f vectors nearest to the coordinate-wise median (after Boussetta et al., 2021).
+
+    >>> aksel(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([0.5])
+    """
+    return Aksel("aksel", f=f)
+
+
+@dataclass(frozen=True)
+class DivideAndConquer(Rule):
+    """Several passes drop the f vectors farthest along the direction in which they vary most; see :func:`dnc`."""
+
+    passes: int = 3
+    coordinates: int = 1000
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        place = empty_like(group.table, len(group.index)) if out is None else out
+        d = int(group.table.shape[1])
+        kept = np.ones(group.index.shape, dtype=bool)
+        for k in range(self.passes if d > self.coordinates else 1):  # on all coordinates one pass is as good as three
+            np.put_along_axis(kept, self._farthest(group, k, d), False, axis=1)
+        weights = kept / np.maximum(kept.sum(axis=1, keepdims=True), 1)
+        least = group.m - 2 * group.f
+        few = kept.sum(axis=1) < least
+        if few.any():
+            weights[few] = _chosen(len(kept), group.m, _nearest_to_median(group, least, place))[few]
+        return group.combine(weights, place)
+
+    def _farthest(self, group: Group, k: int, d: int) -> Integers:
+        """(h, f) columns of the f largest ⟨x_j − μ, v⟩², v the top right singular vector of the centred vectors."""
+        q, found = min(d, self.coordinates), []
+        step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
+        for start in range(0, len(group.index), step):
+            piece = slice(start, start + step)
+            x = self._sample(group, piece, k, d)
+            x -= x[:, :1].copy()  # around the own vector first: a mean of forged ones may be huge
+            x /= np.maximum(np.abs(x).max(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
+            x -= x.mean(axis=1, keepdims=True)
+            along = np.linalg.eigh(x @ x.transpose(0, 2, 1))[1][:, :, -1] ** 2  # of the Gram matrix: ∝ ⟨x_j − μ, v⟩²
+            found.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
+        return np.concatenate(found)
+
+    def _sample(self, group: Group, piece: slice, k: int, d: int) -> Floats:
+        """(victims, m, q) the vectors on the coordinates of pass k, in float64."""
+        rows = group.lend(group.index[piece])
+        if d <= self.coordinates:
+            return np.array(host(group.table[rows]), np.float64)
+        at = group.moment
+        streams = (stream(at.seed, ("dnc", k), at.round, int(node)) for node in group.nodes[piece])
+        columns = np.array([np.sort(coins.choice(d, self.coordinates, replace=False)) for coins in streams])
+        return np.array(host(group.table[rows[:, :, None], group.lend(columns)[:, None, :]]), np.float64)
+
+
+def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
+    """Divide and conquer: the mean of what no pass has dropped (Shejwalkar, Houmansadr, 2021).
+
+    Each pass looks at ``coordinates`` of the d coordinates, drawn anew for each node and round, and drops the f vectors
+    farthest along the direction of largest variance. If fewer than m − 2f are left: the mean of the m − 2f nearest to
+    the coordinate-wise median.
+
+    >>> dnc(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([0.5])
+    """
+    if passes < 1 or coordinates < 1:
+        raise ValueError(f"dnc needs passes and coordinates of at least 1, not {passes} and {coordinates}")
+    return DivideAndConquer("dnc", passes, coordinates, f=f, timed=True)
+
+
+def _first(values: Floats, k: int) -> Integers:
+    """(h, k) the columns of the k smallest values, ties to the lower column."""
+    return np.argsort(values, axis=1, kind="stable")[:, :k]
+
+
+def _nearest_to_median(group: Group, k: int, place: Array) -> Integers:
+    """(h, k) the columns nearest to the coordinate-wise median, which is written to ``place`` (h, d)."""
+    return _first(group.to_origin(group.coordinatewise("median", 0, out=place)), k)
 
 
 # --- step by step ----------------------------------------------------------------------------------------------------

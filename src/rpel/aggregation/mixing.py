@@ -16,7 +16,6 @@ import numpy as np
 from rpel import theory
 from rpel.aggregation.base import Array, Group, Rule, host, is_tensor, kernels_for, nbytes, to_kernels
 from rpel.aggregation.coordinatewise import Coordinatewise
-from rpel.randomness import stream
 from rpel.types import Floats, Integers
 
 Mixing = Integers | Floats
@@ -50,7 +49,7 @@ class Mixer(Rule):
         finite = host(kernels.finite_rows(table)).reshape(h, m)
         if finite.all():
             self.check(m, self.f or 0)
-            rows = self.mixed(Group(kernels, table, index, self.f or 0, np.arange(h)))
+            rows = self.mixed(Group(kernels, table, index, self.f or 0, np.arange(h), self.moment))
             return back(rows.reshape(*batch, -1, d))
         pieces = [self._with_non_finite(kernels, table, index[i], finite[i], i) for i in range(h)]
         if len({len(piece) for piece in pieces}) > 1:
@@ -65,7 +64,7 @@ class Mixer(Rule):
         good, bad = np.flatnonzero(finite), np.flatnonzero(~finite)
         f = max(0, (self.f or 0) - len(bad))
         self.check(len(good), f)
-        mixed = host(self.mixed(Group(kernels, table, rows[None, good], f, np.array([victim]))))
+        mixed = host(self.mixed(Group(kernels, table, rows[None, good], f, np.array([victim]), self.moment)))
         through = host(table[rows[bad]])
         if len(mixed) != len(good):
             return np.concatenate([mixed, through])
@@ -96,6 +95,8 @@ def nnm(f: int) -> Mixer:
 def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
     """Shuffle and average groups of the given size; the last group may be smaller (Karimireddy et al., 2022).
 
+    Every node deals anew in every round, once :meth:`Rule.at` says which round it is.
+
     >>> bucketing(size=2)(np.array([[1.0], [1.0], [1.0], [1.0]]))
     array([[1.], [1.]])
     """
@@ -103,15 +104,14 @@ def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
         raise ValueError(f"bucketing needs a size of at least 1, not {size}")
 
     def mix(g: Group) -> Mixing:
-        coins = stream(seed, "bucketing").random((int(g.victims.max()) + 1, g.m))[g.victims]
-        order = np.argsort(coins, axis=1)
+        order = np.argsort(g.draws(("bucketing", seed), g.m), axis=1)
         weights = np.zeros((len(order), ceil(g.m / size), g.m))
         for bucket in range(weights.shape[1]):
             members = order[:, bucket * size : (bucket + 1) * size]
             np.put_along_axis(weights[:, bucket], members, 1 / members.shape[1], axis=1)
         return weights
 
-    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=f)
+    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=f, timed=True)
 
 
 def _scaled(factors: Floats) -> Floats:
@@ -160,7 +160,7 @@ class Mixed(Rule):
     rule: Rule
 
     def with_f(self, f: int) -> "Mixed":
-        return Mixed(self.name, self.mixer.with_f(f), self.rule.with_f(f), f=f, pivot=self.pivot)
+        return replace(self, mixer=self.mixer.with_f(f), rule=self.rule.with_f(f), f=f)
 
     def least(self, f: int) -> int:
         """The smallest m whose mixed rows are enough for the rule."""
@@ -191,7 +191,7 @@ class Mixed(Rule):
         table = self.mixer.mixed(part)
         h = len(part.index)
         index = np.arange(len(table), dtype=np.int64).reshape(h, -1)
-        return self.rule.run(Group(part.kernels, table, index, part.f, part.victims))
+        return self.rule.run(Group(part.kernels, table, index, part.f, part.victims, part.moment))
 
 
 def _pieces(group: Group) -> "list[Group]":
@@ -199,9 +199,7 @@ def _pieces(group: Group) -> "list[Group]":
     each = group.m * nbytes(group.table) // max(1, len(group.table))
     step = max(1, nbytes(group.table) // 10 // max(1, each))
     cuts = range(0, len(group.index), step)
-    return [
-        Group(group.kernels, group.table, group.index[a : a + step], group.f, group.victims[a : a + step]) for a in cuts
-    ]
+    return [replace(group, index=group.index[a : a + step], victims=group.victims[a : a + step]) for a in cuts]
 
 
 def _concatenate(results: list[Array]) -> Array:

@@ -23,6 +23,9 @@ RULES: dict[str, Callable[..., Rule]] = {
     "smea": linear.smea,
     "caf": linear.caf,
     "bulyan": coordinatewise.bulyan,
+    "aksel": linear.aksel,
+    "cge": linear.cge,
+    "dnc": linear.dnc,
     "nnm": mixing.nnm,
     "bucketing": mixing.bucketing,
     "clipping": mixing.clipping,
@@ -33,6 +36,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "clipped_gossip_adaptive": graph.clipped_gossip_adaptive,
     "clipped_gossip_oracle": graph.clipped_gossip_oracle,
     "rtc": graph.rtc,
+    "ios": graph.ios,
+    "balance": graph.balance,
 }
 """Every rule of the field by its name. A new one is a constructor and a row here."""
 
@@ -56,7 +61,8 @@ def chain(*stages: Rule) -> Rule:
     for mixer in reversed(before):
         assert isinstance(mixer, Mixer)
         f = max((s.f for s in (mixer, result) if s.f is not None), default=None)
-        result = Mixed(f"{mixer.name}+{result.name}", mixer, result, f=f, pivot=result.pivot)
+        timed = mixer.timed or result.timed
+        result = Mixed(f"{mixer.name}+{result.name}", mixer, result, f=f, pivot=result.pivot, timed=timed)
     return result
 
 

@@ -21,8 +21,8 @@ DatasetName = Literal[
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "mnist-8x8", "mnist-sample-8x8", "own"
 ]  # fmt: skip
 MethodName = Literal[
-    "rpel", "all-to-all", "nna", "cs-plus", "gts", "clipped-gossip", "clipped-gossip-oracle", "rtc", "d-psgd",
-    "el-local", "el-oracle",
+    "rpel", "all-to-all", "nna", "cs-plus", "gts", "clipped-gossip", "clipped-gossip-oracle", "rtc",
+    "ios", "balance", "d-psgd", "el-local", "el-oracle",
 ]  # fmt: skip
 OWN = "own"
 """The dataset or model of a run that trains objects handed over from Python."""

@@ -10,6 +10,7 @@ refused in one sentence, and the old one stays.
 
 import logging
 import os
+import secrets
 import ssl
 import stat
 from collections.abc import Iterable, Iterator
@@ -133,7 +134,8 @@ class Standing:
         """What the protocol needs to know of the membership."""
         m = self.membership
         chosen = rule(m.rule, f=m.b_hat)
-        return Terms(self.me, m.nodes, m.byzantine, m.pull, chosen, m.deadline, m.rounds)
+        seed = secrets.randbits(63)
+        return Terms(self.me, m.nodes, m.byzantine, m.pull, chosen, m.deadline, m.rounds, seed=seed)
 
 
 def take(config: Config, membership: Membership) -> Standing:

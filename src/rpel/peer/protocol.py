@@ -51,6 +51,8 @@ class Terms:
     deadline: float
     rounds: int
     patience: int = 5
+    seed: int = 0
+    """For rules that draw at random; a deployed peer's comes from the operating system."""
 
 
 # --- what is remembered ----------------------------------------------------------------------------------------------
@@ -328,6 +330,7 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
         pulled.table[0] = state.x
     ordinary = trusted and not without_own
     rule, inbox = terms.rule if ordinary else catching_up(b_hat), _inbox(pulled, own=not without_own)
+    rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
     x, info = mix(pulled.table[:1], inbox, rule, out=state.x[None])  # the simulator's own, for a cohort of one
     if info.degraded[0]:
         return _Came(Outcome.LOCAL_ONLY, None, results, offset)

@@ -106,7 +106,7 @@ class SimulatedNetwork:
         """What the adversary sees; on a fixed graph the victim's own model is among those it starts from."""
         table = self.table[: len(ask.half) + len(victims)]
         counts = hostile.sum(axis=1)
-        common: dict[str, Any] = {"rule": self.rule, "round": ask.round, "seed": self.seed}
+        common: dict[str, Any] = {"rule": self.rule.among(victims), "round": ask.round, "seed": self.seed}
         if ask.weights is None:
             return View(table, victims, _to_the_front(peers), counts, **common)
         own, others = ask.weights[victims, :1], ask.weights[victims, 1:]

@@ -51,6 +51,8 @@ METHODS = {
     "clipped-gossip": Method("graph", "clipped_gossip_adaptive"),
     "clipped-gossip-oracle": Method("graph", "clipped_gossip_oracle"),
     "rtc": Method("graph", "rtc"),
+    "ios": Method("graph", "ios"),
+    "balance": Method("graph", "balance"),
     "d-psgd": Method("graph", "gossip"),
     "el-local": Method("push", "mean"),
     "el-oracle": Method("regular", "mean"),

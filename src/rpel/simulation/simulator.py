@@ -69,7 +69,8 @@ class Simulation:
             place = self.table[: len(models)] if k == s.local_steps - 1 else models
             c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
         before = spread(self._honest_rows(c.x)) if measured else None
-        round_ = exchange(c, t, self.topology, self.rule, out=models)
+        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=c.ids)
+        round_ = exchange(c, t, self.topology, self.network.rule, out=models)
         inbox = self._answer(next(round_))
         try:
             round_.send(inbox)

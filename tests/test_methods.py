@@ -196,7 +196,7 @@ def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_m
 def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str, same: bool) -> None:
     start, found = np.random.default_rng(5).normal(size=(12, 7)), []
     for before in (0, 1):
-        spec = BASE.but(method="all-to-all", rule=rule, attack="sf", rounds=6, pull=None, b_hat=None)
+        spec = BASE.but(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
         run = simulation(spec, Quadratic(noise=0.0))
         run.cohort.x[:], run.round = start, before
         run.step()

@@ -43,8 +43,13 @@ def check_id(member: str) -> str:
     return member
 
 
-def create(member: str, days: int = VALID_DAYS, now: datetime | None = None) -> tuple[bytes, str]:
-    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on, so that clocks may differ a little."""
+def create(
+    member: str, days: int = VALID_DAYS, now: datetime | None = None, passphrase: bytes = b""
+) -> tuple[bytes, str]:
+    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on, so that clocks may differ a little.
+
+    With a passphrase the key is encrypted by it.
+    """
     check_id(member)
     if not 1 <= days <= 36_500:
         raise ValueError(f"days {days} is impossible: choose 1 to 36500, nearest {min(max(days, 1), 36_500)}")
@@ -64,7 +69,9 @@ def create(member: str, days: int = VALID_DAYS, now: datetime | None = None) -> 
         .sign(key, hashes.SHA256())
     )
     secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption(),
     )
     return secret, certificate.public_bytes(serialization.Encoding.PEM).decode()
 

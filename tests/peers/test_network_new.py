@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 import stat
 import subprocess
 import sys
@@ -299,6 +300,40 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is that of 'a'"):
         join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_peers_of_one_machine_get_metrics_ports_of_their_own(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        taken = held.getsockname()[1]
+        homes = [tmp_path / f"p{i}" for i in range(3)]
+        for i, home in enumerate(homes):
+            join(id=f"p{i}", url=f"https://h:{i + 1}", folder=home)
+        found = [Config.load(home / "peer.toml").metrics_listen for home in homes]
+    assert len(set(found)) == 3
+    assert f"127.0.0.1:{taken}" not in found
+
+
+def test_a_key_with_a_passphrase_opens_with_its_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "passphrase"
+    secret.write_text("correct horse\n")
+    arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "p"))
+    printed = rpel(capsys, *arguments, "--passphrase-file", str(secret), code=2)
+    assert "has mode 0644" in printed.err
+    secret.chmod(0o600)
+    rpel(capsys, *arguments, "--passphrase-file", str(secret))
+    assert "ENCRYPTED" in (tmp_path / "p" / "peer.key").read_text()
+    own = Config.load(tmp_path / "p" / "peer.toml")
+    assert own.passphrase_file is not None
+    pem = own.certificate.read_text()
+    identity.server_context(own.certificate, identity.ProtectedKey(own.key, own.passphrase_file), [pem])
+    with pytest.raises(ValueError, match=r"has a passphrase: name its file as passphrase_file in peer\.toml"):
+        identity.server_context(own.certificate, own.key, [pem])
+    secret.write_text("wrong\n")
+    with pytest.raises(ValueError, match=r"the passphrase in .* does not open key"):
+        identity.read_key(identity.ProtectedKey(own.key, secret))
+    secret.write_text("")
+    with pytest.raises(ValueError, match="is empty"):
+        identity.read_key(identity.ProtectedKey(own.key, secret))
 
 
 # --- network add, members --------------------------------------------------------------------------------------------

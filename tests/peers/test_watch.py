@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from rpel import cli
 from rpel.cli.display import stdout
@@ -146,3 +147,20 @@ def test_a_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         cli.main(["watch", "--config", str(path), "--once"])
     assert "'stranger' is not a member" in capsys.readouterr().err
+
+
+def test_a_member_whose_key_has_a_passphrase_can_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = found(tmp_path, 4)
+    own, path = net.configs[3], net.configs[3].state_dir.parent / "peer.toml"
+    key = serialization.load_pem_private_key(own.key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"correct horse")
+    own.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["watch", "--config", str(path), "--once"])
+    assert "has a passphrase: name its file as passphrase_file" in capsys.readouterr().err
+    path.with_name("passphrase").write_text("correct horse\n")
+    path.with_name("passphrase").chmod(0o600)
+    path.write_text(path.read_text() + 'passphrase_file = "passphrase"\n')
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["watch", "--config", str(path), "--once"])
+    assert "peer-0" in capsys.readouterr().out

@@ -38,10 +38,14 @@ def init(
         typer.Option(help="host:port to listen at.", show_default="the url's port, on all networks of the machine"),
     ] = None,
     metrics_listen: Annotated[
-        str, typer.Option(help="host:port for Prometheus; one for each peer of a machine.")
-    ] = "127.0.0.1:9464",
+        str | None,
+        typer.Option(help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"),
+    ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
     days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 825,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Encrypt the key with the first line of this file (mode 0600).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Make this peer's key, certificate and peer.toml, and print the entry that makes it a member.
@@ -50,11 +54,12 @@ def init(
     holds the certificate, which is public: send it to the founder of the network over a channel where it cannot be
     exchanged on the way, and compare the fingerprint by telephone. A member is known by this fingerprint alone.
 
-    The entry goes to standard output, the rest to standard error: `rpel peer init ... >> members.toml` adds it.
+    The entry goes to standard output, the rest to standard error. The founder adds it with `rpel network add` and gives
+    everybody the same members.toml; then `rpel peer run` takes part, and `rpel network check` asks all the others.
 
-    Example: rpel peer init --id clinic-3 --organisation "Clinic Three" --url https://rpel.clinic-3.example:7443
+    Example: rpel peer init --id clinic-3 --url https://rpel.clinic-3.example:7443 > clinic-3.toml
     """
-    from rpel.operations.join import join
+    from rpel.operations.join import grouped, join
 
     found = join(
         id=id,
@@ -67,14 +72,17 @@ def init(
         metrics_listen=metrics_listen,
         folder=folder,
         days=days,
+        passphrase_file=passphrase_file,
     )
     print(
         f"key:         {found.key} (keep it here, and keep it secret)\n"
         f"certificate: {found.certificate}, valid until {found.expires:%Y-%m-%d}\n"
         f"settings:    {found.config} (where to listen, task, data: read it before you run the peer)\n"
-        f"fingerprint: {found.member.fingerprint}\n"
-        "next: append the entry on standard output to members.toml; when all members are in it,\n"
-        f"      rpel peer run --config {found.config}",
+        f"fingerprint: {grouped(found.member.fingerprint)}\n"
+        "next: send the entry on standard output to the founder, who adds it (rpel network add) and compares the\n"
+        "      fingerprint by telephone; when you have the complete members.toml, and before the epoch:\n"
+        f"      rpel peer run --config {found.config}\n"
+        f"      rpel network check --config {found.config}",
         file=sys.stderr,
     )
     for note in found.notes:

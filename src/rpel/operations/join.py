@@ -1,7 +1,9 @@
 """Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml; and adding entries to that file."""
 
+import socket
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import ip_address
@@ -14,6 +16,8 @@ from rpel.config.membership import Member, Membership, check_different, peer_url
 from rpel.config.peer import Config, check_task, listen_address, next_members
 from rpel.files import atomic
 from rpel.peer import identity
+
+METRICS_PORT = 9464
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,18 @@ def join(
     task: str = "mnist-sample",
     data: Path | None = None,
     listen: str | None = None,
-    metrics_listen: str = "127.0.0.1:9464",
+    metrics_listen: str | None = None,
     folder: Path = Path(),
     days: int = certificates.VALID_DAYS,
+    passphrase_file: Path | None = None,
 ) -> Joined:
-    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten."""
+    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten.
+
+    The key is encrypted by the first line of ``passphrase_file``, if one is given.
+    """
     url = peer_url(url)
     listen = listen or usual_listen(url)
+    metrics_listen = metrics_listen or free_metrics(folder)
     check_task(task)
     for address in (listen, metrics_listen):
         listen_address(address)
@@ -65,7 +74,8 @@ def join(
     for path in (key, certificate, settings):
         if path.exists():
             raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --dir")
-    secret, pem = certificates.create(id, days)
+    passphrase = identity.read_passphrase(passphrase_file) if passphrase_file else b""
+    secret, pem = certificates.create(id, days, passphrase=passphrase)
     member = Member.of(id, url, pem, organisation)
     notes = _notes(members, member)
     identity.write_key(key, secret)
@@ -83,9 +93,24 @@ def join(
         data=None if data is None else data.resolve(),
         log="-",
         next_members=next_members(members.resolve()),
+        passphrase_file=None if passphrase_file is None else passphrase_file.resolve(),
     )
     own.save(settings)
     return Joined(member, settings, key, certificate, certificates.read_certificate(pem).not_after, notes)
+
+
+def free_metrics(folder: Path) -> str:
+    """The first address from port 9464 on that nobody listens at and no peer.toml in the folders beside names."""
+    named = set()
+    for path in folder.resolve().parent.glob("*/peer.toml"):
+        with suppress(ValueError, OSError):
+            named.add(Config.load(path).metrics_listen)
+    for port in range(METRICS_PORT, METRICS_PORT + 1000):
+        address = f"127.0.0.1:{port}"
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if address not in named:
+                return address
+    return "127.0.0.1:0"
 
 
 def usual_listen(url: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from rpel.certificates import check_certificate
 from rpel.config.membership import Membership
 from rpel.peer.http import CLOCK, INIT, MODEL, STATUS, Connection, Head, Refused, Sink, Text
-from rpel.peer.identity import client_context, leaf_fingerprint
+from rpel.peer.identity import KeyFile, client_context, leaf_fingerprint
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models, PullResult
 
@@ -57,7 +57,12 @@ class Client:
     """Asks members; connections are kept for the next round. ``position`` is this peer's round clock."""
 
     def __init__(
-        self, membership: Membership, certificate: Path, key: Path, signature: Signature, position: Callable[[], float]
+        self,
+        membership: Membership,
+        certificate: Path,
+        key: KeyFile,
+        signature: Signature,
+        position: Callable[[], float],
     ) -> None:
         self._signature, self._position = signature, position
         self._idle: dict[int, list[tuple[float, Connection]]] = {}
@@ -66,7 +71,7 @@ class Client:
         self.differing: dict[int, str] = {}  # the hash that a member holds, if it last refused for holding another
         self.rotate(membership, certificate, key)
 
-    def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
+    def rotate(self, membership: Membership, certificate: Path, key: KeyFile) -> None:
         """From now on this membership and certificate count."""
         self._drop_idle()
         self._membership, self._certificate, self._key = membership, certificate, key

@@ -45,23 +45,67 @@ def write_key(path: Path, secret: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+@dataclass(frozen=True)
+class ProtectedKey:
+    """A key file that is encrypted, and the file with its passphrase."""
+
+    path: Path
+    passphrase_file: Path
+
+
+KeyFile = Path | ProtectedKey
+"""Where a private key lies."""
+
+
+def read_key(file: KeyFile) -> ec.EllipticCurvePrivateKey:
     """The P-256 key of a file that only its owner can read."""
+    path, passphrase = _opened(file)
     if not path.is_file():
         raise ValueError(f"there is no key {path}: make one with `rpel peer init`")
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ValueError(f"key {path} has mode {mode:04o}, so that others can read it: set it with `chmod 600 {path}`")
+    _check_private("key", path)
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} does not hold an unencrypted private key in PEM form") from None
+        key = serialization.load_pem_private_key(path.read_bytes(), password=passphrase)
+    except TypeError:  # encrypted and no passphrase, or the other way round
+        if passphrase is None:
+            raise ValueError(f"key {path} has a passphrase: name its file as passphrase_file in peer.toml") from None
+        raise ValueError(f"key {path} has no passphrase: leave passphrase_file out of peer.toml") from None
+    except ValueError:
+        if passphrase is not None:
+            raise ValueError(f"the passphrase in {_passphrase_file(file)} does not open key {path}") from None
+        raise ValueError(f"{path} does not hold a private key in PEM form") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError(f"the key in {path} is not on the curve P-256: make one with `rpel peer init`")
     return key
 
 
-def server_context(certificate: Path, key: Path, members: Iterable[str]) -> ssl.SSLContext:
+def read_passphrase(path: Path) -> bytes:
+    """The passphrase in a file that only its owner can read: its first line."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: passphrase_file holds the passphrase of the key")
+    _check_private("passphrase file", path)
+    lines = path.read_bytes().splitlines()
+    if not lines or not lines[0]:
+        raise ValueError(f"{path} is empty: its first line is the passphrase of the key")
+    return lines[0]
+
+
+def _check_private(what: str, path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{what} {path} has mode {mode:04o}, so that others can read it: set it with `chmod 600 {path}`"
+        )
+
+
+def _opened(file: KeyFile) -> tuple[Path, bytes | None]:
+    return (file.path, read_passphrase(file.passphrase_file)) if isinstance(file, ProtectedKey) else (file, None)
+
+
+def _passphrase_file(file: KeyFile) -> Path | None:
+    return file.passphrase_file if isinstance(file, ProtectedKey) else None
+
+
+def server_context(certificate: Path, key: KeyFile, members: Iterable[str]) -> ssl.SSLContext:
     """The serving end: accepts a connection only from a certificate among the members' PEM texts.
 
     A member's expired certificate does not keep the others from starting; the handshake with it fails.
@@ -71,7 +115,7 @@ def server_context(certificate: Path, key: Path, members: Iterable[str]) -> ssl.
     return _strict(context, certificate, key, members)
 
 
-def client_context(certificate: Path, key: Path, member: str) -> ssl.SSLContext:
+def client_context(certificate: Path, key: KeyFile, member: str) -> ssl.SSLContext:
     """The asking end, for connections to the one member whose PEM text is given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # identity is the pin, never the name
@@ -86,7 +130,7 @@ def leaf_fingerprint(connection: ssl.SSLObject | ssl.SSLSocket) -> str:
     return fingerprint(der)
 
 
-def _strict(context: ssl.SSLContext, certificate: Path, key: Path, pems: Iterable[str]) -> ssl.SSLContext:
+def _strict(context: ssl.SSLContext, certificate: Path, key: KeyFile, pems: Iterable[str]) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
@@ -98,16 +142,17 @@ def _strict(context: ssl.SSLContext, certificate: Path, key: Path, pems: Iterabl
     return context
 
 
-def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def _load_own(context: ssl.SSLContext, certificate: Path, key: KeyFile) -> None:
     """The own certificate and key, after all that could be wrong with them."""
     read_key(key)
     if not certificate.is_file():
         raise ValueError(f"there is no certificate {certificate}: make one with `rpel peer init`")
     check_certificate(certificate.read_text("utf-8"))
     try:
-        context.load_cert_chain(certificate, key)
+        path, passphrase = _opened(key)
+        context.load_cert_chain(certificate, path, passphrase)
     except ssl.SSLError:
-        raise ValueError(f"certificate {certificate} does not belong to key {key}") from None
+        raise ValueError(f"certificate {certificate} does not belong to key {path}") from None
 
 
 # --- a place in a membership ------------------------------------------------------------------------------------------
@@ -120,7 +165,7 @@ class Standing:
     membership: Membership
     me: int
     certificate: Path
-    key: Path
+    key: KeyFile
     expiry: float
     """When the certificate ends, unix seconds."""
 
@@ -154,12 +199,14 @@ def take(config: Config, membership: Membership) -> Standing:
     raise ValueError(f"the entry of {config.id!r} names the fingerprint {wanted}, but {' and '.join(seen)}")
 
 
-def _pairs(config: Config) -> Iterator[tuple[Path, Path]]:
+def _pairs(config: Config) -> Iterator[tuple[Path, KeyFile]]:
     """The own certificate and key; then, when there is one, the pair that a coming membership may name."""
-    yield config.certificate, config.key
-    later = _later(config.certificate), _later(config.key)
-    if later[1].exists():
-        yield later
+    for certificate, key in (
+        (config.certificate, config.key),
+        (_later(config.certificate), _later(config.key)),
+    ):
+        if key == config.key or key.exists():
+            yield certificate, ProtectedKey(key, config.passphrase_file) if config.passphrase_file else key
 
 
 def _later(path: Path) -> Path:

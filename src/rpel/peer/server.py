@@ -24,7 +24,7 @@ from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
 from rpel.peer.http import CLOCK, INIT, MODEL, STATUS
-from rpel.peer.identity import leaf_fingerprint, server_context
+from rpel.peer.identity import KeyFile, leaf_fingerprint, server_context
 from rpel.peer.limits import Gate, Limits, Pace, Ticket
 from rpel.peer.store import Body
 from rpel.peer.wire import Signature
@@ -368,7 +368,7 @@ class HttpsTransport:
         self,
         membership: Membership,
         certificate: Path,
-        key: Path,
+        key: KeyFile,
         listen: str,
         signature: Signature,
         service: Service,
@@ -407,7 +407,7 @@ class HttpsTransport:
     def announce(self) -> None:
         self.server.announce()
 
-    def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
+    def rotate(self, membership: Membership, certificate: Path, key: KeyFile) -> None:
         context = server_context(certificate, key, (member.certificate for member in membership.members))
         self.server.rotate(membership, context)
         self.client.rotate(membership, certificate, key)

@@ -14,6 +14,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,11 +22,10 @@ import typer
 
 from rpel.cli.report import report
 from rpel.config.spec import Spec, load, load_folder, to_toml
-from rpel.report import collect, page, panels, settings
+from rpel.report import chart_groups, collect, group_runs, page
+from rpel.report.certificates import Robustness, command, survival
 from rpel.report.collect import Run
-from rpel.report.command import command
 from rpel.report.drawing import values
-from rpel.report.figures import save
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle, spec_hash
 
@@ -91,21 +91,21 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_seeds_make_one_curve_and_networks_make_panels(runs: Path) -> None:
-    groups = settings(collect([runs]).runs)
+    groups = group_runs(collect([runs]).runs)
     assert [(group.label, len(group.runs)) for group in groups] == [
         ("rpel · median · alie", 3), ("rpel · median · foe", 3), ("rpel · median · alie", 1),
         ("all-to-all · median · alie", 1),
     ]  # fmt: skip
-    four, six = panels(groups)
+    four, six = chart_groups(groups)
     assert six.common == "model mnist, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1, rounds 4"
     assert (four.title, six.slug) == ("mnist-sample: n = 10, b = 2, s = 4", "mnist-sample-n10-b2-s6")
-    assert [setting.label.split(" ")[0] for setting in four.settings] == ["rpel", "rpel", "all-to-all"]
-    assert [setting.label.split(" ")[0] for setting in six.settings] == ["rpel", "all-to-all"]
+    assert [setting.label.split(" ")[0] for setting in four.groups] == ["rpel", "rpel", "all-to-all"]
+    assert [setting.label.split(" ")[0] for setting in six.groups] == ["rpel", "all-to-all"]
 
 
 def test_bands_and_intervals_span_the_seeds(runs: Path) -> None:
-    setting = settings(collect([runs]).runs)[0]
-    assert setting.rounds == [2, 4]
+    setting = group_runs(collect([runs]).runs)[0]
+    assert setting.rounds("loss") == [2, 4]
     assert setting.curve("accuracy_mean")[:, -1] == pytest.approx([0.41, 0.40, 0.42])
     mean, low, high = setting.final("accuracy_worst")
     half = 4.302652729 * 0.005 / 3**0.5  # Student's t with two degrees of freedom
@@ -116,8 +116,8 @@ def test_bands_and_intervals_span_the_seeds(runs: Path) -> None:
 def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> None:
     put(tmp_path, alpha=0.1)
     put(tmp_path, alpha=1.0, lr="2:0.5,4:0.1")
-    (panel,) = panels(settings(collect([tmp_path]).runs))
-    assert [setting.label for setting in panel.settings] == [
+    (panel,) = chart_groups(group_runs(collect([tmp_path]).runs))
+    assert [setting.label for setting in panel.groups] == [
         "rpel · median · alie · alpha 0.1 · lr 0.5", "rpel · median · alie · alpha 1.0 · lr 2:0.5,4:0.1",
     ]  # fmt: skip
 
@@ -126,11 +126,11 @@ def test_a_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path)
     for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1.0, 10.0), (1, 3)):
         put(tmp_path, attack=attack, alpha=alpha, local_steps=steps)
     put(tmp_path, byzantine=3, alpha=0.5)
-    first, *_, tenth, last = drawn = panels(settings(collect([tmp_path]).runs))
-    assert [len(panel.settings) for panel in drawn] == [3] * 6 + [1]
+    first, *_, tenth, last = drawn = chart_groups(group_runs(collect([tmp_path]).runs))
+    assert [len(panel.groups) for panel in drawn] == [3] * 6 + [1]
     assert first.title == "mnist-sample: n = 10, b = 2, s = 4, local_steps 1, alpha 0.5"
     assert first.slug == "mnist-sample-n10-b2-s4-local_steps1-alpha0.5"
-    assert [setting.label for setting in first.settings] == [f"rpel · median · {a}" for a in ("alie", "foe", "sf")]
+    assert [setting.label for setting in first.groups] == [f"rpel · median · {a}" for a in ("alie", "foe", "sf")]
     assert tenth.title.endswith("local_steps 3, alpha 10.0"), "in the order of the values"
     assert last.slug == "mnist-sample-n10-b3-s4"
     assert len({panel.slug for panel in drawn}) == 7
@@ -139,13 +139,13 @@ def test_a_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path)
 def test_many_values_of_one_field_stay_together(tmp_path: Path) -> None:
     for tenths in range(1, 11):
         put(tmp_path, alpha=tenths / 10)
-    assert [len(panel.settings) for panel in panels(settings(collect([tmp_path]).runs))] == [10]
+    assert [len(panel.groups) for panel in chart_groups(group_runs(collect([tmp_path]).runs))] == [10]
 
 
 def test_a_chosen_b_hat_tells_settings_apart(tmp_path: Path) -> None:
     put(tmp_path, b_hat=1)
     put(tmp_path, b_hat=2)
-    assert [setting.label[-7:] for setting in settings(collect([tmp_path]).runs)] == ["b_hat 1", "b_hat 2"]
+    assert [setting.label[-7:] for setting in group_runs(collect([tmp_path]).runs)] == ["b_hat 1", "b_hat 2"]
 
 
 def test_a_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: 
     put(tmp_path / "c", worst=0.7)
     found = collect([tmp_path, tmp_path / "a"])
     assert len(found.runs) == 3
-    assert [setting.label[-3:] for setting in settings(found.runs)] == ["(1)", "(2)"]
+    assert [setting.label[-3:] for setting in group_runs(found.runs)] == ["(1)", "(2)"]
     assert "1 more are copies" in page(found)
 
 
@@ -169,10 +169,10 @@ def test_numbers_that_overflowed_are_said_to_have(tmp_path: Path) -> None:
 def test_the_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
     path = put(tmp_path)  # its worst: .1 and .2
     put_nodes(path, [[0.1, 0.35], [0.6, 0.2]])
-    (setting,) = settings(collect([tmp_path]).runs)
+    (setting,) = group_runs(collect([tmp_path]).runs)
     assert setting.curve("accuracy_lowest")[0].tolist() == [0.35, 0.2]
     assert setting.curve("accuracy_worst")[0].tolist() == pytest.approx([0.1, 0.2]), "tables keep the worst of a round"
-    (panel,) = panels([setting])
+    (panel,) = chart_groups([setting])
     assert values(panel, "accuracy")[0]["columns"][1][0] == [0.35, 0.2]
     assert "dashed: the node that ends lowest</p>" in page(collect([tmp_path]))
     rpel_report(str(tmp_path), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
@@ -187,7 +187,7 @@ def test_without_its_nodes_a_run_shows_the_worst_of_each_round_and_says_so(tmp_p
         (path / "nodes.npz").write_text("no archive")
     elif damage != "none":
         put_nodes(path, [[0.1, 0.2]] if damage == "short" else [[0.1, float("nan")], [0.2, 0.3]])
-    (setting,) = settings(collect([tmp_path]).runs)
+    (setting,) = group_runs(collect([tmp_path]).runs)
     assert setting.curve("accuracy_lowest").tolist() == setting.curve("accuracy_worst").tolist()
     assert "ends lowest (1 run without nodes.npz: the worst of each round)" in page(collect([tmp_path]))
 
@@ -216,9 +216,9 @@ def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
 def test_a_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
     put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2, scale="short")
     put(tmp_path, name="mnist-n10-b2-s4-rpel-alie")
-    (panel,) = panels(settings(collect([tmp_path]).runs))
+    (panel,) = chart_groups(group_runs(collect([tmp_path]).runs))
     assert panel.stamp == "partly SHORT"
-    assert sorted((setting.stamp, setting.label) for setting in panel.settings) == [
+    assert sorted((setting.stamp, setting.label) for setting in panel.groups) == [
         ("", "rpel · median · alie · rounds 4"), ("SHORT", "SHORT · rpel · median · alie · rounds 2"),
     ]  # fmt: skip
     text = page(collect([tmp_path]))
@@ -266,7 +266,7 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     assert (len(found.runs), len(found.unfinished), len(found.broken)) == (1, 1, 2)
     text = page(found)
     assert text.count("<script") == 2
-    assert not re.search(r"<(img|b|i)[\s>](?!\w*>Guarantee)", text.replace("<b>Guarantee:</b>", ""))
+    assert not re.search(r"<(img|b|i)[\s>]", re.sub(r"<b>(Guarantee|The \w+):</b>", "", text))
     assert html.escape(HOSTILE) in text
 
 
@@ -329,6 +329,39 @@ def test_a_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path
     assert "the plan was violated in 1" in text
 
 
+@pytest.mark.parametrize(
+    ("rule", "robustness", "sampling", "second"),
+    [
+        ("nnm+trimmed_mean", Robustness.PROVEN, 'class="held"', 'class="held" data-key="survives b_hat"'),
+        ("caf", Robustness.UNKNOWN, 'class="held"', 'class="plain" data-key="no bound known"'),
+        ("mean", Robustness.NONE, 'class="plain"', 'class="violated" data-key="not robust"'),
+    ],
+)
+def test_that_the_sampling_held_never_says_that_the_rule_does(
+    tmp_path: Path, rule: str, robustness: Robustness, sampling: str, second: str
+) -> None:
+    put(tmp_path, rule=rule)
+    assert survival(rule, 4, 1).robustness is robustness
+    text = page(collect([tmp_path]))
+    assert text.count(f'<td {sampling} data-key="0.0">within the plan') == 2, "in both tables"
+    assert text.count(f"<td {second}>") == 2
+    green = '"held"' in text.partition("<main>")[2]
+    assert green == (robustness is not Robustness.NONE), "nothing about mean is green"
+
+
+def test_curves_begin_in_round_0_where_it_was_evaluated(tmp_path: Path) -> None:
+    path = put(tmp_path)
+    accuracy = np.array([[0.05, 0.15], [0.1, 0.35], [0.6, 0.2]])
+    RunFolder(path).write_arrays("nodes.npz", {"round": np.array([0, 2, 4]), "accuracy": accuracy})
+    (setting,) = group_runs(collect([tmp_path]).runs)
+    assert setting.rounds("accuracy_mean") == [0, 2, 4]
+    assert setting.rounds("loss") == [2, 4]
+    assert setting.curve("accuracy_mean")[0].tolist() == pytest.approx([0.1, 0.2, 0.4])
+    assert setting.curve("accuracy_lowest")[0].tolist() == [0.15, 0.35, 0.2]
+    (chart,) = chart_groups([setting])
+    assert values(chart, "accuracy")[0]["rounds"] == [0, 2, 4]
+
+
 # --- numbers, commands, figures --------------------------------------------------------------------------------------
 
 
@@ -345,14 +378,35 @@ def test_the_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> 
             assert int(line["seed"]) == load_folder(path).seed
 
 
-def test_figures_are_the_panels_as_svg_and_png_with_equal_bytes(tmp_path: Path) -> None:
+def test_figures_are_the_charts_of_the_page_as_files_with_equal_bytes(tmp_path: Path) -> None:
     for seed in range(2):
-        put(tmp_path / "runs", seed=seed, attack="$x_$")
-    drawn = panels(settings(collect([tmp_path / "runs"]).runs))
-    first, second = save(drawn, tmp_path / "a"), save(drawn, tmp_path / "b")
-    names = [f"mnist-sample-n10-b2-s4-{metric}" for metric in ("accuracy", "loss", "consensus")]
-    assert [path.name for path in first] == [f"{name}.{ending}" for name in names for ending in ("svg", "png")]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+        put(tmp_path / "runs", seed=seed, attack="<b>")
+    for name in "ab":
+        rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / name))
+    files = sorted((tmp_path / "a").iterdir())
+    assert [path.name for path in files] == [
+        f"mnist-sample-n10-b2-s4-{metric}.svg" for metric in ("accuracy", "consensus", "loss")
+    ]
+    page_text = (tmp_path / "page.html").read_text()
+    for path in files:
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        drawing = ElementTree.parse(path).getroot()
+        points = [line.get("points") for line in drawing.iter() if "line" in (line.get("class") or "").split()]
+        drawn = [line for line in points if line]
+        assert drawn
+        assert all(line in page_text for line in drawn)
+        assert "rpel · median · &lt;b&gt;" in path.read_text()
+
+
+def test_the_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_path: Path) -> None:
+    put(runs, rule="nnm+trimmed_mean", seed=0)
+    rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex"))
+    text = (tmp_path / "table.tex").read_text()
+    body = text.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()
+    assert len(body) == 5
+    assert all(line.count(" & ") == 7 and line.endswith(r"\\") for line in body)
+    assert any(line.startswith(r"rpel $\cdot$ nnm+trimmed\_mean $\cdot$ alie") for line in body)
+    assert any(r"0.4100 $\pm$ 0.0248" in line for line in body), "Student's t over three seeds"
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from rpel.experiments.sweep import Cell, State
 from rpel.files import atomic
 from rpel.report.drawing import scatter
 from rpel.report.heatmap import HeatCell, heat_map
-from rpel.report.page import count, document, template
+from rpel.report.page import document, template
 from rpel.report.tables import Cell as TableCell
 from rpel.report.tables import latex_table, sorting_table
 from rpel.simulation.result import interval
-from rpel.text import human_bytes, value_text
+from rpel.text import count, human_bytes, value_text
 
 ADAPTIVE = ("alie", "foe", "ipm", "dissensus")
 """What --strongest searches the factor of."""

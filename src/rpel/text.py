@@ -72,3 +72,12 @@ def _plain(table: Mapping[str, Any]) -> bool:
     words = [item for item in table.values() if isinstance(item, str)]
     numbers = [item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)]
     return len(words) + len(numbers) == len(table) > 0 and all(word.replace("_", "").isalpha() for word in words)
+
+
+def count(number: int, word: str) -> str:
+    """So many of something.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number:,} {word}" + ("" if number == 1 else "s")

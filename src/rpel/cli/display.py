@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rpel.report.certificates import survival
 from rpel.text import human_bytes, percent
 from rpel.types import Guarantee
 
@@ -151,11 +152,13 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             text += f"  ({kind}: {low:.4g} to {high:.4g})"
         rows.append((key.replace("_", " "), text))
     proof = found["certificate"]
-    verdict = "held" if proof["held"] else f"violated {proof['violations_total']:,} times: see certificate.json"
+    times = f"{proof['violations_total']:,} times" if proof["violations_total"] != 1 else "once"
+    verdict = "within the plan" if proof["held"] else f"beyond the plan {times}: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
     if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
         rows.append(("guarantee", guarantee.meaning))
+    rows.append(("rule", survival(found["rule"], found["pull"], found["b_hat"]).sentence))
     sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]
     if found["path"] is not None:

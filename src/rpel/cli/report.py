@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rpel.cli.options import Json
+from rpel.text import count
 
 if TYPE_CHECKING:
-    from rpel.report import Collection, Setting
+    from rpel.report import Collection, Group
 
 
 def report(
@@ -19,40 +20,41 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Draw the panels to this folder as SVG and PNG.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table of settings to this LaTeX file.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write the charts to this folder as SVG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
 
     It needs no network, reads well on a phone, in light and dark and on paper.
 
-    Example: rpel report runs -o report.html --csv report.csv --figures figures
+    Example: rpel report runs -o report.html --csv report.csv --latex table.tex --figures figures
     """
-    from rpel import report as reports
     from rpel.files import atomic
+    from rpel.report import chart_groups, collect, drawing, group_runs, page, tables
+    from rpel.report.groups import METRICS
 
-    found = reports.collect(paths)
+    found = collect(paths)
     if output.is_dir():
         raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}")
-    texts = {output: reports.page(found)}
+    groups = group_runs(found.runs)
+    texts = {output: page(found)}
     if csv is not None:
-        from rpel.report.numbers import csv as as_csv
-
-        texts[csv] = as_csv(found.runs)
+        texts[csv] = tables.to_csv(found.runs)
+    if latex is not None:
+        texts[latex] = tables.groups_as_latex(groups)
+    if figures is not None:
+        for chart in chart_groups(groups):
+            texts |= {figures / f"{chart.slug}-{metric}.svg": drawing.svg_file(chart, metric) for metric in METRICS}
     for path, text in texts.items():
         with atomic(path) as file:
             file.write(text.encode("utf-8", "replace"))  # names of folders need not be Unicode
-    groups = reports.settings(found.runs)
-    written = list(texts)
-    if figures is not None:
-        from rpel.report.figures import save
-
-        written += save(reports.panels(groups), figures)
     _warn(found)
     if as_json:
-        print(json.dumps(_summary(found, groups, written), indent=2))
+        print(json.dumps(_summary(found, groups, list(texts)), indent=2))
     else:
-        print(f"{output}: {len(found.runs)} finished runs in {len(groups)} settings; {len(written)} files written")
+        finished = f"{count(len(found.runs), 'finished run')} in {count(len(groups), 'setting')}"
+        print(f"{output}: {finished}; {count(len(texts), 'file')} written")
 
 
 def _warn(found: "Collection") -> None:
@@ -62,7 +64,7 @@ def _warn(found: "Collection") -> None:
         print(f"rpel: warning: {bad.path} is broken: {bad.reason}", file=sys.stderr)
 
 
-def _summary(found: "Collection", groups: "list[Setting]", written: list[Path]) -> dict[str, Any]:
+def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) -> dict[str, Any]:
     settings = [
         {
             "label": group.label,

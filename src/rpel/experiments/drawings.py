@@ -32,7 +32,7 @@ def run_rows(result: Result) -> list[Row]:
     sent = np.cumsum(result.history["bytes"])
     lowest = dict(zip(result.nodes["round"].tolist(), result.lowest().tolist(), strict=True))
     where = "" if result.path is None else result.path.name
-    return [
+    rows = [
         {
             "seed": result.spec.seed,
             "round": row["round"],
@@ -43,6 +43,18 @@ def run_rows(result: Result) -> list[Row]:
             "run": where,
         }
         for row in result.history.where("accuracy_mean")
+    ]
+    return [*_start(result, lowest, where), *rows]
+
+
+def _start(result: Result, lowest: Mapping[int, float], where: str) -> list[Row]:
+    """Round 0, the common initial model, where the run evaluated it."""
+    if 0 not in lowest:
+        return []
+    first = result.nodes["accuracy"][0]
+    accuracies = {"accuracy_mean": float(first.mean()), "accuracy_worst": float(first.min())}
+    return [
+        {"seed": result.spec.seed, "round": 0, **accuracies, "accuracy_lowest": lowest[0], "bytes": 0, "run": where}
     ]
 
 

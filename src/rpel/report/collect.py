@@ -4,7 +4,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Run:
 
     rows       those of metrics.jsonl with accuracy_lowest, the accuracy of the node that ends lowest (None: not known)
     quartiles  of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
+    start      the accuracies in round 0, by column; empty if they are not known
     """
 
     place: str
@@ -64,6 +65,7 @@ class Run:
     rows: tuple[Row, ...]
     proof: Proof
     quartiles: tuple[float, ...] = ()
+    start: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -78,10 +80,11 @@ class Run:
         """Whether the node that ends lowest is known in every round evaluated."""
         return bool(self.quartiles)
 
-    def series(self, column: str) -> list[float]:
+    def series(self, column: str, from_start: bool = False) -> list[float]:
         """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
+        first = [self.start[column]] if from_start else []
         column = "accuracy_worst" if column == "accuracy_lowest" and not self.followed else column
-        return [_infinite(row[column]) for row in self.evaluated]
+        return [*first, *(_infinite(row[column]) for row in self.evaluated)]
 
     def final(self, column: str) -> float:
         return _infinite(self.rows[-1][column])
@@ -194,9 +197,9 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
         proof = _proof(found)
         spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
         checked = tuple(_rows(rows, spec.rounds))
-        lowest, quartiles = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
-        known = tuple({**row, "accuracy_lowest": lowest.get(row["round"])} for row in checked)
-        return Run(place, spec, known, proof, quartiles)
+        nodes = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
+        known = tuple({**row, "accuracy_lowest": nodes.lowest.get(row["round"])} for row in checked)
+        return Run(place, spec, known, proof, nodes.quartiles, nodes.start)
     except _DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 
@@ -237,17 +240,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _nodes(folder: RunFolder, rounds: list[int]) -> tuple[dict[int, float], tuple[float, ...]]:
-    """From nodes.npz: by round the accuracy of the node that ends lowest, and the quartiles of all nodes at the end."""
+@dataclass(frozen=True)
+class _Nodes:
+    """From nodes.npz: by round the accuracy of the node that ends lowest, quartiles at the end, round 0."""
+
+    lowest: Mapping[int, float] = field(default_factory=dict)
+    quartiles: tuple[float, ...] = ()
+    start: Mapping[str, float] = field(default_factory=dict)
+
+
+def _nodes(folder: RunFolder, rounds: list[int]) -> _Nodes:
+    """What nodes.npz holds; nothing if it does not belong to these rounds, round 0 before them or not."""
     try:
-        accuracy = np.asarray(folder.read_arrays("nodes.npz")["accuracy"], np.float64)
-        if accuracy.shape != (len(rounds), accuracy.shape[1]) or not np.isfinite(accuracy).all():
+        found = folder.read_arrays("nodes.npz")
+        accuracy, at = np.asarray(found["accuracy"], np.float64), found["round"].tolist()
+        begins = at == [0, *rounds]
+        if not (begins or at == rounds) or accuracy.shape != (len(at), accuracy.shape[1]):
             raise ValueError("nodes.npz does not belong to metrics.jsonl")
-        lowest = accuracy[:, int(np.argmin(accuracy[-1]))]
-        ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1))
-        return dict(zip(rounds, lowest.tolist(), strict=True)), tuple(ends.tolist())
+        if not np.isfinite(accuracy).all():
+            raise ValueError("nodes.npz has accuracies that are no numbers")
     except (*_DAMAGE, zipfile.BadZipFile, EOFError):
-        return {}, ()  # a page can do without
+        return _Nodes()  # a page can do without
+    lowest = accuracy[:, int(np.argmin(accuracy[-1]))]
+    first = {"accuracy_mean": accuracy[0].mean(), "accuracy_worst": accuracy[0].min(), "accuracy_lowest": lowest[0]}
+    ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1))
+    return _Nodes(
+        dict(zip(at, lowest.tolist(), strict=True)),
+        tuple(ends.tolist()),
+        {key: float(value) for key, value in first.items()} if begins else {},
+    )
 
 
 def _proof(found: Mapping[str, Any]) -> Proof:

@@ -1,4 +1,4 @@
-"""Panels as SVG, made here and not in the browser, so that they are there without JavaScript and on paper.
+"""Charts as SVG, made here and not in the browser, so that they are there without JavaScript and on paper.
 
 Colours are classes (c0, c1, …) that the page's style fills in for light and dark; a curve is one group that the page's
 script hides and shows.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.plots import COLOURS
-from rpel.report.settings import HUGE, METRICS, Panel, Setting
+from rpel.report.groups import METRICS, Chart, Group
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 48, 464, 12, 250
@@ -66,12 +66,12 @@ def nice_step(least: float) -> float:
     return next(k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9))
 
 
-def axes(panel: Panel, metric: str) -> tuple[Axis, Axis]:
-    """The axes that hold all curves of a panel."""
-    rounds = Axis(0, max(setting.rounds[-1] for setting in panel.settings), LEFT, RIGHT)
+def axes(chart: Chart, metric: str) -> tuple[Axis, Axis]:
+    """The axes that hold all curves of a chart."""
+    rounds = Axis(0, max(group.rounds(METRICS[metric][0])[-1] for group in chart.groups), LEFT, RIGHT)
     if metric == "accuracy":
         return rounds, Axis(0, 1, BOTTOM, TOP)
-    values = np.concatenate([setting.curve(metric).ravel() for setting in panel.settings])
+    values = np.concatenate([group.curve(metric).ravel() for group in chart.groups])
     values = values[(values >= _FLOOR) & (values <= _CEILING)]
     low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
     first = math.floor(math.log10(low))
@@ -79,15 +79,15 @@ def axes(panel: Panel, metric: str) -> tuple[Axis, Axis]:
     return rounds, Axis(10.0**first, 10.0**last, BOTTOM, TOP, log=True)
 
 
-def chart(panel: Panel, metric: str) -> str:
+def draw(chart: Chart, metric: str) -> str:
     """One metric of a panel as an SVG element."""
-    across, up = axes(panel, metric)
-    curves = "".join(_curve(k, setting, metric, across, up) for k, setting in enumerate(panel.settings))
-    title = escape(f"{panel.stamp} {panel.title}: {metric} against rounds".lstrip())
+    across, up = axes(chart, metric)
+    curves = "".join(_curve(k, group, metric, across, up) for k, group in enumerate(chart.groups))
+    title = escape(f"{chart.stamp} {chart.title}: {metric} against rounds".lstrip())
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
         f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
-        f"{_grid(across, up)}{_stamp(panel.stamp)}{curves}"
+        f"{_grid(across, up)}{_stamp(chart.stamp)}{curves}"
         f'<line class="cursor" y1="{TOP}" y2="{BOTTOM}" hidden=""/></svg>'
     )
 
@@ -116,14 +116,14 @@ def _grid(across: Axis, up: Axis, xlabel: str = "round") -> str:
     return "".join(lines)
 
 
-def _curve(k: int, setting: Setting, metric: str, across: Axis, up: Axis) -> str:
+def _curve(k: int, group: Group, metric: str, across: Axis, up: Axis) -> str:
     """Bands under lines under marks; the first column solid, the second dashed."""
-    x = across.places(np.array(setting.rounds, np.float64))
+    x = across.places(np.array(group.rounds(METRICS[metric][0]), np.float64))
     kinds = ("mean", "worst") if len(METRICS[metric]) > 1 else ("only",)
     parts = []
     for kind, column in zip(kinds, METRICS[metric], strict=True):
-        mean, low, high = (up.places(values) for values in setting.curve(column))
-        if len(setting.runs) > 1:
+        mean, low, high = (up.places(values) for values in group.curve(column))
+        if len(group.runs) > 1:
             around = [*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True)]
             parts.append(f'<polygon class="band {kind}" points="{_points(around)}"/>')
         parts.append(f'<polyline class="line {kind}" points="{_points(zip(x, mean, strict=True))}"/>')
@@ -157,22 +157,22 @@ def swatch(k: int) -> str:
     )
 
 
-def values(panel: Panel, metric: str) -> list[dict[str, Any]]:
+def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
     """What the page's script shows under the pointer, curve by curve, with six digits."""
     return [
         {
-            "rounds": setting.rounds,
-            "seeds": len(setting.runs),
+            "rounds": group.rounds(METRICS[metric][0]),
+            "seeds": len(group.runs),
             "columns": [
-                [[_digits(value) for value in series] for series in setting.curve(column)] for column in METRICS[metric]
+                [[_digits(value) for value in series] for series in group.curve(column)] for column in METRICS[metric]
             ],
         }
-        for setting in panel.settings
+        for group in chart.groups
     ]
 
 
 def _digits(value: float) -> float | None:
-    return float(f"{value:.6g}") if abs(value) < HUGE else None
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
@@ -191,6 +191,36 @@ def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
     return (
         f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against {escape(xlabel)}">'
         f"{_grid(across, up, xlabel)}{''.join(marks)}</svg>"
+    )
+
+
+_FILE_STYLE = (
+    "text{font:12px sans-serif;fill:#333}.grid{stroke:#d9dee3}.axis,.tick{stroke:#5c6670}.band{opacity:.16}"
+    ".line{fill:none;stroke-width:2;stroke-linejoin:round}.line.worst{stroke-dasharray:6 4;stroke-width:1.6}"
+    ".stamp{fill:#b23c00;opacity:.14;font-weight:700}.stamp.large{font-size:84px}.stamp.small{font-size:44px}"
+)
+
+
+def svg_file(chart: Chart, metric: str) -> str:
+    """The same drawing as a file of its own, with its title and its legend."""
+    colours = "".join(
+        f".c{k} .line{{stroke:{c}}}.c{k} .band,.c{k} .mark{{fill:{c}}}.c{k} .mark.worst{{fill:#fff;stroke:{c}}}"
+        for k, c in enumerate(COLOURS)
+    )
+    inside = draw(chart, metric).partition(">")[2].rpartition("<line")[0]
+    legend = "".join(
+        f'<g class="c{k % len(COLOURS)}" transform="translate({LEFT} {HEIGHT + 16 * k})">'
+        f'<path class="line" d="M1 6H27"/>'
+        f'<path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/>'
+        f'<text x="34" y="10">{escape(group.label)}</text></g>'
+        for k, group in enumerate(chart.groups)
+    )
+    top, tall = -20, HEIGHT + 16 * len(chart.groups) + 24
+    what = {"accuracy": "test accuracy, mean (dashed: the node that ends lowest)"}.get(metric, metric)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top} {WIDTH} {tall}" width="{WIDTH}" height="{tall}">'
+        f"<style>{_FILE_STYLE}{colours}</style>"
+        f'<text x="{LEFT}" y="-4">{escape(f"{chart.title}: {what}")}</text>{inside}{legend}</svg>\n'
     )
 
 

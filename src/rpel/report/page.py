@@ -14,9 +14,10 @@ from string import Template
 
 from rpel.plots import COLOURS
 from rpel.report import drawing, tables
+from rpel.report.certificates import proof
 from rpel.report.collect import Collection, Run
-from rpel.report.proofs import proof
-from rpel.report.settings import METRICS, Panel, Setting, panels, settings
+from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs
+from rpel.text import count
 from rpel.version import __version__
 
 
@@ -26,20 +27,20 @@ def page(found: Collection) -> str:
     >>> "0 finished runs in 0 settings." in page(Collection((), (), (), ()))
     True
     """
-    groups = settings(found.runs)
-    drawn = panels(groups)
+    groups = group_runs(found.runs)
+    charts = chart_groups(groups)
     named = [(run, group.label, f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
-    charts = [{metric: drawing.values(panel, metric) for metric in METRICS} for panel in drawn]
+    data = [{metric: drawing.values(chart, metric) for metric in METRICS} for chart in charts]
     body = Template(template("report.html")).substitute(
         summary=escape(_summary(found, groups)),
         stamps=_stamps(groups),
         facts=_facts(found, groups),
         trouble=_trouble(found),
-        panels="".join(_panel(k, panel) for k, panel in enumerate(drawn)),
-        tables=tables.of_settings(groups) + tables.of_runs(named) if groups else "",
+        panels="".join(_panel(k, chart) for k, chart in enumerate(charts)),
+        tables=tables.of_groups(groups) + tables.of_runs(named) if groups else "",
         proofs="".join(proof(run, label, anchor) for run, label, anchor in named),
     )
-    return document(_title(groups), body, {"charts": charts}, "" if groups else "empty")
+    return document(_title(groups), body, {"charts": data}, "" if groups else "empty")
 
 
 def document(title: str, body: str, data: object, kind: str = "") -> str:
@@ -56,7 +57,7 @@ def document(title: str, body: str, data: object, kind: str = "") -> str:
     )
 
 
-def _each(groups: Sequence[Setting]) -> list[tuple[Setting, Run]]:
+def _each(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
     return [(group, run) for group in groups for run in group.runs]
 
 
@@ -105,20 +106,13 @@ def lighter(colour: str) -> str:
 # --- parts of the page -----------------------------------------------------------------------------------------------
 
 
-def count(number: int, word: str) -> str:
-    """So many of something.
-
-    >>> count(1, "run"), count(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number:,} {word}" + ("" if number == 1 else "s")
-
-
-def _summary(found: Collection, groups: Sequence[Setting]) -> str:
+def _summary(found: Collection, groups: Sequence[Group]) -> str:
     parts = [f"{count(sum(len(group.runs) for group in groups), 'finished run')} in {count(len(groups), 'setting')}"]
     violated = sum(not run.proof.held for _, run in _each(groups))
     if groups:
-        parts.append(f"the plan was violated in {violated:,}" if violated else "none violated its plan")
+        parts.append(
+            f"the plan was violated in {violated:,}" if violated else "the sampling of all stayed within the plan"
+        )
     copies = len(found.runs) - sum(len(group.runs) for group in groups)
     others = {"more are copies": copies, "unfinished": len(found.unfinished), "broken": len(found.broken)}
     parts += [f"{how_many:,} {words}" for words, how_many in others.items() if how_many]
@@ -131,12 +125,12 @@ _MEANS = {
 }
 
 
-def _title(groups: Sequence[Setting]) -> str:
+def _title(groups: Sequence[Group]) -> str:
     stamps = sorted({group.stamp for group in groups} - {""}, reverse=True)
     return f"{' and '.join(stamps)}: rpel report" if stamps else "rpel report"
 
 
-def _stamps(groups: Sequence[Setting]) -> str:
+def _stamps(groups: Sequence[Group]) -> str:
     """A sentence for each scale that is not the paper's."""
     parts = []
     for word, meaning in _MEANS.items():
@@ -147,7 +141,7 @@ def _stamps(groups: Sequence[Setting]) -> str:
     return "".join(parts)
 
 
-def _facts(found: Collection, groups: Sequence[Setting]) -> str:
+def _facts(found: Collection, groups: Sequence[Group]) -> str:
     """Versions and the command that makes the page again, as definition-list rows."""
     versions: dict[str, set[str]] = {}
     for _, run in _each(groups):
@@ -185,21 +179,21 @@ def _trouble(found: Collection) -> str:
     )
 
 
-def _panel(at: int, panel: Panel) -> str:
+def _panel(at: int, chart: Chart) -> str:
     legend = "".join(
         f'<li><button type="button" aria-pressed="true" data-curve="{k}">{drawing.swatch(k)}'
-        f"<span>{escape(setting.label)}</span></button></li>"
-        for k, setting in enumerate(panel.settings)
+        f"<span>{escape(group.label)}</span></button></li>"
+        for k, group in enumerate(chart.groups)
     )
-    accuracy, *others = (_figure(panel, metric) for metric in METRICS)
-    seeds = max(len(setting.runs) for setting in panel.settings)
+    accuracy, *others = (_figure(chart, metric) for metric in METRICS)
+    seeds = max(len(group.runs) for group in chart.groups)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
-    unknown = sum(not run.followed for setting in panel.settings for run in setting.runs)
+    unknown = sum(not run.followed for group in chart.groups for run in group.runs)
     lost = f" ({count(unknown, 'run')} without nodes.npz: the worst of each round)" if unknown else ""
-    badge = f' <span class="badge">{escape(panel.stamp)}</span>' if panel.stamp else ""
+    badge = f' <span class="badge">{escape(chart.stamp)}</span>' if chart.stamp else ""
     return (
-        f'<article class="panel" data-panel="{at}"><h3>{escape(panel.title)}{badge}</h3>'
-        f'<p class="common">{escape(panel.common)}</p>{accuracy}'
+        f'<article class="panel" data-panel="{at}"><h3>{escape(chart.title)}{badge}</h3>'
+        f'<p class="common">{escape(chart.common)}</p>{accuracy}'
         f'<p class="caption">solid: mean of the honest nodes; dashed: the node that ends lowest{lost}{band}</p>'
         f'<ul class="legend" aria-label="curves">{legend}</ul>'
         f'<details class="more"><summary>loss and consensus</summary>{"".join(others)}</details></article>'
@@ -213,6 +207,6 @@ _HEADS = {
 }
 
 
-def _figure(panel: Panel, metric: str) -> str:
+def _figure(chart: Chart, metric: str) -> str:
     readout = '<div class="readout" role="status" hidden></div>'
-    return f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.chart(panel, metric)}{readout}</figure>"
+    return f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"

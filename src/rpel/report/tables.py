@@ -1,13 +1,17 @@
-"""Tables that sort: one of settings over their seeds, one of single runs. Every cell is escaped here."""
+"""Tables: of groups over their seeds and of single runs, sorting on the page; as CSV; as LaTeX. All is escaped here."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from rpel.config.spec import Spec
+from rpel.report.certificates import Robustness, of_run, well
 from rpel.report.collect import Run
-from rpel.report.settings import HUGE, Setting
-from rpel.text import human_bytes
+from rpel.report.groups import Group
+from rpel.simulation.result import Table
+from rpel.text import human_bytes, value_text
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,18 @@ class Cell:
 def number(value: float, digits: str = ".4f") -> str:
     """A number as people read it.
 
-    >>> number(0.98765), number(1.79e308), number(1234567, ",.0f")
+    >>> number(0.98765), number(math.inf), number(1234567, ",.0f")
     ('0.9877', 'overflowed', '1,234,567')
     """
-    return "overflowed" if abs(value) >= HUGE else format(value, digits)
+    return "overflowed" if not math.isfinite(value) else format(value, digits)
 
 
-def _over_seeds(setting: Setting, column: str, digits: str = ".4f") -> Cell:
-    mean, low, high = setting.final(column)
+def _over_seeds(group: Group, column: str, digits: str = ".4f") -> Cell:
+    mean, low, high = group.final(column)
+    if math.isinf(mean):
+        return Cell("overflowed", mean, f"{group.diverged} nodes diverged" if group.diverged else "", "number")
     half = f"± {number((high - low) / 2, '.4f' if digits == '.4f' else '.2g')}"
-    return Cell(number(mean, digits), mean, half if len(setting.runs) > 1 else "", "number")
+    return Cell(number(mean, digits), mean, half if len(group.runs) > 1 else "", "number")
 
 
 def _plain(value: float, digits: str = ",.0f", small: str = "") -> Cell:
@@ -44,23 +50,36 @@ def _met(observed: int, b_hat: int) -> Cell:
     return Cell(f"{observed} of {b_hat}", observed - b_hat, "", "number")
 
 
-def _verdict(runs: Sequence[Run]) -> Cell:
+def _sampling(runs: Sequence[Run]) -> Cell:
+    """The first statement: green only where the second is not known to fail."""
     violations = sum(run.proof.violations_total for run in runs)
     if not all(run.proof.held for run in runs):
-        return Cell("violated", violations, "once" if violations == 1 else f"{violations:,} times", "violated")
-    return Cell("held", 0, "" if all(run.proof.guaranteed for run in runs) else "not guaranteed", "held")
+        return Cell("beyond the plan", violations, "once" if violations == 1 else f"{violations:,} times", "violated")
+    small = "" if all(run.proof.guaranteed for run in runs) else "not guaranteed"
+    return Cell("within the plan", 0, small, "held" if all(map(well, runs)) else "plain")
 
 
-def of_settings(settings: Iterable[Setting]) -> str:
+def _survives(run: Run) -> Cell:
+    """The second statement."""
+    words = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
+    found = of_run(run)
+    return Cell(words[found.robustness], words[found.robustness], "", _KINDS[found.robustness])
+
+
+_KINDS = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
+
+
+def of_groups(groups: Iterable[Group]) -> str:
     """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
-    columns: dict[str, Callable[[Setting], Cell]] = {
+    columns: dict[str, Callable[[Group], Cell]] = {
         "setting": lambda s: Cell(s.label, s.label, "", "label"),
         "data": lambda s: Cell(s.spec.dataset, s.spec.dataset),
         "n": lambda s: _plain(s.spec.nodes),
         "b": lambda s: _plain(s.spec.byzantine),
         "s": lambda s: _plain(s.runs[0].proof.pull),
         "seeds": lambda s: _plain(len(s.runs)),
-        "plan": lambda s: _verdict(s.runs),
+        "sampling": lambda s: _sampling(s.runs),
+        "rule": lambda s: _survives(s.runs[0]),
         "met/b_hat": lambda s: _met(s.max_observed, s.runs[0].proof.b_hat),
         "mean": lambda s: _over_seeds(s, "accuracy_mean"),
         "worst": lambda s: _over_seeds(s, "accuracy_worst"),
@@ -71,7 +90,7 @@ def of_settings(settings: Iterable[Setting]) -> str:
         "bytes": lambda s: Cell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
         "seconds": lambda s: _plain(s.total("seconds"), ",.1f"),
     }
-    return sorting_table("settings", "Settings, over their seeds", columns, settings)
+    return sorting_table("settings", "Settings, over their seeds", columns, groups)
 
 
 def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
@@ -80,7 +99,8 @@ def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
         "run": lambda r: Cell(r[0].folder, r[0].folder, "", "name", r[2]),
         "setting": lambda r: Cell(r[1], r[1], "", "label"),
         "seed": lambda r: _plain(r[0].spec.seed, "d"),
-        "plan": lambda r: _verdict([r[0]]),
+        "sampling": lambda r: _sampling([r[0]]),
+        "rule": lambda r: _survives(r[0]),
         "met/b_hat": lambda r: _met(r[0].proof.max_observed, r[0].proof.b_hat),
         "mean": lambda r: _plain(r[0].final("accuracy_mean"), ".4f"),
         "worst": lambda r: _plain(r[0].final("accuracy_worst"), ".4f"),
@@ -112,7 +132,7 @@ def _cell(cell: Cell) -> str:
     if cell.anchor:
         text = f'<a href="#{cell.anchor}">{text}</a>'
     small = f"<small>{escape(cell.small)}</small>" if cell.small else ""
-    key = repr(float(cell.key)) if isinstance(cell.key, int | float) else cell.key
+    key = repr(float(cell.key)).replace("inf", "Infinity") if isinstance(cell.key, int | float) else cell.key
     return f'<td class="{cell.kind}" data-key="{escape(key)}">{text}{small}</td>'
 
 
@@ -140,3 +160,40 @@ def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str =
     lines += [" & ".join(map(latex_text, head)) + r" \\", r"\midrule"]
     lines += [" & ".join(map(latex_text, row)) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+# --- all numbers -----------------------------------------------------------------------------------------------------
+
+_PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """The lines of all runs; what a run did not evaluate is empty.
+
+    >>> to_csv([])
+    '\\n'
+    """
+    fields = [key for key in Spec.model_fields if key not in _PLACES]
+    lines = []
+    for run in runs:
+        known = {"run": run.folder} | {key: value_text(getattr(run.spec, key)) for key in fields}
+        known |= {"held": value_text(run.proof.held)}
+        lines += [known | row for row in run.rows]
+    return Table(lines).to_csv()
+
+
+def groups_as_latex(groups: Iterable[Group]) -> str:
+    """A booktabs table of groups: what each ends with, with its interval over the seeds."""
+    head = ["setting", "data", "n", "b", "s", "seeds", "mean accuracy", "worst node"]
+    rows = [
+        [g.label, g.spec.dataset, str(g.spec.nodes), str(g.spec.byzantine), str(g.runs[0].proof.pull), str(len(g.runs))]
+        + [_with_interval(g, column) for column in ("accuracy_mean", "accuracy_worst")]
+        for g in groups
+    ]
+    about = "accuracy after the last round; ± half of the 95 % t-interval over seeds, of two seeds half their distance"
+    return latex_table(head, rows, about)
+
+
+def _with_interval(group: Group, column: str) -> str:
+    mean, low, high = group.final(column)
+    return f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(group.runs) > 1 else "")

@@ -1,10 +1,10 @@
-"""Runs brought together: the seeds of one setting into one curve, the curves of one kind of network into one panel."""
+"""Runs brought together: the seeds of one specification into a group, groups that are compared into a chart."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,17 @@ METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), 
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
 
 _NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
-_PANEL = ("dataset", "nodes", "byzantine", "pull")
-_CURVE = ("method", "rule", "attack")
+_CHART = ("dataset", "nodes", "byzantine", "pull")
+_GROUP = ("method", "rule", "attack")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
 _TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
 _CROWD = 8  # curves that can be told apart
 _MOST_PARTS = 4
-HUGE = 1e300  # what overflowed is beyond
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """Runs that differ in their seed alone; ``label`` tells the setting from the others of its panel."""
+class Group:
+    """Runs that differ in their seed alone; ``label`` tells the group from the others of its chart."""
 
     runs: tuple[Run, ...]
     label: str
@@ -40,22 +39,24 @@ class Setting:
     def spec(self) -> Spec:
         return self.runs[0].spec
 
-    @cached_property
-    def rounds(self) -> list[int]:
-        """The rounds evaluated."""
-        return [row["round"] for row in self.runs[0].evaluated]
+    def rounds(self, column: str) -> list[int]:
+        """The rounds of :meth:`curve`: those evaluated, and for accuracies round 0 where it is known."""
+        evaluated = [row["round"] for row in self.runs[0].evaluated]
+        return [0, *evaluated] if self._begins(column) else evaluated
 
     def curve(self, column: str) -> NDArray[np.float64]:
-        """(3, e): mean, lowest and highest over the seeds in the rounds evaluated."""
-        values = np.array([run.series(column) for run in self.runs], dtype=np.float64)
-        values = np.clip(values, -HUGE, HUGE)  # so that sums do not overflow
+        """(3, e): mean, lowest and highest over the seeds; infinite where a number overflowed."""
+        begins = self._begins(column)
+        values = np.array([run.series(column, begins) for run in self.runs])
         return np.stack([values.mean(0), values.min(0), values.max(0)])
 
+    def _begins(self, column: str) -> bool:
+        return all(column in run.start for run in self.runs)
+
     def final(self, column: str) -> tuple[float, float, float]:
-        """(mean, low, high) after the last round, over the seeds."""
+        """(mean, low, high) after the last round, over the seeds; infinite if it overflowed in one of them."""
         values = [run.final(column) for run in self.runs]
-        worst = max(values, key=abs)
-        return interval(values) if abs(worst) < HUGE else (worst, worst, worst)
+        return interval(values) if np.isfinite(values).all() else (math.inf, math.inf, math.inf)
 
     @property
     def stamp(self) -> str:
@@ -70,30 +71,35 @@ class Setting:
     def max_observed(self) -> int:
         return max(run.proof.max_observed for run in self.runs)
 
+    @property
+    def diverged(self) -> int:
+        """Honest nodes whose model is not finite at the end, the most of all seeds; 0 where nobody counted."""
+        return max(run.rows[-1].get("diverged") or 0 for run in self.runs)
+
     def total(self, column: str) -> float:
         """The sum over all rounds and seeds."""
         return sum(run.total(column) for run in self.runs)
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
-    """The settings that are compared with each other: one data set, one number of nodes, attackers and pulls."""
+class Chart:
+    """The groups that are compared with each other: one data set, one number of nodes, attackers and pulls."""
 
     title: str
     slug: str
-    settings: tuple[Setting, ...]
+    groups: tuple[Group, ...]
 
     @property
     def stamp(self) -> str:
         """What must be written over its curves, if they are not all at full size."""
-        found = sorted({setting.stamp for setting in self.settings} - {""}, reverse=True)
-        partly = "" if all(setting.stamp for setting in self.settings) else "partly "
+        found = sorted({group.stamp for group in self.groups} - {""}, reverse=True)
+        partly = "" if all(group.stamp for group in self.groups) else "partly "
         return partly + " and ".join(found) if found else ""
 
     @property
     def common(self) -> str:
-        """What all settings share: the main fields, and others where they are not as usual."""
-        specs = [setting.spec for setting in self.settings]
+        """What all groups share: the main fields, and others where they are not as usual."""
+        specs = [group.spec for group in self.groups]
         said = []
         for key in _others():
             value = getattr(specs[0], key)
@@ -103,8 +109,8 @@ class Panel:
         return ", ".join(said)
 
 
-def settings(runs: Sequence[Run]) -> list[Setting]:
-    """One Setting for each meaning. A second run of the same seed that differs opens a setting of its own."""
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """One Group for each meaning. A second run of the same seed that differs opens a group of its own."""
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     seen: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
@@ -118,58 +124,58 @@ def settings(runs: Sequence[Run]) -> list[Setting]:
     same = [tuple(sorted(group, key=lambda run: run.spec.seed)) for _, group in ordered]
     alike: dict[tuple[Any, ...], list[Spec]] = defaultdict(list)
     for group in same:
-        alike[_panel(group[0].spec)].append(group[0].spec)
+        alike[_chart_key(group[0].spec)].append(group[0].spec)
     labels = {panel: iter(_labels(specs)) for panel, specs in alike.items()}
-    return [Setting(group, next(labels[_panel(group[0].spec)])) for group in same]
+    return [Group(group, next(labels[_chart_key(group[0].spec)])) for group in same]
 
 
-def panels(found: Sequence[Setting]) -> list[Panel]:
-    """The settings by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
+def chart_groups(found: Sequence[Group]) -> list[Chart]:
+    """The groups by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
 
-    >>> panels(settings([]))
+    >>> chart_groups(group_runs([]))
     []
     """
-    own: dict[tuple[Any, ...], list[Setting]] = {}
-    for setting in found:
-        if setting.spec.method not in _TO_ALL:
-            own.setdefault(_panel(setting.spec), []).append(setting)
-    for setting in found:
-        if setting.spec.method in _TO_ALL:
-            key = _panel(setting.spec)
+    own: dict[tuple[Any, ...], list[Group]] = {}
+    for group in found:
+        if group.spec.method not in _TO_ALL:
+            own.setdefault(_chart_key(group.spec), []).append(group)
+    for group in found:
+        if group.spec.method in _TO_ALL:
+            key = _chart_key(group.spec)
             for panel in [k for k in own if k[:3] == key[:3]] or [key]:
-                own.setdefault(panel, []).append(setting)
+                own.setdefault(panel, []).append(group)
     return [_titled(key, said, part) for key, group in sorted(own.items()) for said, part in _parts(group)]
 
 
-def _parts(group: list[Setting], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Setting]]]:
-    """A panel with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
+def _parts(alike: list[Group], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Group]]]:
+    """A chart with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
     few: list[tuple[int, str]] = []
-    for key in _others() if len(group) > _CROWD else []:
-        count = len({repr(getattr(setting.spec, key)) for setting in group})
+    for key in _others() if len(alike) > _CROWD else []:
+        count = len({repr(getattr(group.spec, key)) for group in alike})
         few += [(count, key)] if 2 <= count <= _MOST_PARTS and key != "b_hat" else []
     if not few:
-        yield said, group
+        yield said, alike
         return
     key = min(few)[1]
-    parts: dict[tuple[float, str], list[Setting]] = defaultdict(list)
-    for setting in group:
-        value = getattr(setting.spec, key)
-        parts[value if isinstance(value, int | float) else 0, value_text(value)].append(setting)
+    parts: dict[tuple[float, str], list[Group]] = defaultdict(list)
+    for group in alike:
+        value = getattr(group.spec, key)
+        parts[value if isinstance(value, int | float) else 0, value_text(value)].append(group)
     for (_, text), part in sorted(parts.items(), key=lambda item: item[0]):
         yield from _parts(part, (*said, f"{key} {text}"))
 
 
-def _titled(key: tuple[Any, ...], said: tuple[str, ...], group: list[Setting]) -> Panel:
+def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[Group]) -> Chart:
     dataset, nodes, byzantine, pull = key
     title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
-    labels = _labels([setting.spec for setting in group])
-    named = tuple(Setting(setting.runs, label) for setting, label in zip(group, labels, strict=True))
+    labels = _labels([group.spec for group in alike])
+    named = tuple(Group(group.runs, label) for group, label in zip(alike, labels, strict=True))
     slug = "-".join([f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)])
-    return Panel(title, slug, named)
+    return Chart(title, slug, named)
 
 
-def _panel(spec: Spec) -> tuple[Any, ...]:
-    return tuple(getattr(spec, key) if getattr(spec, key) is not None else 0 for key in _PANEL)
+def _chart_key(spec: Spec) -> tuple[Any, ...]:
+    return tuple(getattr(spec, key) if getattr(spec, key) is not None else 0 for key in _CHART)
 
 
 def _meaning(run: Run) -> tuple[Any, ...]:
@@ -180,14 +186,14 @@ def _meaning(run: Run) -> tuple[Any, ...]:
 
 
 def _order(spec: Spec) -> tuple[str, ...]:
-    numbers = tuple(f"{getattr(spec, key) or 0:012d}" for key in _PANEL[1:])
-    rest = spec.model_dump(exclude={*_NOT_MEANING, *_PANEL, *_CURVE})
+    numbers = tuple(f"{getattr(spec, key) or 0:012d}" for key in _CHART[1:])
+    rest = spec.model_dump(exclude={*_NOT_MEANING, *_CHART, *_GROUP})
     return (spec.dataset, *numbers, spec.method, spec.rule or "", spec.attack, repr(rest))
 
 
 def _others() -> list[str]:
     """The fields that mean something beside those of panels and curves."""
-    return [key for key in Spec.model_fields if key not in (*_NOT_MEANING, *_PANEL, *_CURVE)]
+    return [key for key in Spec.model_fields if key not in (*_NOT_MEANING, *_CHART, *_GROUP)]
 
 
 def _labels(specs: Sequence[Spec]) -> list[str]:

@@ -37,8 +37,10 @@ def finished(modules: str, program: str, make: Callable[[], NetworkFiles]) -> li
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     files = make()
-    configs = [f"{files.folder / f'peer-{i}' / 'peer.toml'}\n" for i in range(3)]
-    ends = [process.communicate(config, timeout=300) for process, config in zip(processes, configs, strict=True)]
+    for i, process in enumerate(processes):  # all of them before the first is waited for
+        assert process.stdin is not None
+        print(files.folder / f"peer-{i}" / "peer.toml", file=process.stdin, flush=True)
+    ends = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], [error[-2000:] for _, error in ends]
     return [out for out, _ in ends]
 

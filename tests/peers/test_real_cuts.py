@@ -12,7 +12,7 @@ import pytest
 
 from support import namespaces
 from support.namespaces import Namespaces
-from support.process_network import Member, Plan, ProcessNetwork, check_laws, heard
+from support.process_network import Member, Plan, ProcessNetwork, check_invariants, heard
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def during(
 
 def recovered(net: ProcessNetwork) -> None:
     net.wait_aggregated(times=2)
-    check_laws(net)
+    check_invariants(net)
 
 
 def test_a_peer_that_was_stopped_for_three_rounds_catches_up(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from support.process_network import PORT, Member, Plan, ProcessNetwork, check_laws, half_step, heard, loopback
+from support.process_network import PORT, Member, Plan, ProcessNetwork, check_invariants, half_step, heard, loopback
 from support.proxy import Proxies, Proxy
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,7 @@ def test_rounds_aggregate_beside_b_hostile_members(besieged: tuple[ProcessNetwor
             assert [line["results"].get(m.id) for m in hostile].count("ok") <= line["trim"] == 2
         half = half_step(net, member)
         assert half is None or np.abs(half).max() < 10, "an attack got through"
-    check_laws(net, *honest)
+    check_invariants(net, *honest)
 
 
 def test_damaged_bytes_are_never_taken_for_a_model(besieged: tuple[ProcessNetwork, Proxies]) -> None:
@@ -77,4 +77,4 @@ def test_damaged_bytes_are_never_taken_for_a_model(besieged: tuple[ProcessNetwor
     proxies.cut()
     net.wait_aggregated(*honest, times=2)
     net.wait(lambda: any("ok" in heard(member.lines[-2:], *behind) for member in honest), "healed proxies")
-    check_laws(net, *honest)
+    check_invariants(net, *honest)

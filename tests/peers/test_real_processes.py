@@ -24,7 +24,7 @@ from rpel.peer import identity
 from support.observer import Observer
 from support.paths import TESTS
 from support.process_faults import POINTS
-from support.process_network import Member, Plan, ProcessNetwork, check_laws
+from support.process_network import Member, Plan, ProcessNetwork, check_invariants
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def test_kill_at_any_point_of_the_round_never_makes_two_versions_of_it_and_the_p
             net.start(victim)
         net.wait_aggregated(*net.members[:11], times=2)
         net.wait(lambda: observer.looked_twice() > 20, "the observer to look twice")
-        check_laws(net)
+        check_invariants(net)
 
     for victim, on_disk in died.items():
         assert [process.status for process in victim.processes] == [-signal.SIGKILL, -signal.SIGKILL]
@@ -149,7 +149,7 @@ def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_
         net.wait(lambda: bool(peer.process.lines), "the first round after the restart, the disk still full")
         filler.unlink()
         net.wait_aggregated(*net.members[:11], times=2)
-        check_laws(net, *others)
+        check_invariants(net, *others)
     assert not any(observer.seen[0, round] for round in played), "a half-step that is not on disk was served"
 
 
@@ -164,7 +164,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -
         os.truncate(newest, newest.stat().st_size // 2)
         net.start(peer)
         net.wait_aggregated(peer, times=2)
-        check_laws(net)
+        check_invariants(net)
     assert len(rounds) == 2
     assert f"checkpoint-{rounds[-1]}.ckpt is damaged, the one before it is used" in peer.errors
 
@@ -178,7 +178,7 @@ def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_p
         net.signal(signal.SIGUSR1, forward)
         net.signal(signal.SIGUSR2, back)
         net.wait_aggregated(times=4)
-        check_laws(net)
+        check_invariants(net)
         now = time.time()
         for member, hour in ((forward, 3600), (back, -3600)):
             stamp = member.lines[-1]["time"]
@@ -251,4 +251,4 @@ def test_a_rotated_key_takes_effect_while_training_goes_on_and_whoever_lacks_the
         net.kill(turning)
         net.start(turning)
         net.wait_aggregated(times=2)
-        check_laws(net)
+        check_invariants(net)

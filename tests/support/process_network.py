@@ -335,7 +335,7 @@ class ProcessNetwork:
         return "\n".join(rows)
 
 
-def check_laws(net: ProcessNetwork, *members: Member) -> None:
+def check_invariants(net: ProcessNetwork, *members: Member) -> None:
     """What the logs of all honest members must show, whatever happened and however long it took."""
     for member in members or net.members:
         for process in member.processes:

@@ -392,8 +392,8 @@ class VirtualNetwork:
 
     # --- what must never happen ---
 
-    def break_(self, law: str, *where: Any) -> None:
-        self.broken.append(f"{law}: {where} at {self.now:.2f}")
+    def break_(self, invariant: str, *where: Any) -> None:
+        self.broken.append(f"{invariant}: {where} at {self.now:.2f}")
 
     def asked(self, peer: Peer, want: protocol.Pull) -> None:
         known = self._draws.setdefault((peer.number, want.round), want.members)

@@ -19,7 +19,7 @@ from rpel.config.peer import Config
 from rpel.config.spec import Spec
 from rpel.kernels.pool import set_threads, threads
 from rpel.peer.clock import RoundClock
-from rpel.peer.learner import Hyperparameters, TaskLearner, built_in
+from rpel.peer.learner import TaskLearner, built_in, training
 from rpel.peer.node import Node
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
@@ -106,7 +106,7 @@ class LeastSquares:
 
 def by_peers(files: NetworkFiles, task: Task, dtype: Any) -> Models:
     """The models (n, d) after the last round of real peers."""
-    together, hyper = Together(), Hyperparameters.of(HYPER)
+    together, hyper = Together(), training(HYPER)
     nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
@@ -137,7 +137,7 @@ def _last(node: Node) -> Models:
 
 def by_simulator(task: Task, rounds: int) -> Models:
     """The models (n, d) after the last round of the simulator."""
-    hyper = Hyperparameters.of(HYPER)
+    hyper = training(HYPER)
     spec = Spec(
         nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=rounds, lr=hyper.lr, momentum=hyper.momentum,
         weight_decay=hyper.weight_decay, attack="none",
@@ -157,7 +157,7 @@ def one_thread() -> Iterator[None]:
 
 
 def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
-    task = built_in("mnist-sample", Hyperparameters.of(HYPER), NODES, run="consortium")
+    task = built_in("mnist-sample", training(HYPER), NODES, run="consortium")
     signature = Signature.of(task.module.named_parameters())
     files = found(
         tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from rpel.config.training import Training
 from rpel.learning import local_step
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer.learner import Hyperparameters, TaskLearner, TorchLearner, built_in, seed_of, task_learner
+from rpel.peer.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.peer.wire import Signature
 from rpel.types import Cohort, Models
 
-SAMPLE = Hyperparameters(model="linear", batch_size=5, eval_every=2, eval_size=100)
+SAMPLE = Training(model="linear", batch_size=5, eval_every=2, eval_size=100)
 
 
 def a_network() -> nn.Module:
@@ -223,7 +224,7 @@ def test_an_unknown_task_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"lr": 0}, "lr 0.0 is not valid"),
+        ({"lr": 0}, "lr 0 is not valid"),
         ({"lr": [[10, -1.0]]}, "lr"),
         ({"momentum": 1.0}, "momentum 1.0"),
         ({"partition": "writer"}, "partition 'writer'"),
@@ -233,7 +234,7 @@ def test_an_unknown_task_names_the_nearest() -> None:
 )
 def test_a_wrong_hyper_parameter_is_one_sentence(table: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Hyperparameters.of(table)
+        training(table)
 
 
 OWN = """

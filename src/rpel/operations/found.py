@@ -14,7 +14,7 @@ from rpel.config.membership import INIT_FILE, Founding, Membership
 from rpel.config.peer import BUILT_IN_TASKS, check_task
 from rpel.files import atomic
 from rpel.peer import wire
-from rpel.peer.learner import Hyperparameters
+from rpel.peer.learner import training
 from rpel.planning import Plan
 
 _TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", "alpha")
@@ -124,7 +124,7 @@ def _table(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The table [hyperparameters]: for a built-in task checked and complete, for the user's own as given."""
     if task not in BUILT_IN_TASKS:
         return dict(given)
-    checked = Hyperparameters.of(given)
+    checked = training(given)
     table = {key: getattr(checked, key) for key in dict.fromkeys((*_TABLE, *given))}
     return {key: [list(piece) for piece in v] if isinstance(v, tuple) else v for key, v in table.items()}
 

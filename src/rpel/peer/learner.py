@@ -16,7 +16,6 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +26,7 @@ from torch import nn
 
 from rpel import data, models
 from rpel.config.peer import BUILT_IN_TASKS, check_task
+from rpel.config.training import Training
 from rpel.errors import nearest
 from rpel.kernels.steps import momentum_step
 from rpel.learning import local_step
@@ -64,61 +64,36 @@ class Learner(Protocol):
         """The accuracy of x (d,) after this round; None where it is not measured. ``last``: on all there is."""
 
 
-@dataclass(frozen=True)
-class Hyperparameters:
-    """The table [hyperparameters] of members.toml, the same for all members; what is left out is as here."""
+_HYPERPARAMETERS = (
+    "model", "partition", "alpha", "lr", "momentum", "weight_decay", "batch_size", "eval_every", "eval_size",
+)  # fmt: skip
+"""The fields of a Training that members.toml keeps in its table [hyperparameters]; the others are keys of the file."""
 
-    model: str = "mnist"
-    partition: str = "dirichlet"
-    alpha: float = 1.0
-    lr: float | tuple[tuple[int, float], ...] = 0.5
-    """A rate, or pairs (up to and including this round, this rate), the last of which holds from then on."""
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    batch_size: int = 25
-    eval_every: int = 5
-    eval_size: int = 1000
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any], own: bool = False) -> "Hyperparameters":
-        """From the table; keys that are not known are an error, unless a task of the user's ``own`` may know them.
-
-        >>> Hyperparameters.of({"lr": [[500, 0.5], [1000, 0.1]]}).rate(501)
-        0.1
-        >>> Hyperparameters.of({"momentun": 0.9})
-        Traceback (most recent call last):
-        ValueError: there is no hyper-parameter 'momentun'; the nearest is 'momentum'
-        """
-        known = {field.name: field.type for field in fields(cls)}
-        unknown = [name for name in table if name not in known]
-        if unknown and not own:
-            raise ValueError(f"there is no hyper-parameter {unknown[0]!r}; {nearest(unknown[0], known)}")
-        return cls(**{name: _checked(name, value) for name, value in table.items() if name in known})
-
-    def rate(self, t: int) -> float:
-        """The learning rate of round t = 1, 2, …"""
-        if isinstance(self.lr, float):
-            return self.lr
-        return next((rate for last, rate in self.lr if t <= last), self.lr[-1][1])
+_EVAL_EVERY = 5  # rounds between two measurements of a peer's accuracy, unless members.toml says otherwise
 
 
-def _checked(name: str, value: Any) -> Any:
-    """A hyper-parameter as its type and within its bounds."""
-    default = getattr(Hyperparameters, name)
+def training(table: Mapping[str, Any], own: bool = False) -> Training:
+    """What the table [hyperparameters] of members.toml says, the same for all members.
+
+    Keys that are not known are an error, unless a task of the user's ``own`` may know them.
+
+    >>> training({"lr": [[500, 0.5], [1000, 0.1]]}).rate(501)
+    0.1
+    >>> training({"momentun": 0.9})
+    Traceback (most recent call last):
+    ValueError: there is no hyper-parameter 'momentun'; the nearest is 'momentum'
+    """
+    unknown = [name for name in table if name not in _HYPERPARAMETERS]
+    if unknown and not own:
+        raise ValueError(f"there is no hyper-parameter {unknown[0]!r}; {nearest(unknown[0], _HYPERPARAMETERS)}")
+    given = {name: value for name, value in table.items() if name not in unknown}
     try:
-        if name == "lr":
-            value = tuple((int(last), float(rate)) for last, rate in value) if isinstance(value, list) else float(value)
-            right = all(rate > 0 for _, rate in value) and bool(value) if isinstance(value, tuple) else value > 0
-        elif isinstance(default, str):
-            right = isinstance(value, str) and (name != "partition" or value in ("dirichlet", "iid"))
-        else:
-            value = type(default)(value)
-            right = value >= 0 if name == "weight_decay" else 0 <= value < 1 if name == "momentum" else value > 0
-    except (TypeError, ValueError):
-        right = False
-    if not right:
-        raise ValueError(f"hyper-parameter {name} {value!r} is not valid: it takes a value such as {default!r}")
-    return value
+        found = Training(**{"eval_every": _EVAL_EVERY, **given})
+    except ValueError as error:
+        raise ValueError(f"hyper-parameter {error}") from None
+    if found.partition not in ("dirichlet", "iid"):
+        raise ValueError(f"hyper-parameter partition {found.partition!r} is unknown: choose one of dirichlet, iid")
+    return found
 
 
 class TaskLearner:
@@ -128,7 +103,7 @@ class TaskLearner:
         self,
         task: Task,
         index: int,
-        hyper: Hyperparameters,
+        hyper: Training,
         *,
         local_steps: int = 1,
         dtype: Any = np.float32,
@@ -237,7 +212,7 @@ def task_learner(
     data: Path | None = None,
 ) -> TaskLearner:
     """The learner of member ``index`` of ``nodes`` for a built-in task or the user's "module:task"."""
-    hyper = Hyperparameters.of(hyperparameters, own=":" in name)
+    hyper = training(hyperparameters, own=":" in name)
     subset = None
     if ":" in name:
         place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
@@ -251,24 +226,24 @@ def task_learner(
     return TaskLearner(task, index, hyper, local_steps=local_steps, dtype=signature.dtype, subset=subset)
 
 
-def built_in(name: str, hyper: Hyperparameters, nodes: int, run: str, folder: Path | None = None) -> Classification:
+def built_in(name: str, hyper: Training, nodes: int, run: str, folder: Path | None = None) -> Classification:
     """A built-in task; node i holds part i of the partition of the data set over all members.
 
-    >>> built_in("mnist-sample", Hyperparameters(), nodes=12, run="ward-7").d
+    >>> built_in("mnist-sample", Training(), nodes=12, run="ward-7").d
     176050
     """
     if check_task(name) not in BUILT_IN_TASKS:
         raise ValueError(f"task {name!r} is not a built-in one: those are {' and '.join(BUILT_IN_TASKS)}")
     dataset, seed = data.load(name, folder), seed_of(run)
-    if hyper.partition == "iid":
+    if hyper.partition == "iid" or hyper.alpha == "inf":
         shards = data.iid(dataset.train_y, nodes, hyper.batch_size, seed)
     else:
-        shards = data.dirichlet(dataset.train_y, nodes, hyper.alpha, hyper.batch_size, seed)
+        shards = data.dirichlet(dataset.train_y, nodes, float(hyper.alpha), hyper.batch_size, seed)
     module = models.model(hyper.model, dataset.shape, dataset.classes, seed=seed)
     return Classification(dataset, shards, module, batch_size=hyper.batch_size, seed=seed)
 
 
-def _subset(task: Classification, hyper: Hyperparameters, run: str) -> Integers:
+def _subset(task: Classification, hyper: Training, run: str) -> Integers:
     return data.balanced_subset(task.examples.dataset.test_y, hyper.eval_size, seed_of(run))
 
 

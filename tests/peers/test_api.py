@@ -208,7 +208,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
         3,
         rounds=3,
         period=PERIOD,
-        soon=2.0,
+        soon=6.0,
         signature=Signature.of(module.named_parameters()),
         initial=flatten(module).numpy(),
     )

@@ -1,13 +1,14 @@
 """One member that asks a thousand times a second and 300 stalled handshakes: the others still get their models."""
 
 import asyncio
+import random
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rpel.peer.limits import Gate, Limits, Pace
+from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from support.flood import Flood, stall
 from support.loopback import SMALL, asking, loopback, model, wanted
 
@@ -35,8 +36,8 @@ def test_the_others_get_their_models(tmp_path: Path) -> None:
             assert flood.sent >= 1000
             answered = [code for member, code, sent in store.answered if member == 0 and sent]
             assert len(answered) <= 2 * newest  # two bodies a round, flood or no flood
-            assert len(served.server._gate._pending) <= Limits().pending
-            assert len(served.server._greeting) <= 2 * Limits().pending
+            assert served.server.handshakes <= 2 * Limits().pending
+            assert served.server.mute <= Limits().mute
             for task in attacks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -45,43 +46,77 @@ def test_the_others_get_their_models(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_address_that_comes_too_fast_waits_and_then_is_refused() -> None:
-    gate = Gate(members=4, limits=Limits())
-    tickets = [gate.arrive("127.0.0.66", now=0.0) for _ in range(300)]
-    waits = [ticket.wait for ticket in tickets if ticket is not None]
+def gate(members: int = 4, **limits: int) -> tuple[Gate, list[Ticket]]:
+    dropped: list[Ticket] = []
+    return Gate(members, Limits(**limits), dropped.append, random.Random(1)), dropped
+
+
+def spoken(found: Gate, address: str, now: float = 0.0) -> tuple[Ticket, float | None]:
+    ticket = found.arrive(address)
+    return ticket, found.speak(ticket, now)
+
+
+def test_an_address_that_comes_too_fast_waits_and_its_own_give_way() -> None:
+    found, dropped = gate()
+    waits = [wait for _, wait in (spoken(found, "127.0.0.66") for _ in range(300)) if wait is not None]
     assert sum(wait == 0 for wait in waits) == 28
-    assert len(waits) == 28 + Limits().pending_each
-    assert waits == sorted(waits)
-    other = gate.arrive("127.0.0.1", now=0.0)
-    assert other is not None
-    assert other.wait == 0
+    assert max(waits) <= Limits().pending_each / 12
+    assert found.count(Stage.WAITING) <= 28 + Limits().pending_each
+    assert {ticket.address for ticket in dropped} == {"127.0.0.66"}
+    assert spoken(found, "127.0.0.1")[1] == 0
 
 
-def test_stalled_handshakes_of_many_addresses_give_way_to_the_next() -> None:
-    gate = Gate(members=4, limits=Limits(pending=64))
-    tickets = [gate.arrive(f"10.0.{i // 100}.{i % 100}", now=0.0) for i in range(256)]
-    begun = [(ticket, gate.begin(ticket)) for ticket in tickets if ticket is not None]
-    assert len(begun) == 256
-    assert [gone for _, gone in begun] == [None] * 64 + [ticket for ticket, _ in begun[:192]]
+def test_whoever_sent_no_hello_gives_way_the_oldest_of_the_busiest_address_first() -> None:
+    found, dropped = gate(mute=100)
+    member = found.arrive("10.0.0.1")
+    flood = [found.arrive("10.0.0.66") for _ in range(300)]
+    assert dropped == flood[:201]
+    assert member.stage is Stage.MUTE
+
+
+def test_an_address_of_which_a_member_came_lately_gives_way_last_while_it_takes_less_than_half() -> None:
+    found, dropped = gate(mute=100)
+    came, _ = spoken(found, "10.0.0.1")
+    assert found.begin(came)
+    found.settle(came, now=0.0)
+    member = found.arrive("10.0.0.1")
+    for i in range(500):
+        found.arrive(f"10.1.{i // 100}.{i % 100}")
+    assert member not in dropped
+    dropped.clear()
+    for _ in range(500):
+        found.arrive("10.0.0.1")
+    others = [ticket for ticket in dropped if ticket.address != "10.0.0.1"]
+    assert len(others) <= 51  # half of the room stays for those who were not seen before
+
+
+def test_stalled_handshakes_of_many_addresses_give_way_at_random() -> None:
+    found, dropped = gate(pending=64, waiting=1000)
+    tickets = [spoken(found, f"10.0.{i // 100}.{i % 100}")[0] for i in range(256)]
+    assert all(found.begin(ticket) for ticket in tickets)
+    assert found.count(Stage.PENDING) == 64
+    assert len(dropped) == 192
+    assert dropped != tickets[:192]
 
 
 def test_open_connections_of_an_address_are_bounded_and_counted_back() -> None:
-    gate = Gate(members=1, limits=Limits(connections=4, pending_each=8))
+    found, _ = gate(members=1, connections=4, pending_each=8)
     held = []
     for second in range(40):
-        ticket = gate.arrive("10.0.0.1", now=float(second))
-        if ticket is not None:
-            gate.begin(ticket)
-            gate.settle(ticket)
+        ticket, wait = spoken(found, "10.0.0.1", now=float(second))
+        if wait is not None:
+            assert found.begin(ticket)
+            found.settle(ticket, now=float(second))
             held.append(ticket)
     assert len(held) == 20
     for ticket in held:
-        gate.leave(ticket)
-    assert gate.arrive("10.0.0.1", now=50.0) is not None
+        found.leave(ticket)
+        found.leave(ticket)
+    assert spoken(found, "10.0.0.1", now=50.0)[1] is not None
 
 
 def test_many_names_are_not_remembered_for_ever() -> None:
     pace = Pace(rate=1.0, burst=1.0, remembered=100)
     for i in range(10_000):
         assert pace.turn(str(i), now=float(i)) == 0
-    assert len(pace._buckets) <= 101
+    assert len(pace) <= 101

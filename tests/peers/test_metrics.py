@@ -1,14 +1,16 @@
 """What an operator sees: the names dashboards rely on, health pages that tell the truth, lines without weights."""
 
 import asyncio
+import io
 import json
 import logging
+import sys
+from contextlib import suppress
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from rpel.peer.metrics import Metrics, Pages, RoundLog, line
+from rpel.peer.metrics import Metrics, Pages, Repeats, RoundLog, line
 from rpel.peer.protocol import Report
 
 NAMES = ("ada", "bob", "cyd")
@@ -121,8 +123,15 @@ def test_a_log_that_cannot_be_written_is_said_once_and_harms_nothing(
 
 
 async def _get(address: tuple[str, int], path: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://{address[0]}:{address[1]}{path}") as reply:
-        return reply.status, await reply.text()
+    reader, writer = await asyncio.open_connection(*address)
+    return await _asked(reader, writer, path)
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> tuple[int, str]:
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head[9:12]), body.decode()
 
 
 def test_ready_is_false_until_it_is_true_and_says_why() -> None:
@@ -130,7 +139,7 @@ def test_ready_is_false_until_it_is_true_and_says_why() -> None:
 
     async def visit() -> list[tuple[int, str]]:
         pages = Pages(Metrics(), lambda: why[0])
-        await pages.start("127.0.0.1", 0)
+        await pages.start("127.0.0.1:0")
         try:
             before = [await _get(pages.address, path) for path in ("/healthz", "/readyz")]
             why[0] = ""
@@ -149,11 +158,86 @@ def test_ready_is_false_until_it_is_true_and_says_why() -> None:
 def test_an_address_in_use_is_named() -> None:
     async def collide() -> None:
         first, second = (Pages(Metrics(), lambda: "") for _ in range(2))
-        await first.start("127.0.0.1", 0)
+        await first.start("127.0.0.1:0")
         try:
-            await second.start(*first.address)
+            await second.start(f"127.0.0.1:{first.address[1]}")
         finally:
             await first.stop()
 
     with pytest.raises(OSError, match=r"metrics_listen 127\.0\.0\.1:\d+ cannot be used"):
         asyncio.run(collide())
+
+
+def test_idle_connections_to_the_metrics_port_give_way_and_the_page_is_still_served() -> None:
+    async def flood() -> tuple[int, int, tuple[int, str]]:
+        pages = Pages(Metrics(), lambda: "", seconds=3600.0)
+        await pages.start("127.0.0.1:0")
+        held = [await asyncio.open_connection(*pages.address) for _ in range(200)]
+        page = await _get(pages.address, "/readyz")
+        first = await held[0][0].read()  # the oldest was closed
+        most = pages.connections
+        for _, writer in held:
+            writer.transport.abort()
+        await pages.stop()
+        return most, len(first), page
+
+    assert asyncio.run(flood()) == (15, 0, (200, "ready\n"))
+
+
+def test_a_request_that_never_ends_is_closed() -> None:
+    async def stall() -> bytes:
+        pages = Pages(Metrics(), lambda: "", seconds=0.05)
+        await pages.start("127.0.0.1:0")
+        reader, writer = await asyncio.open_connection(*pages.address)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost:")
+        left = await reader.read()
+        writer.transport.abort()
+        await pages.stop()
+        return left
+
+    assert asyncio.run(stall()) == b""
+
+
+def test_the_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_path: Path) -> None:
+    async def visit() -> tuple[int, str]:
+        killed, pages = (Pages(Metrics(), lambda: "") for _ in range(2))
+        for one in (killed, pages):  # the socket of a killed peer is in nobody's way
+            await one.start(f"unix:{tmp_path / 'metrics.sock'}")
+        assert (tmp_path / "metrics.sock").stat().st_mode & 0o777 == 0o600
+        found = await _asked(*await asyncio.open_unix_connection(tmp_path / "metrics.sock"), path="/healthz")
+        for one in (killed, pages):
+            await one.stop()
+        return found
+
+    assert asyncio.run(visit()) == (200, "ok\n")
+
+
+def test_a_full_or_closed_standard_output_ends_no_peer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RoundLog("-")
+    with caplog.at_level(logging.WARNING, "rpel"):
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            log.write("{}")
+            with suppress(OSError):
+                full.close()
+        closed = io.StringIO()
+        closed.close()
+        monkeypatch.setattr(sys, "stdout", closed)
+        log.write("{}")
+    assert len(caplog.records) == 1
+    assert "standard output cannot be written" in caplog.text
+
+
+def test_the_same_line_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    logger, repeats = logging.getLogger("rpel"), Repeats(most=20)
+    logger.addFilter(repeats)
+    try:
+        with caplog.at_level(logging.WARNING, "rpel"):
+            for i in range(10_000):
+                logger.warning("round %d: asking %s failed", i, "bob")
+            logger.warning("something else")
+    finally:
+        logger.removeFilter(repeats)
+    assert len(caplog.records) == 21

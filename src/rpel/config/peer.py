@@ -77,7 +77,16 @@ def _log_target(value: Any, info: ValidationInfo) -> Any:
     return value if value == "-" else _beside(value, info)
 
 
+def _metrics_address(text: str, info: ValidationInfo) -> str:
+    """host:port, or unix: and a path, relative to the file's folder."""
+    if text.startswith("unix:"):
+        folder: Path = info.context  # type: ignore[assignment]
+        return f"unix:{folder / text.removeprefix('unix:')}"
+    return _address(text)
+
+
 Address = Annotated[str, Strict(), AfterValidator(_address)]
+MetricsAddress = Annotated[str, Strict(), AfterValidator(_metrics_address)]
 Located = Annotated[Path, BeforeValidator(_beside)]
 MaybeLocated = Annotated[Path | None, BeforeValidator(_beside)]
 
@@ -95,7 +104,7 @@ class Config:
     key: Located
     certificate: Located
     listen: Address
-    metrics_listen: Address
+    metrics_listen: MetricsAddress
     state_dir: Located
     task: Annotated[str, Strict(), AfterValidator(check_task)]
     data: MaybeLocated
@@ -148,7 +157,7 @@ _ABOUT = {
     "key": "The private key: it never leaves this machine, and only its owner may read it (mode 0600).",
     "certificate": "The certificate that this peer's entry in members.toml holds.",
     "listen": "host:port at which other members reach this peer; 0.0.0.0 is every network of the machine.",
-    "metrics_listen": "host:port of the Prometheus metrics and health pages, plain HTTP: keep it on this machine.",
+    "metrics_listen": "host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this machine.",
     "state_dir": "Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each peer.",
     "task": "What is trained: mnist-sample, mnist, or your own as module:task.",
     "data": "Folder or file with this peer's data, if the task needs one.",

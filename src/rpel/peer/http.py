@@ -1,28 +1,35 @@
-"""Replies of members that may be hostile: one request at a time on a connection, judged byte by byte.
+"""The little of HTTP/1.1 that peers speak: GET, small heads, bodies of a known length. Both ends, and nothing else.
 
-Invariants: a reply is read only as far as it can still be what was asked for, and never beyond; no redirects, no
-compression, no chunks, no cookies, no interim replies; a byte that nobody asked for ends the connection. What a reply
-can make this end hold is bounded: 4 KiB of headers, one piece of a body, and the row or the few bytes where it goes.
+Invariants: no redirects, no compression, no chunks, no cookies, no interim replies, no header twice; a head has at most
+4 KiB and 16 headers. A reply is read only as far as it can still be what was asked for: what it can make this end hold
+is one head, one piece of a body, and the row or the few bytes where it goes, and a byte that nobody asked for ends the
+connection. A request has no body and is answered before the next one is looked at; what comes meanwhile waits in 8 KiB
+here, and then in the kernel.
 
-HTTP is read here by hand, because a general client is too polite for hostile servers: aiohttp's parses and queues
-whatever arrives on a connection that waits for its next request, without a bound.
+HTTP is read here by hand because general libraries are too polite for hostile peers: they parse and queue whatever
+arrives on a connection that waits, without a bound.
 """
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from http import HTTPStatus
+from typing import Any, Protocol, cast
 
 from rpel.peer.wire import Malformed
 
 MODEL, INIT, CLOCK, STATUS = "/v1/model/", "/v1/init", "/v1/clock", "/v1/status"
 LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
+_MOST_HEADERS = 16
+_LONGEST_HEADER = 256
 _SCRATCH = 256 << 10
 _STATUS = re.compile(r"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*)?")
+_REQUEST = re.compile(r"([A-Z]{1,8}) (/[!-~]{0,255}) HTTP/1\.1")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 _HEADER = re.compile(r"([A-Za-z0-9-]+):[ \t]*([ -~]*?)[ \t]*")
 
 
@@ -67,13 +74,144 @@ def parse_head(data: bytes) -> Head:
     status = _STATUS.fullmatch(first)
     if status is None:
         raise Malformed("not a reply in HTTP/1.1")
+    return Head(int(status[1]), _headers(rest))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Method, path and headers (names in lower case) of a request."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+
+    @property
+    def lasting(self) -> bool:
+        return "connection" not in self.headers
+
+
+def parse_request(data: bytes) -> Request:
+    """The head of a request, without the empty line at its end; Malformed unless it is plain HTTP/1.1.
+
+    >>> parse_request(b"GET /v1/clock HTTP/1.1\\r\\nHost: a:7443").path
+    '/v1/clock'
+    """
+    first, *rest = data.decode("latin-1").split("\r\n")
+    found = _REQUEST.fullmatch(first)
+    if found is None or found[1] not in _METHODS:
+        raise Malformed("not a request in HTTP/1.1")
+    return Request(found[1], found[2], _headers(rest))
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    if len(lines) > _MOST_HEADERS:
+        raise Malformed(f"more than {_MOST_HEADERS} headers")
     headers: dict[str, str] = {}
-    for line in rest:
+    for line in lines:
         found = _HEADER.fullmatch(line)
-        if found is None or found[1].lower() in headers:
-            raise Malformed("a header that is not plain, or stands there twice")
+        if found is None or found[1].lower() in headers or len(line) > _LONGEST_HEADER:
+            raise Malformed("a header that is not plain, too long, or stands there twice")
         headers[found[1].lower()] = found[2]
-    return Head(int(status[1]), headers)
+    return headers
+
+
+def reply_head(status: int, length: int, headers: Mapping[str, str] | None = None) -> bytes:
+    """The head of a reply, with the empty line at its end.
+
+    >>> reply_head(404, 0)
+    b'HTTP/1.1 404 Not Found\\r\\nContent-Length: 0\\r\\nServer: rpel\\r\\n\\r\\n'
+    """
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Length: {length}", "Server: rpel"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A small reply; ``closing``: the connection ends with it."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] | None = None
+    closing: bool = False
+
+    def __bytes__(self) -> bytes:
+        more = {**(self.headers or {}), **({"Connection": "close"} if self.closing else {})}
+        return reply_head(self.status, len(self.body), more) + self.body
+
+
+def json_reply(content: Mapping[str, object]) -> Reply:
+    """A JSON object as a reply."""
+    return Reply(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+
+class Line(asyncio.StreamReaderProtocol):
+    """One accepted connection, on which requests are answered one at a time.
+
+    ``answer(line, request)`` returns the reply, or None if it has sent one itself; it is cancelled when the other end
+    leaves. A connection is closed when no whole request comes within ``idle`` seconds.
+    """
+
+    def __init__(
+        self, answer: Callable[["Line", Request], Awaitable[Reply | None]], idle: float, first: float | None = None
+    ) -> None:
+        """``first``: seconds for the first request, if they are fewer."""
+        super().__init__(asyncio.StreamReader(limit=LARGEST_HEAD), self._connected)
+        self._answer_one, self._idle, self._first = answer, idle, idle if first is None else first
+        self._serving: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.requests = 0
+        self.busy = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=1, low=0)  # a slow reader must not fill our memory
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+        super().connection_lost(exc)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def drop(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._serving = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._one(reader, writer):
+                pass
+            writer.close()
+        except (OSError, asyncio.IncompleteReadError):
+            self.drop()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; False: there will be no other."""
+        try:
+            async with asyncio.timeout(self._idle if self.requests else self._first):
+                request = parse_request((await reader.readuntil(b"\r\n\r\n"))[:-4])
+        except (Malformed, asyncio.LimitOverrunError):
+            writer.write(bytes(Reply(400, closing=True)))
+            await writer.drain()
+            return False
+        self.requests += 1
+        self.busy = True
+        try:
+            reply = await self._answer_one(self, request)
+            if reply is not None:
+                writer.write(bytes(reply))
+                await writer.drain()
+            return request.lasting and not (reply is not None and reply.closing)
+        finally:
+            self.busy = False
 
 
 class Text:

@@ -6,6 +6,7 @@ Invariants:
 - a log that cannot be written is said once and harms no round.
 """
 
+import asyncio
 import json
 import logging
 import time
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import prometheus_client as prometheus
-from aiohttp import web
 
+from rpel.config.peer import listen_address
+from rpel.peer.http import Line, Reply, Request
 from rpel.peer.protocol import Report
 from rpel.types import Outcome, PullResult
 
@@ -146,53 +148,117 @@ class RoundLog:
         self._failed = False
 
     def write(self, text: str) -> None:
-        """Append a line."""
-        if self.target == "-":
-            print(text, flush=True)
-            return
+        """Append a line; a full disk or a closed stdout costs that line and no more."""
         try:
-            with Path(self.target).open("a", encoding="utf-8") as file:
-                file.write(f"{text}\n")
+            if self.target == "-":
+                print(text, flush=True)
+            else:
+                with Path(self.target).open("a", encoding="utf-8") as file:
+                    file.write(f"{text}\n")
             self._failed = False
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: stdout was closed
             if not self._failed:
-                log.warning("the log %s cannot be written (%s): rounds go on without it", self.target, error)
+                where = "standard output" if self.target == "-" else self.target
+                log.warning("the log %s cannot be written (%s): rounds go on without it", where, error)
             self._failed = True
 
 
-class Pages:
-    """/metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine."""
+class Repeats(logging.Filter):
+    """Lets a line pass ``most`` times in ``seconds``, whatever it is about; then says how many were left out.
 
-    def __init__(self, metrics: Metrics, unready: Callable[[], str]) -> None:
+    >>> repeats = Repeats(most=1, clock=iter([0.0, 1.0, 2.0, 70.0]).__next__)
+    >>> lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%s is late", (name,), None) for name in "abcd"]
+    >>> [repeats.filter(one) for one in lines], lines[3].getMessage()
+    ([True, False, False, True], 'd is late (and 2 lines like this before)')
+    """
+
+    def __init__(
+        self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic, kinds: int = 1000
+    ) -> None:
+        super().__init__()
+        self._most, self._seconds, self._clock, self._kinds = most, seconds, clock, kinds
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # since when, how many
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now = (record.name, str(record.msg)), self._clock()
+        since, count = self._seen.get(kind, (now, 0))
+        if now - since >= self._seconds:
+            if count > self._most:
+                record.msg = f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
+                    "%", "%%"
+                )
+                record.args = ()
+            since, count = now, 0
+        if len(self._seen) >= self._kinds:
+            self._seen.clear()
+        self._seen[kind] = (since, count + 1)
+        return count < self._most
+
+
+class Pages:
+    """/metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine.
+
+    One request a connection, ``most`` connections at a time, ``seconds`` for a request: whoever connects and says
+    nothing gives way to the next, so that it costs the peer no descriptors and the operator no page.
+    """
+
+    def __init__(self, metrics: Metrics, unready: Callable[[], str], most: int = 16, seconds: float = 5.0) -> None:
         """``unready()`` says in a few words why the peer is not ready; "" when it is."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        self._of, self._unready = metrics, unready
+        self._of, self._unready, self._most, self._seconds = metrics, unready, most, seconds
+        self._open: list[Line] = []
+        self._server: asyncio.Server | None = None
         self.address = ("", 0)
 
-    async def start(self, host: str, port: int) -> None:
-        """Begin to serve; ``address`` is then where (port 0: any free one)."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    async def start(self, listen: str) -> None:
+        """Begin to serve at host:port or unix:path; ``address`` is then where (port 0: any free one)."""
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            if listen.startswith("unix:"):
+                path = Path(listen.removeprefix("unix:"))
+                if path.is_socket():
+                    path.unlink()  # of a peer that was killed: the state folder's lock keeps a living one away
+                self._server = await loop.create_unix_server(self._line, path, backlog=self._most)
+                path.chmod(0o600)
+            else:
+                self._server = await loop.create_server(self._line, *listen_address(listen), backlog=self._most)
+                self.address = self._server.sockets[0].getsockname()[:2]
         except OSError as error:
-            await self._runner.cleanup()
-            raise OSError(f"metrics_listen {host}:{port} cannot be used ({error.strerror})") from None
-        self.address = self._runner.addresses[0][:2]
+            raise OSError(f"metrics_listen {listen} cannot be used ({error.strerror or error})") from None
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        if self._server is not None:
+            self._server.close()
+        ends = [line.ended for line in self._open]
+        for line in list(self._open):
+            line.drop()
+        await asyncio.gather(*ends)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._of.text(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
+    def _line(self) -> Line:
+        mute = [line for line in self._open if not line.busy]
+        if len(self._open) >= self._most and mute:
+            mute[0].drop()
+        line = Line(self._answer, self._seconds)
+        self._open.append(line)
+        line.ended.add_done_callback(lambda _: self._open.remove(line))
+        return line
 
-    async def _healthz(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def _answer(self, line: Line, request: Request) -> Reply:
+        if request.method != "GET":
+            return Reply(405, closing=True)
+        if request.path == "/metrics":
+            return Reply(200, self._of.text(), {"Content-Type": prometheus.CONTENT_TYPE_LATEST}, closing=True)
+        if request.path == "/healthz":
+            return _text(200, "ok")
+        if request.path == "/readyz":
+            why = self._unready()
+            return _text(503 if why else 200, why or "ready")
+        return _text(404, "there are /metrics, /healthz and /readyz")
 
-    async def _readyz(self, request: web.Request) -> web.Response:
-        why = self._unready()
-        return web.Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
+
+def _text(status: int, text: str) -> Reply:
+    return Reply(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"}, closing=True)

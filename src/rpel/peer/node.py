@@ -26,7 +26,7 @@ from rpel.aggregation import Rule
 from rpel.aggregation.coordinatewise import Coordinatewise
 from rpel.aggregation.mixing import Mixed
 from rpel.config.membership import Membership
-from rpel.config.peer import Config, listen_address
+from rpel.config.peer import Config
 from rpel.kernels.compiled import prepare
 from rpel.peer import wire
 from rpel.peer.background import Background, Woken
@@ -35,7 +35,8 @@ from rpel.peer.clock import RoundClock, ticks
 from rpel.peer.desk import Desk
 from rpel.peer.identity import News, take
 from rpel.peer.learner import Learner
-from rpel.peer.metrics import Metrics, Pages, RoundLog, line
+from rpel.peer.limits import reserve_descriptors
+from rpel.peer.metrics import Metrics, Pages, Repeats, RoundLog, line
 from rpel.peer.protocol import (
     AskClocks,
     Checkpoint,
@@ -123,6 +124,8 @@ class Node:
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
+            self._quieten(opened)
+            reserve_descriptors(len(self.standing.membership.members))
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
             self._background = Background()
             opened.callback(self._background.close)
@@ -137,9 +140,16 @@ class Node:
         self._background.rest()
         self._opened.close()
 
+    def _quieten(self, opened: ExitStack) -> None:
+        """A line that repeats itself, for whatever reason, must not fill the disk."""
+        repeats = Repeats()
+        for name in ("rpel", "asyncio"):
+            logging.getLogger(name).addFilter(repeats)
+            opened.callback(logging.getLogger(name).removeFilter, repeats)
+
     def _open_pages(self, opened: ExitStack) -> None:
         self.pages = Pages(self.metrics, lambda: self.unready)
-        self._background.call(self.pages.start(*listen_address(self.config.metrics_listen)))
+        self._background.call(self.pages.start(self.config.metrics_listen))
         opened.callback(lambda: self._background.call(self.pages.stop()))
 
     def _open_transport(self, opened: ExitStack) -> None:

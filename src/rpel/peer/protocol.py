@@ -250,7 +250,7 @@ def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, None]:
     """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median."""
     while len(offsets := (yield AskClocks())) < 2 * terms.byzantine:
         yield Sleep(clock.position() + min(1.0, clock.period / 10))
-    while len(offsets) <= 2 * terms.byzantine and len(more := (yield AskClocks())) > len(offsets):
+    while 0 < len(offsets) <= 2 * terms.byzantine and len(more := (yield AskClocks())) > len(offsets):
         offsets = more
     clock.adopt(offsets)
 
@@ -323,7 +323,7 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
     results = dict(zip(record.asked, pulled.results, strict=True))
     offset = clock.slew(pulled.offsets, b_hat)
     received = sum(result is PullResult.OK for result in pulled.results)
-    if not trusted and (received == 0 or received < 2 * b_hat):
+    if not trusted and received < 2 * b_hat:
         return _Came(Outcome.LOCAL_ONLY, None, results, offset)
     without_own = received > 2 * b_hat and (state.behind or not trusted)
     if record.half is None:

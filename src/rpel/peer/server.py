@@ -8,33 +8,29 @@ cutting it off brings nothing.
 """
 
 import asyncio
-import json
 import logging
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-from aiohttp import web
+from typing import Any, Protocol
 
 from rpel.config.membership import Membership
 from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
-from rpel.peer.http import CLOCK, INIT, MODEL, STATUS
+from rpel.peer.http import CLOCK, INIT, MODEL, STATUS, Line, Reply, Request, json_reply, reply_head
 from rpel.peer.identity import KeyFile, leaf_fingerprint, server_context
-from rpel.peer.limits import Gate, Limits, Pace, Ticket
+from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from rpel.peer.store import Body
 from rpel.peer.wire import Signature
 from rpel.types import Models
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
-LARGEST_REQUEST = 4 << 10
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
+_HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
 _log = logging.getLogger("rpel")
-_QUIET = logging.Logger("rpel.http", logging.CRITICAL + 1)  # a member's bad requests must not fill the log
 
 
 class Service(Protocol):
@@ -56,51 +52,35 @@ class Service(Protocol):
         """A request was answered with this code; ``sent`` bytes of a body left."""
 
 
-class Line(web.RequestHandler):
-    """One connection of one member: aiohttp's, once the pin is known to be a member's."""
+class MemberLine(Line):
+    """A connection whose other end has shown a member's certificate; nothing is parsed before that is known."""
 
-    def __init__(
-        self,
-        http: web.Server,
-        idle: float,
-        welcome: Callable[["Line"], bool],
-        left: Callable[["Line"], None],
-    ) -> None:
-        super().__init__(
-            http,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=idle,
-            logger=_QUIET,
-            access_log=None,  # type: ignore[arg-type]
-            max_line_size=256,
-            max_field_size=256,
-            max_headers=16,
-            lingering_time=0,
-            read_bufsize=LARGEST_REQUEST,
-            auto_decompress=False,
-        )
-        self._welcome, self._left = welcome, left
-        self._connection: asyncio.Transport | None = None
+    def __init__(self, server: "Server", ticket: Ticket) -> None:
+        super().__init__(server.answer, server.limits.idle)
+        self._server, self._ticket = server, ticket
         self.pin = ""
         self.sent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connection = cast(asyncio.Transport, transport)
         self.pin = leaf_fingerprint(transport.get_extra_info("ssl_object"))
-        if self._welcome(self):
-            self._connection.set_write_buffer_limits(high=1, low=0)  # a slow reader must not fill our memory
+        if self._server.welcome(self, self._ticket):
             super().connection_made(transport)
         else:
-            self._connection.abort()
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._left(self)
-        super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.left(self, self._ticket)
+        if self.transport is not None:
+            super().connection_lost(exc)
 
-    def drop(self) -> None:
-        """Close at once, whatever is still to be sent."""
-        if self._connection is not None:
-            self._connection.abort()
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A connection that has sent nothing yet, and what closes it if it never does."""
+
+    socket: socket.socket
+    timeout: asyncio.TimerHandle
 
 
 class Server:
@@ -111,23 +91,34 @@ class Server:
     ) -> None:
         self.limits = limits or Limits()
         self._service, self._membership, self._context = service, membership, context
-        self._gate = Gate(len(membership.members), self.limits)
+        self._gate = Gate(len(membership.members), self.limits, self._give_way)
         self._pace = Pace(self.limits.rate, self.limits.burst)
+        self._mute: dict[Ticket, _Accepted] = {}
         self._greeting: dict[Ticket, asyncio.Task[None]] = {}
-        self._lines: dict[str, list[Line]] = {}  # by pin, oldest first
+        self._unclaimed: set[socket.socket] = set()  # of greetings whose handshake has not begun
+        self._lines: dict[str, list[MemberLine]] = {}  # by pin, oldest first
         self._news = asyncio.Event()
         self._listening: list[socket.socket] = []
-        self._unclaimed: set[socket.socket] = set()  # accepted, and no handshake has begun
         self.addresses: list[tuple[str, int]] = []
+        self.requests = 0
+        """How many requests have come as far as being parsed."""
 
     @property
-    def requests(self) -> int:
-        """How many requests have come as far as being parsed."""
-        return self._http.requests_count
+    def handshakes(self) -> int:
+        """Connections that have sent a ClientHello and are not yet known to be a member's."""
+        return self._gate.count(Stage.WAITING) + self._gate.count(Stage.PENDING)
+
+    @property
+    def mute(self) -> int:
+        """Connections that have sent nothing yet."""
+        return len(self._mute)
+
+    def connections(self, pin: str | None = None) -> int:
+        """Open connections of the member with this pin, or of all."""
+        return sum(len(lines) for other, lines in self._lines.items() if pin in (None, other))
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one (see ``addresses``)."""
-        self._http = web.Server(self._answer, handler_cancellation=True)
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, _, _, _, address in found[:1]:
             listening = socket.create_server(address[:2], family=family, backlog=256)
@@ -142,13 +133,16 @@ class Server:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         self._listening = []
+        for ticket in list(self._mute):
+            self._hang_up(ticket)
         tasks = list(self._greeting.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for line in [line for lines in self._lines.values() for line in lines]:
+        lines = [line for lines in self._lines.values() for line in lines]
+        for line in lines:
             line.drop()
-        await self._http.shutdown(1.0)
+        await asyncio.gather(*(line.ended for line in lines))
 
     def rotate(self, membership: Membership, context: ssl.SSLContext) -> None:
         """From now on this membership and certificate count; connections of those who left are closed."""
@@ -182,130 +176,159 @@ class Server:
             loop.call_later(0.05, self._listen, listening)
             return
         accepted.setblocking(False)
-        ticket = self._gate.arrive(address[0], loop.time())
-        if ticket is None:
-            accepted.close()
-            return
-        self._unclaimed.add(accepted)
-        self._greeting[ticket] = loop.create_task(self._greet(accepted, ticket))
-        self._greeting[ticket].add_done_callback(lambda _: self._left_standing(accepted))
+        ticket = self._gate.arrive(address[0])
+        self._mute[ticket] = _Accepted(accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket))
+        loop.add_reader(accepted, self._spoke, ticket)
 
-    def _left_standing(self, accepted: socket.socket) -> None:
-        """A greeting that ended, perhaps before it began, without a handshake."""
-        if accepted in self._unclaimed:
-            self._unclaimed.discard(accepted)
-            accepted.close()
-
-    async def _greet(self, accepted: socket.socket, ticket: Ticket) -> None:
-        """Its turn, then the handshake; what fails here was no member, or not a patient one."""
-        line = Line(self._http, self.limits.idle, self._welcome, lambda gone: self._left(gone, ticket))
+    def _spoke(self, ticket: Ticket) -> None:
+        """The first bytes came: if they begin a ClientHello, its handshake begins when it is its turn."""
+        accepted, loop = self._mute[ticket].socket, asyncio.get_running_loop()
         try:
-            await self._turn(ticket)
-            self._unclaimed.discard(accepted)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: line,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=self.limits.handshake,
-                ssl_shutdown_timeout=1.0,
-            )
+            hello = _HELLO.match(accepted.recv(6, socket.MSG_PEEK))
+        except OSError:
+            hello = None
+        wait = None if hello is None else self._gate.speak(ticket, loop.time())
+        if wait is None:
+            self._hang_up(ticket)
+            return
+        self._take(ticket)
+        self._unclaimed.add(accepted)
+        self._greeting[ticket] = task = loop.create_task(self._greet(accepted, ticket, wait))
+        task.add_done_callback(lambda _: self._greeted(ticket, accepted))
+
+    def _take(self, ticket: Ticket) -> socket.socket | None:
+        """The socket of a connection that has sent nothing, which is no longer watched here."""
+        held = self._mute.pop(ticket, None)
+        if held is None:
+            return None
+        held.timeout.cancel()
+        asyncio.get_running_loop().remove_reader(held.socket)
+        return held.socket
+
+    def _hang_up(self, ticket: Ticket) -> None:
+        if (accepted := self._take(ticket)) is not None:
+            accepted.close()
+            self._gate.leave(ticket)
+
+    def _give_way(self, ticket: Ticket) -> None:
+        """There are too many connections: this one is to go."""
+        self._hang_up(ticket)
+        if ticket in self._greeting:
+            self._greeting[ticket].cancel()
+
+    async def _greet(self, accepted: socket.socket, ticket: Ticket, wait: float) -> None:
+        """Its turn, then the handshake; what fails here was no member, or not a patient one."""
+        line = MemberLine(self, ticket)
+        try:
+            await asyncio.sleep(wait)
+            if self._gate.begin(ticket):
+                self._unclaimed.discard(accepted)
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: line,
+                    accepted,
+                    ssl=self._context,
+                    ssl_handshake_timeout=self.limits.handshake,
+                    ssl_shutdown_timeout=1.0,
+                )
         except (OSError, ValueError) as error:
             _log.debug("handshake with %s failed: %s", ticket.address, error)
         except asyncio.CancelledError:
             line.drop()  # if it was just over; it would wait for a goodbye
             raise
-        finally:
-            self._greeting.pop(ticket, None)
-            self._gate.settle(ticket)
-            if not line.pin:
-                self._gate.leave(ticket)
 
-    async def _turn(self, ticket: Ticket) -> None:
-        await asyncio.sleep(ticket.wait)
-        gives_way = self._gate.begin(ticket)
-        if gives_way in self._greeting:
-            self._greeting[gives_way].cancel()
+    def _greeted(self, ticket: Ticket, accepted: socket.socket) -> None:
+        """A greeting ended, perhaps before it began: unless a member's connection came of it, it is closed."""
+        del self._greeting[ticket]
+        if accepted in self._unclaimed:
+            self._unclaimed.discard(accepted)
+            accepted.close()
+        if ticket.stage is not Stage.SETTLED:
+            self._gate.leave(ticket)
 
-    def _welcome(self, line: Line) -> bool:
+    def welcome(self, line: MemberLine, ticket: Ticket) -> bool:
         """A handshake is over: is it a member, by its pin?"""
         if self._membership.by_fingerprint(line.pin) is None:
             return False
+        self._gate.settle(ticket, asyncio.get_running_loop().time())
         lines = self._lines.setdefault(line.pin, [])
         if len(lines) >= self.limits.connections:  # perhaps of a process that died without closing them
             lines[0].drop()
         lines.append(line)
         return True
 
-    def _left(self, line: Line, ticket: Ticket) -> None:
-        self._gate.leave(ticket)
+    def left(self, line: MemberLine, ticket: Ticket) -> None:
+        """A connection is closed."""
         lines = self._lines.get(line.pin, [])
         if line in lines:
             lines.remove(line)
+            self._gate.leave(ticket)
         if not lines:
             self._lines.pop(line.pin, None)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        line = cast(Line, request.protocol)
+    async def answer(self, line: Line, request: Request) -> Reply | None:
+        """One request of a member; None: the reply is sent."""
+        assert isinstance(line, MemberLine)
+        self.requests += 1
         member = self._membership.by_fingerprint(line.pin)
         if member is None:
             line.drop()
-            return _empty(403)
+            return Reply(403, closing=True)
         line.sent = 0
         try:
-            response = await self._judged(request, line, member)
+            reply = await self._judged(request, line, member)
         except OSError:  # the reader went away
             raise
         except Exception:
-            _log.exception("could not answer %s", request.raw_path[:80])
-            response = _empty(500)
-        self._service.served(member, response.status, line.sent)
-        return response
+            _log.exception("could not answer %s", request.path[:80])
+            reply = Reply(500, closing=True)
+        self._service.served(member, 200 if reply is None else reply.status, line.sent)
+        return reply
 
-    async def _judged(self, request: web.BaseRequest, line: Line, member: int) -> web.StreamResponse:
+    async def _judged(self, request: Request, line: MemberLine, member: int) -> Reply | None:
         if self._pace.turn(line.pin, asyncio.get_running_loop().time()) is None:
             await asyncio.sleep(self.limits.hold)
-            return _closing(429)  # with all that it has sent meanwhile
+            return Reply(429, closing=True)  # with all that it has sent meanwhile
         if request.method != "GET":
-            return _closing(405)
-        if "Content-Length" in request.headers or "Transfer-Encoding" in request.headers:
-            return _closing(400)
+            return Reply(405, closing=True)
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            return Reply(400, closing=True)
         own = self._membership.hash
-        if request.headers.get("RPEL-Membership") != own:
-            return _empty(409, {"RPEL-Membership": own})
-        path = request.raw_path
-        if found := _MODEL.fullmatch(path):
-            return await self._model(request, line, member, int(found[1]))
-        if path == INIT:
-            return await self._model(request, line, member, 0)
-        if path == CLOCK:
-            return _json({"position": self._service.position()})
-        if path == STATUS:
-            return _json(self._service.status())
-        return _empty(404)
+        if request.headers.get("rpel-membership") != own:
+            return Reply(409, headers={"RPEL-Membership": own})
+        if found := _MODEL.fullmatch(request.path):
+            return await self._model(line, member, int(found[1]))
+        if request.path == INIT:
+            return await self._model(line, member, 0)
+        if request.path == CLOCK:
+            return json_reply({"position": self._service.position()})
+        if request.path == STATUS:
+            return json_reply(self._service.status())
+        return Reply(404)
 
-    async def _model(self, request: web.BaseRequest, line: Line, member: int, round: int) -> web.StreamResponse:
+    async def _model(self, line: MemberLine, member: int, round: int) -> Reply | None:
         """One body, if the desk gives it: now, or when its round is published."""
         desk, loop = self._service.desk, asyncio.get_running_loop()
         came = loop.time()
         decision = desk.request(member, round)
         if decision.kind == "refuse":
-            return _empty(decision.code)
+            return Reply(decision.code)
         try:
             if decision.kind == "wait":
                 decision = await self._published(desk, round)
             if decision.kind != "serve":
-                return _empty(decision.code)
+                return Reply(decision.code)
             body = self._service.open_body(round)
             if body is None:
-                return _empty(GONE)
+                return Reply(GONE)
             try:
-                return await self._send(request, line, round, body, loop.time() - came)
+                await self._send(line, round, body, loop.time() - came)
             finally:
                 body.close()
         finally:
             desk.done(member, round, full=line.sent > 0)
+        return None
 
     async def _published(self, desk: Desk, round: int) -> Decision:
         """Wait until the round is published, will never be, or patience ends."""
@@ -317,45 +340,24 @@ class Server:
             decision = desk.look(round)
         return decision
 
-    async def _send(
-        self, request: web.BaseRequest, line: Line, round: int, body: Body, waited: float
-    ) -> web.StreamResponse:
+    async def _send(self, line: MemberLine, round: int, body: Body, waited: float) -> None:
         headers = {
+            "Content-Type": "application/octet-stream",
             "RPEL-Round": str(round),
             "RPEL-Position": f"{self._service.position():.6f}",
             "RPEL-Waited": f"{waited:.6f}",
-            "Server": "rpel",
         }
-        response = web.StreamResponse(headers=headers)
-        response.content_type = "application/octet-stream"
-        response.content_length = body.size
         try:
             async with asyncio.timeout(self.limits.write):
-                await response.prepare(request)
+                line.writer.write(reply_head(200, body.size, headers))
                 for begin in range(0, body.size, CHUNK):
                     chunk = body.read(begin, CHUNK)
                     line.sent += len(chunk)
-                    await response.write(chunk)
-                await response.write_eof()
+                    line.writer.write(chunk)
+                    await line.writer.drain()
         except TimeoutError:
             line.drop()
             raise ConnectionResetError("its reader was too slow") from None
-        return response
-
-
-def _empty(status: int, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, headers={"Server": "rpel", **(headers or {})})
-
-
-def _closing(status: int) -> web.Response:
-    response = _empty(status)
-    response.force_close()
-    return response
-
-
-def _json(content: dict[str, object]) -> web.Response:
-    body = json.dumps(content).encode()
-    return web.Response(body=body, content_type="application/json", headers={"Server": "rpel"})
 
 
 # --- both ends --------------------------------------------------------------------------------------------------------

@@ -5,18 +5,16 @@ looks is not to notice. Everything is bounded, because a drill must not fall to 
 """
 
 import asyncio
-import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from rpel.config.membership import Membership
-from rpel.peer.http import INIT, MODEL
+from rpel.peer.http import INIT, LARGEST_HEAD, MODEL, Reply, json_reply, parse_request
 from rpel.peer.identity import leaf_fingerprint
+from rpel.peer.wire import Malformed
 
-_LARGEST_REQUEST = 4 << 10
-_PATH = re.compile(rb"GET (/[ -~]{1,100}) HTTP/1\.1\r\n")
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int, int], Awaitable[None]]
@@ -39,7 +37,7 @@ class HostileServer:
     async def start(self, host: str, port: int) -> None:
         """Begin to listen; ``port`` is then where (0: any free one)."""
         self._server = await asyncio.start_server(
-            self._serve, host, port, ssl=self._context, ssl_handshake_timeout=5.0, limit=_LARGEST_REQUEST
+            self._serve, host, port, ssl=self._context, ssl_handshake_timeout=5.0, limit=LARGEST_HEAD
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
 
@@ -66,28 +64,25 @@ class HostileServer:
     async def _one(
         self, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: int
     ) -> None:
-        found = _PATH.match(request)
-        path = found[1].decode() if found else ""
+        try:
+            path = parse_request(request.removesuffix(b"\r\n\r\n")).path
+        except Malformed:
+            path = ""
         model = _MODEL.fullmatch(path)
         if model or path == INIT:
             await self._answer(reader, writer, member, int(model[1]) if model else 0)
         elif path in self._texts:
-            body = json.dumps(self._texts[path]()).encode()
-            writer.write(_head(200, len(body), "Content-Type: application/json") + body)
+            writer.write(bytes(json_reply(self._texts[path]())))
         else:
-            writer.write(_head(404, 0))
+            writer.write(bytes(Reply(404)))
         await writer.drain()
-
-
-def _head(status: int, length: int, *more: str) -> bytes:
-    return "\r\n".join([f"HTTP/1.1 {status} -", f"Content-Length: {length}", *more, "", ""]).encode()
 
 
 def gone() -> bytes:
     """The reply for a round that is served no longer."""
-    return _head(410, 0)
+    return bytes(Reply(410))
 
 
 def early() -> bytes:
     """The reply for a round that is far from now."""
-    return _head(425, 0)
+    return bytes(Reply(425))

@@ -212,7 +212,7 @@ def test_the_gradient_norm_is_that_of_several_nodes() -> None:
 
 def test_a_certificate_lists_a_thousand_violations_and_counts_all() -> None:
     counts = np.full((40, 50), 3)
-    found = certificate({}, counts, 2, np.arange(50), seed=0, versions={}, threads=1, data={})
+    found = certificate({}, counts, 2, lambda t: np.arange(50), seed=0, versions={}, threads=1, data={})
     assert (len(found["violations"]), found["violations_total"]) == (1000, 2000)
     assert found["violations"][51] == {"round": 2, "node": 1, "count": 3}
 
@@ -293,3 +293,50 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
     assert np.mean(gradients, axis=0).max() <= promised.bound
     assert np.mean([a for a in alphas if a is not None]) <= red.alpha
     assert np.mean([a for a in lambdas if a is not None]) <= red.lambda_
+
+
+@pytest.mark.parametrize("method", ["rpel", "cs-plus"])
+def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: str) -> None:
+    """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
+    for consistent in (True, False):
+        run = simulation(BASE.but(method=method, consistent=consistent, rounds=3))
+        kept: list[Any] = []
+        deliver = run.network.deliver
+        run.network.deliver = lambda ask: kept.append((ask, deliver(ask))) or kept[-1][1]  # type: ignore[func-returns-value,method-assign]  # noqa: B023
+        shared = False
+        for t in range(1, 4):
+            run.step()
+            ask, inbox = kept[-1]
+            hostile = run.roster.hostile(t)
+            sent: dict[int, set[int]] = {}
+            for wanted, rows in zip(ask.wanted, inbox.index[:, 1:], strict=True):
+                for node, row in zip(wanted[wanted >= 0], rows, strict=False):
+                    if hostile[node]:
+                        sent.setdefault(int(node), set()).add(int(row))
+            assert all(row >= 12 for rows in sent.values() for row in rows), "forged vectors stand behind honest rows"
+            shared |= any(len(rows) > 1 for rows in sent.values())
+        assert shared != consistent
+
+
+def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
+    run = simulation(BASE.but(method="all-to-all", consistent=True))
+    seen = []
+    deliver = run.network.deliver
+    run.network.deliver = lambda ask: seen.append(deliver(ask)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    for _ in range(4):
+        run.step()
+    forged = [tuple(sorted(set(inbox.index[inbox.index >= 12].tolist()))) for inbox in seen]
+    assert all(1 <= len(rows) <= 3 for rows in forged), "at most one vector for each of three hostile nodes"
+    assert len(set(forged)) > 1
+
+
+def test_the_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> None:
+    result = rpel.simulate(
+        "linear", nodes=20, byzantine=6, pull=6, b_hat=2, rounds=4, roaming=True, out=None, eval_size=50
+    )
+    roster, listed = Roster(20, 6, seed=0, roaming=True), result.certificate["violations"]
+    assert len(listed) > 3
+    for found in listed:
+        hostile, node = roster.hostile(found["round"]), found["node"]
+        assert not hostile[node]
+        assert hostile[Pull(20, 6, 0).sample(found["round"], np.array([node]))[0]].sum() == found["count"]

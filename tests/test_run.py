@@ -57,8 +57,9 @@ def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
     counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")
     assert counts["counts"].shape == (6, 7)
     assert counts["counts"].max(axis=1).tolist() == [row["byzantine_max"] for row in rows]
-    assert nodes["round"].tolist() == [2, 4, 6]
-    assert nodes["accuracy"].mean(axis=1).tolist() == [row["accuracy_mean"] for row in rows if row["loss"]]
+    assert nodes["round"].tolist() == [0, 2, 4, 6]
+    assert len(set(nodes["accuracy"][0])) == 1, "all begin with one model"
+    assert nodes["accuracy"][1:].mean(axis=1).tolist() == [row["accuracy_mean"] for row in rows if row["loss"]]
     tensors = load_file(path / "models.safetensors")
     assert (tensors["models"].shape, tensors["ids"].shape) == ((7, 7850), (7,))
     assert tensors["models"].dtype == np.float32

@@ -113,7 +113,7 @@ def test_presets_hold_the_paper_s_settings() -> None:
 
 
 def test_the_quickstart_is_what_one_gets_without_saying_anything() -> None:
-    assert load("quickstart").but(name="run") == Spec()
+    assert load("quickstart").but(name="run", eval_every=20) == Spec()
 
 
 @pytest.mark.parametrize("name", presets())
@@ -140,7 +140,7 @@ MEANT = {
     "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
     "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform", "no_show": 0.1,
     "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10, "model": "mlp", "dataset": "mnist",
-    "graph": "honest-first", "placement": "adversarial",
+    "consistent": True, "graph": "honest-first", "placement": "adversarial",
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "device": "cuda", "threads": 1, "out": "there", "checkpoint_every": 1,
     "scale": "short",

@@ -66,6 +66,9 @@ class Spec(Training):
     no_show: float = Field(0.0, description="probability that an honest node misses a round's deadline", ge=0, lt=1)
     silent: bool = Field(False, description="hostile nodes do not answer")
     roaming: bool = Field(False, description="attackers take over other identities each round")
+    consistent: Annotated[bool, Identity.LATER] = Field(
+        False, description="each hostile node sends the same vector to all who pull it"
+    )
     seed: int = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None, description="several runs, such as 0-4 or 0,1,7; with intervals"

@@ -59,6 +59,7 @@ class SimulatedNetwork:
     seed: int
     no_show: float = 0.0
     silent: bool = False
+    consistent: bool = False
     state: State = field(default_factory=dict)
     hostile: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -93,14 +94,26 @@ class SimulatedNetwork:
     def _forge(
         self, ask: Exchange, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_]
     ) -> Integers:
-        """(h, s) rows with every hostile entry pointing to its victim's forged vector."""
+        """(h, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
         h, counts = len(ask.half), hostile.sum(axis=1)
         victims = np.flatnonzero(counts)
         view = self._view(ask, victims, np.where(answered, rows, -1)[victims], hostile[victims])
         _, self.state = self.attack(view, self.state)
         forged = np.full(h, -1, dtype=np.int64)
         forged[victims] = h + np.arange(len(victims))
-        return np.where(hostile, forged[:, None], rows)
+        if not self.consistent:
+            return np.where(hostile, forged[:, None], rows)
+        return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows)
+
+    def _meant(self, ask: Exchange, hostile: NDArray[np.bool_]) -> Integers:
+        """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
+        victims, places = np.nonzero(hostile)
+        senders = ask.wanted[victims, places]
+        order = np.argsort(senders, kind="stable")
+        count = np.bincount(senders, minlength=self.roster.nodes)
+        coins = draws(self.seed, "consistent", ask.round, np.arange(self.roster.nodes), 1)[:, 0]
+        chosen = np.cumsum(count) - count + (coins * count).astype(np.int64)
+        return np.where(count > 0, victims[order][np.minimum(chosen, len(order) - 1)], 0)
 
     def _view(self, ask: Exchange, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
         """What the adversary sees; on a fixed graph the victim's own model is among those it starts from."""

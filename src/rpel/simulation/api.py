@@ -48,6 +48,7 @@ def simulate(
     no_show: float = 0.0,
     silent: bool = False,
     roaming: bool = False,
+    consistent: bool = False,
     seed: int = 0,
     seeds: str | Sequence[int] | None = None,
     eval_every: int = 20,
@@ -73,7 +74,7 @@ def simulate(
         nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if left out
         so that the plan holds with ``confidence`` over all nodes and ``rounds``.
         method, rule, graph, placement: how models are exchanged and aggregated.
-        attack, attack_params, silent, roaming, no_show: what hostile nodes do, and which faults honest ones have.
+        attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
     How it is trained:
         lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
     How it is run:

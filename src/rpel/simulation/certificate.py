@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def certificate(
     plan: Mapping[str, Any],
     counts: Integers,
     b_hat: int,
-    honest: Integers,
+    honest: Callable[[int], Integers],
     *,
     seed: int,
     versions: Mapping[str, str],
@@ -31,20 +31,25 @@ def certificate(
 ) -> dict[str, Any]:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
+    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns.
+
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
-    >>> found = certificate({}, counts, 2, honest, seed=0, versions={}, threads=1, data={})
+    >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
     >>> found["held"], found["violations"], found["histogram"]
     (False, [{'round': 2, 'node': 4, 'count': 3}], [1, 2, 0, 1])
     """
     rounds, nodes = np.nonzero(counts > b_hat)
-    listed = zip(rounds[:_LISTED].tolist(), nodes[:_LISTED].tolist(), strict=True)
+    listed = [
+        {"round": t + 1, "node": int(honest(t + 1)[i]), "count": int(counts[t, i])}
+        for t, i in zip(rounds[:_LISTED].tolist(), nodes[:_LISTED].tolist(), strict=True)
+    ]
     return {
         "plan": dict(plan),
         "guarantee": guarantee.value,
         "held": not len(rounds),
         "max_observed": int(counts.max(initial=0)),
         "histogram": np.bincount(counts.ravel()).tolist() if counts.size else [],
-        "violations": [{"round": t + 1, "node": int(honest[i]), "count": int(counts[t, i])} for t, i in listed],
+        "violations": listed,
         "violations_total": len(rounds),
         "seed": seed,
         "versions": dict(versions),

@@ -56,12 +56,16 @@ class Metrics:
     @property
     def last_evaluated(self) -> Row | None:
         """The newest row with accuracies."""
-        return self.rows[self.eval_rounds[-1] - 1] if self.eval_rounds else None
+        return self.rows[self.eval_rounds[-1] - 1] if self.eval_rounds[-1:] > [0] else None
 
     @property
     def byzantine_max(self) -> int:
         """The largest hostile count met so far."""
         return max((row["byzantine_max"] for row in self.rows), default=0)
+
+    def begin(self, accuracy: float) -> None:
+        """Take in the accuracy of the common initial model, as round 0."""
+        self.eval_rounds, self.accuracies = [0], [np.full(len(self.honest), accuracy)]
 
     def add(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
         """Take in one round: its info, its evaluation if there was one, bytes and time; returns the new row."""
@@ -74,7 +78,7 @@ class Metrics:
         return row
 
     def nodes(self) -> dict[str, NDArray[Any]]:
-        """Accuracy of every honest node in the rounds evaluated: round (e,), accuracy (e, h)."""
+        """Accuracy of every honest node in the rounds evaluated, 0 first: round (e,), accuracy (e, h)."""
         accuracy = np.array(self.accuracies, np.float64).reshape(-1, len(self.honest))
         return {"round": np.array(self.eval_rounds, np.int64), "accuracy": accuracy}
 

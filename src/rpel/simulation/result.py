@@ -1,6 +1,7 @@
 """What a run gives back: history, models, certificate, where it lies, and a picture; for one seed or for several."""
 
 import csv
+import functools
 import html
 import io
 import math
@@ -120,10 +121,9 @@ class Results(Result):
 
     def __init__(self, runs: Sequence[Result]) -> None:
         first = runs[0]
-        nodes = {
-            "round": first.nodes["round"],
-            "accuracy": np.stack([run.nodes["accuracy"] for run in runs]),
-        }
+        rounds = functools.reduce(np.intersect1d, [run.nodes["round"] for run in runs])  # version 0.1 has no round 0
+        each = [run.nodes["accuracy"][np.isin(run.nodes["round"], rounds)] for run in runs]
+        nodes = {"round": rounds, "accuracy": np.stack(each)}
         super().__init__(
             spec=first.spec,
             history=_together([run.history for run in runs]),

@@ -211,6 +211,8 @@ class Run:
                     self.folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
                 self._restore(self.folder)
                 journal = stack.enter_context(self.folder.journal(self.metrics.rows))
+            if not self.metrics.round:
+                self.metrics.begin(self.simulation.evaluate_initial(self.subset))
             while self.metrics.round < self.spec.rounds:
                 self._round(journal)
                 if self.stop.asked and self.metrics.round < self.spec.rounds:
@@ -280,7 +282,7 @@ class Run:
             self.spec.plan.to_dict(),
             self.metrics.counts.astype(np.int64),
             self.spec.b_hat,
-            self.metrics.honest,
+            self.simulation.roster.honest_ids,
             seed=self.spec.seed,
             versions=versions(),
             threads=threads(),
@@ -302,7 +304,10 @@ class Run:
             tensors["local"] = local if len(local) == len(honest) else local[honest]
         folder.write_tensors("models.safetensors", tensors)
         folder.write_arrays("nodes.npz", result.nodes)
-        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": honest})
+        ids = honest
+        if self.spec.roaming:  # (T, h): who the nodes were in each round
+            ids = np.stack([self.simulation.roster.honest_ids(t) for t in range(1, self.spec.rounds + 1)])
+        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": ids})
         plots.save(result.plot(), folder.path / "accuracy.svg")
         folder.write_json("certificate.json", result.certificate)
         folder.finish()

@@ -35,7 +35,7 @@ class Simulation:
         x = np.tile(task.initial(), (h, 1))
         self.table: Models = np.empty((2 * h, task.d), dtype=x.dtype)
         self.network = SimulatedNetwork(
-            self.roster, attack, self.rule, self.table, spec.seed, spec.no_show, spec.silent
+            self.roster, attack, self.rule, self.table, spec.seed, spec.no_show, spec.silent, spec.consistent
         )
         self._gradients = self.table[h:]  # gradients are spent before anything is forged
         self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
@@ -110,6 +110,11 @@ class Simulation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""
         rows = self.honest if self.everybody else slice(None)
         return evaluate(self.task, self.cohort.x[rows], self.cohort.local[rows], subset)
+
+    def evaluate_initial(self, subset: NDArray[np.int64] | None) -> float:
+        """The accuracy of the model that all nodes begin with; before the first round."""
+        accuracy, _ = self.task.evaluate(self.cohort.x[:1], self.cohort.local[:1], subset)
+        return float(accuracy[0])
 
     def models(self) -> Models:
         """(h, d) the honest nodes' output models."""

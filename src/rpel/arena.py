@@ -106,12 +106,20 @@ def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[
 
 def every_rule() -> list[str]:
     """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
-    from rpel.aggregation import RULES, rule
+    from rpel.aggregation import RULES
+
+    return [OWN_RULE, *(name for name in RULES if _takes_models(name))]
+
+
+def _takes_models(name: str) -> bool:
+    from rpel.aggregation import rule
     from rpel.aggregation.mixing import Mixer
 
-    graph = RULES["gossip"].__module__
-    plain = [name for name in RULES if RULES[name].__module__ != graph and not isinstance(rule(name, f=1), Mixer)]
-    return [OWN_RULE, *plain]
+    try:
+        found = rule(name, f=1)
+    except ValueError:  # the rules of fixed graphs take b_hat
+        return False
+    return not (isinstance(found, Mixer) or found.on_graph)
 
 
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:

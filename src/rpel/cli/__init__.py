@@ -13,11 +13,13 @@ import rpel
 from rpel.cli import network, peer
 from rpel.cli.arena import arena
 from rpel.cli.graph import graph
+from rpel.cli.names import list_names
 from rpel.cli.options import NamesInHelp
 from rpel.cli.plan import plan
 from rpel.cli.report import report
 from rpel.cli.reproduce import reproduce
 from rpel.cli.run import resume, run, show
+from rpel.cli.runs import compare, ls
 from rpel.cli.sweep import sweep
 from rpel.cli.watch import demo, watch
 from rpel.processes import end_with_starter
@@ -35,7 +37,8 @@ app = typer.Typer(
 app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
-for command in (resume, show, graph, sweep, reproduce, report, peer.red_team, watch):
+app.command(name="list")(list_names)
+for command in (resume, show, ls, compare, graph, sweep, reproduce, report, peer.red_team, watch):
     app.command()(command)
 network.app.command()(demo)
 for group in (network, peer):

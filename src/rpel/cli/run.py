@@ -11,6 +11,7 @@ import typer
 from rpel.cli.display import display, show_run, stdout
 from rpel.cli.options import ALIASES, Json, TensorBoard
 from rpel.config import spec as specs
+from rpel.text import count
 
 if TYPE_CHECKING:
     from rpel.simulation.result import Result
@@ -34,20 +35,51 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any
 
 
 def resume(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder above some.", show_default=False)
+    ],
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with an interrupted run from its last checkpoint, as if it had not stopped.
+    """Go on with an interrupted run from its last checkpoint, as if it had not stopped; or with all below a folder.
 
     Example: rpel resume runs/quickstart-0123456789ab
     """
+    if not (path / "spec.toml").is_file() and path.is_dir():
+        _resume_all(path, tensorboard, as_json)
+        return
     specs.load_folder(path)
     with display() as shown:
-        from rpel.simulation.api import resume as resume_run
+        from rpel.simulation import api
 
-        result = resume_run(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
+        result = api.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
     _print(result, as_json)
+
+
+def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
+    """Every unfinished run below a folder, one after the other; one that fails does not stop the others."""
+    from rpel.report import collect
+
+    found = collect([top])
+    results, failed = [], 0
+    with display() as shown:
+        from rpel.simulation import api
+
+        shown.say(f"{count(len(found.unfinished), 'unfinished run')} below {top}")
+        for one in found.unfinished:
+            try:
+                result = api.resume(one.path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
+            except ValueError as error:
+                shown.say(f"rpel: {one.path}: {error}")
+                failed += 1
+                continue
+            results.append(result.summary())
+    if as_json:
+        print(json.dumps(results, indent=2))
+    for end in [] if as_json else results:
+        print(f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def show(

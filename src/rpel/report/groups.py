@@ -19,9 +19,9 @@ from rpel.text import value_text
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
 
-_NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
+NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _CHART = ("dataset", "nodes", "byzantine", "pull")
-_GROUP = ("method", "rule", "attack")
+_GROUP = ("method", "rule", "attack", "attack_params")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
 _TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
 _CROWD = 8  # curves that can be told apart
@@ -149,10 +149,7 @@ def chart_groups(found: Sequence[Group]) -> list[Chart]:
 
 def _parts(alike: list[Group], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Group]]]:
     """A chart with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
-    few: list[tuple[int, str]] = []
-    for key in _others() if len(alike) > _CROWD else []:
-        count = len({repr(getattr(group.spec, key)) for group in alike})
-        few += [(count, key)] if 2 <= count <= _MOST_PARTS and key != "b_hat" else []
+    few = _telling(alike, _others(), _MOST_PARTS) or _telling(alike, ["rule", "attack"], 2 * _CROWD)
     if not few:
         yield said, alike
         return
@@ -163,6 +160,14 @@ def _parts(alike: list[Group], said: tuple[str, ...] = ()) -> Iterator[tuple[tup
         parts[value if isinstance(value, int | float) else 0, value_text(value)].append(group)
     for (_, text), part in sorted(parts.items(), key=lambda item: item[0]):
         yield from _parts(part, (*said, f"{key} {text}"))
+
+
+def _telling(alike: list[Group], keys: Sequence[str], most: int) -> list[tuple[int, str]]:
+    """(parts, field) for the fields that would split a crowd into 2 to ``most`` parts."""
+    if len(alike) <= _CROWD:
+        return []
+    counts = [(len({repr(getattr(group.spec, key)) for group in alike}), key) for key in keys if key != "b_hat"]
+    return [(count, key) for count, key in counts if 2 <= count <= most]
 
 
 def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[Group]) -> Chart:
@@ -180,20 +185,20 @@ def _chart_key(spec: Spec) -> tuple[Any, ...]:
 
 def _meaning(run: Run) -> tuple[Any, ...]:
     """Whatever makes two runs different but for the seed."""
-    fields = run.spec.model_dump(exclude=set(_NOT_MEANING))
+    fields = run.spec.model_dump(exclude=set(NOT_MEANING))
     rounds = tuple(row["round"] for row in run.evaluated)
     return (*(repr(value) for value in fields.values()), run.proof.data, rounds)
 
 
 def _order(spec: Spec) -> tuple[str, ...]:
     numbers = tuple(f"{getattr(spec, key) or 0:012d}" for key in _CHART[1:])
-    rest = spec.model_dump(exclude={*_NOT_MEANING, *_CHART, *_GROUP})
+    rest = spec.model_dump(exclude={*NOT_MEANING, *_CHART, *_GROUP})
     return (spec.dataset, *numbers, spec.method, spec.rule or "", spec.attack, repr(rest))
 
 
 def _others() -> list[str]:
     """The fields that mean something beside those of panels and curves."""
-    return [key for key in Spec.model_fields if key not in (*_NOT_MEANING, *_CHART, *_GROUP)]
+    return [key for key in Spec.model_fields if key not in (*NOT_MEANING, *_CHART, *_GROUP)]
 
 
 def _labels(specs: Sequence[Spec]) -> list[str]:
@@ -209,9 +214,18 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
     ]
 
 
+def _attack(spec: Spec) -> str:
+    """The attack with its parameters.
+
+    >>> _attack(Spec(attack="strongest", attack_params={"of": "foe"}))
+    'strongest(of=foe)'
+    """
+    if not spec.byzantine:
+        return "no attacker"
+    return f"{spec.attack}({value_text(spec.attack_params)})" if spec.attack_params else spec.attack
+
+
 def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
     size = [word for word in [spec.scale.stamp] if word]
-    return " · ".join(
-        [*size, spec.method, spec.rule or "own rule", spec.attack if spec.byzantine else "no attacker", *extra]
-    )
+    return " · ".join([*size, spec.method, spec.rule or "own rule", _attack(spec), *extra])

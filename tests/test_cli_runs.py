@@ -1,0 +1,117 @@
+"""list, ls, compare and resume of a whole folder: what lies on disk, told in a table or as JSON."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel.cli import main
+from rpel.config.spec import presets
+from rpel.simulation.api import simulate
+from support.paths import ROOT
+
+OLD = ROOT / "tests" / "data" / "v0.1"
+TINY: dict[str, Any] = {
+    "model": "linear", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2, "eval_every": 1, "eval_size": 50, "lr": 0.1,
+}  # fmt: skip
+
+
+def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    """The command in this process: (stdout, stderr)."""
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    found = capsys.readouterr()
+    assert left.value.code == code, found.err
+    return found.out, found.err
+
+
+@pytest.mark.parametrize("words", [[], ["network"], ["peer"]])
+def test_a_bare_command_prints_its_help_as_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = rpel(*words, capsys=capsys)
+    assert out.startswith("Usage: rpel")
+    assert "Commands:" in out
+    assert err == ""
+
+
+def test_help_names_rules_and_attacks(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "arena"):
+        out, _ = rpel(command, "--help", capsys=capsys)
+        assert all(name in out for name in ("trimmed_mean", "krum", "dissensus", "label_flip"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "some"),
+    [
+        ("rules", {"mean", "nnm", "krum", "cs_plus"}),
+        ("attacks", {"alie", "foe", "label_flip", "strongest"}),
+        ("methods", {"rpel", "gts", "el-local"}),
+        ("datasets", {"mnist-sample", "femnist"}),
+        ("presets", set(presets())),
+    ],
+)
+def test_list_gives_every_name_one_line(kind: str, some: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(rpel("list", kind, "--json", capsys=capsys)[0])
+    assert some <= {row["name"] for row in rows}
+    assert all(set(row) == {"name", "about"} and row["about"] for row in rows)
+    assert len(rpel("list", kind, capsys=capsys)[0].splitlines()) == len(rows)
+
+
+def test_an_unknown_list_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no list of 'rulez'; the nearest is 'rules'" in rpel("list", "rulez", capsys=capsys, code=2)[1]
+
+
+def test_ls_tells_finished_unfinished_and_broken_runs_of_old_folders_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(OLD, tmp_path / "runs")
+    shutil.copytree(tmp_path / "runs" / "finished", tmp_path / "runs" / "spoilt")
+    for path in (tmp_path / "runs" / "spoilt").rglob("spec.toml"):
+        path.write_text("= 1")
+    rows = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
+    states = {row["path"].split("/")[-2]: row["state"] for row in rows}
+    assert states == {"finished": "finished", "overflowed": "finished", "unfinished": "unfinished", "spoilt": "broken"}
+    (half,) = (row for row in rows if row["state"] == "unfinished")
+    assert (half["done"], half["rounds"], half["attack"]) == (4, 6, "alie")
+    text, _ = rpel("ls", str(tmp_path / "runs"), capsys=capsys)
+    assert text.splitlines()[-1] == "2 finished, 1 unfinished, 1 broken"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_ls_does_not_import_torch() -> None:
+    script = (
+        "import sys, contextlib, rpel.cli\n"
+        f"with contextlib.suppress(SystemExit): rpel.cli.main(['ls', {str(OLD)!r}])\n"
+        "assert not {'torch', 'numba', 'matplotlib'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rule in ("median", "mean"):
+        simulate(**TINY, rule=rule, seeds="0-2", out=tmp_path / rule)
+    found = json.loads(rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), "--json", capsys=capsys)[0])
+    assert found["differences"] == {"rule": ["median", "mean"]}
+    assert found["seeds"] == [0, 1, 2]
+    worst = found["final"]["accuracy_worst"]
+    assert worst["difference"] == pytest.approx(worst["b"] - worst["a"])
+    assert worst["low"] <= worst["difference"] <= worst["high"]
+    assert {1, 2} <= {row["round"] for row in found["curve"]}
+    text, _ = rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), capsys=capsys)
+    assert "rule: median | mean" in text
+    assert "95 % t-interval" in text
+    assert "holds 2 settings" in rpel("compare", str(tmp_path), str(tmp_path), capsys=capsys, code=2)[1]
+
+
+def test_resume_of_a_folder_finishes_all_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b/c"):
+        shutil.copytree(OLD / "unfinished", tmp_path / name)
+    found = json.loads(rpel("resume", str(tmp_path), "--json", capsys=capsys)[0])
+    assert len(found) == 2
+    assert all((Path(one["path"]) / "certificate.json").is_file() for one in found)
+    assert found[0]["accuracy_mean"] == found[1]["accuracy_mean"]
+    out, err = rpel("resume", str(tmp_path), capsys=capsys)
+    assert (out, "0 unfinished runs" in err) == ("", True)

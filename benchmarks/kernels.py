@@ -17,8 +17,7 @@ from rpel.kernels import compiled as kernels
 from rpel.kernels import pool as threads
 from rpel.kernels.arguments import OPERATIONS, Operation
 from rpel.kernels.cache import compiled
-from rpel.kernels.ordering import operate
-from rpel.kernels.sorting import network, ranks
+from rpel.kernels.sorting import network, operate, ranks
 
 Array = NDArray[Any]
 

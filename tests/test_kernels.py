@@ -1,6 +1,5 @@
 """The kernels' promises: twins agree, threads do not matter, hostile values leave no trace, machine code is kept."""
 
-import itertools
 import math
 import os
 import shutil
@@ -20,8 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from rpel.kernels import compiled, coordinates, distances, plain, tensor, tiles
-from rpel.kernels import sorting as networks
+from rpel.kernels import compiled, coordinates, distances, plain, sorting, tensor
 from rpel.kernels.arguments import OPERATIONS, Operation
 
 Array = NDArray[Any]
@@ -170,17 +168,17 @@ def test_specialised_and_generic_kernels_give_the_same_bits(m: int, f: int, oper
             same(straight, generic)
 
 
-@given(values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=33), share=st.floats(0, 0.49))
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(values=st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=33), share=st.floats(0, 0.49))
 @settings(deadline=None)
-def test_networks_put_the_needed_ranks_in_order(values: list[float], share: float) -> None:
-    m, f = len(values), int(share * len(values))
-    for operation in OPERATIONS:
-        row = list(values)
-        for low, high in networks.network(m, max(f, 1) if m > 2 else 0, operation):
-            row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
-        wanted = networks.ranks(m, max(f, 1) if m > 2 else 0, operation)
-        if m > 2 or operation != "trimmed_mean":
-            assert [row[rank] for rank in wanted] == [sorted(values)[rank] for rank in wanted]
+def test_networks_put_the_needed_ranks_in_order(operation: Operation, values: list[float], share: float) -> None:
+    m, f = len(values), max(1, int(share * len(values)))
+    row = list(values)
+    for low, high in sorting.network(m, f, operation):
+        row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
+    wanted = sorting.ranks(m, f, operation)
+    assert len(wanted) > 0
+    assert [row[rank] for rank in wanted] == [sorted(values)[rank] for rank in wanted]
 
 
 def everything(table: Array, index: Array) -> list[Array]:
@@ -241,19 +239,27 @@ def test_inputs_are_not_written_to() -> None:
     same(index, copies[1])
 
 
-def test_shared_and_per_victim_distances_give_the_same_bits() -> None:
-    table, index = wide(20, 3000, 15, 9)
-    rows, places = np.unique(index, return_inverse=True)
-    compact = places.reshape(index.shape).astype(np.int64)
-    slot = np.zeros((len(rows), len(rows)), np.int32)
-    distances._mark(compact, slot)
-    total = distances.pair_sums(table, np.zeros(0), tiles.cut_tiles(rows, slot))
-    local = np.triu(np.full((9, 9), -1, np.int32), 1)
-    each = distances.victim_sums(table, np.zeros(0), index, tiles.cut_tiles(np.arange(9), local))
-    for i, a, b in itertools.product(range(15), range(9), range(9)):
-        if a < b:
-            low, high = sorted((compact[i, a], compact[i, b]))
-            assert total[slot[low, high] - 1] == each[i, local[a, b] - 1]
+@pytest.mark.parametrize("d", [700, 3000])
+def test_shared_and_per_victim_distances_give_the_same_bits(d: int) -> None:
+    table, index = wide(90, d, 1, 1)[0], np.arange(90).reshape(10, 9)
+    often = np.tile(index, (20, 1))
+    assert distances.are_shared(table, often)
+    assert not distances.are_shared(table, index)
+    same(compiled.squared_distances(table, often)[:10], compiled.squared_distances(table, index))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("shape", [(400, 70, 300, 9), (12, 2001, 9, 7), (400, 650, 30, 31), (90, 20_000, 40, 9)])
+def test_neighbours_found_on_the_way_and_beforehand_give_the_same_bits(
+    operation: Operation, shape: tuple[int, int, int, int]
+) -> None:
+    table, index = wide(*shape)
+    m, f = shape[3], shape[3] // 3
+    kept = compiled.nearest(compiled.squared_distances(table, index), m - f)
+    result = compiled.coordinatewise(table, index, operation, f, m - f)
+    same(result, compiled.coordinatewise(table, index, operation, f, kept))
+    for twin in ("plain", "tensor"):
+        close(call(twin, "coordinatewise", table, index[:5], operation, f, m - f), result[:5], table.dtype)
 
 
 def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
@@ -367,6 +373,8 @@ def test_wrong_arguments_are_refused(module: Any) -> None:
         module.coordinatewise(table, index, "mode")
     with pytest.raises(ValueError, match="mix"):
         module.coordinatewise(table, index, "median", mix=np.full((5, 2, 2), 4))
+    with pytest.raises(ValueError, match="mix"):
+        module.coordinatewise(table, index, "median", mix=5)
     with pytest.raises(ValueError, match="share memory"):
         module.combine(table, index[:, :1], np.ones((5, 1)), out=table[:5])
 

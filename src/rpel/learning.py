@@ -13,7 +13,7 @@ import numpy as np
 
 from rpel.aggregation import Rule
 from rpel.kernels.compiled import finite_rows
-from rpel.kernels.steps import momentum_step
+from rpel.kernels.sums import momentum_step
 from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, Schedule, Topology
 
 

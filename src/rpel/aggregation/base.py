@@ -103,8 +103,8 @@ class Group:
         return self.kernels.combine(self.table, self.rows, self.lend(weights), out=out)
 
     def coordinatewise(self, operation: str, f: int, mix: Any = None, out: Array | None = None) -> Array:
-        """(h, d) the operation on every coordinate's values, after mixing."""
-        lent = None if mix is None else self.lend(mix)
+        """(h, d) the operation on every coordinate's values, after mixing (a number: of that many nearest vectors)."""
+        lent = mix if mix is None or isinstance(mix, int) else self.lend(mix)
         return self.kernels.coordinatewise(self.table, self.rows, operation, f, mix=lent, out=out)
 
 
@@ -137,6 +137,10 @@ class Rule(ABC):
     def least(self, f: int) -> int:
         """The smallest m for which f hostile vectors can be survived."""
         return 2 * f + 1
+
+    def scratch(self, m: int) -> int:
+        """Bytes that :meth:`run` needs for each victim beside its result: m × m distances."""
+        return 8 * m * m
 
     def kappa(self, m: int) -> float | None:
         """The robustness coefficient for m vectors, or None where none is known."""
@@ -244,7 +248,7 @@ class Rule(ABC):
         finite = np.append(host(kernels.finite_rows(table)), False)
         if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
             self.check(index.shape[1], self.f or 0)
-            yield from _pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index)), self.moment))
+            yield from self._pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index)), self.moment))
             return
         present, usable = index >= 0, finite[index]  # −1 looks up the False at the end
         left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
@@ -254,7 +258,15 @@ class Rule(ABC):
             f = max(0, (self.f or 0) - int(g))
             self.check(int(m), f)
             rows = index[victims][usable[victims]].reshape(len(victims), m)
-            yield from _pieces(Group(kernels, table, rows, f, victims, self.moment))
+            yield from self._pieces(Group(kernels, table, rows, f, victims, self.moment))
+
+    def _pieces(self, group: Group) -> Iterator[Group]:
+        """The group cut so that the scratch of a piece takes at most 4 % of the table (one victim at the least)."""
+        each = self.scratch(group.m)
+        step = max(1, nbytes(group.table) // 25 // each if each else len(group.index))
+        for start in range(0, len(group.index), step):
+            piece = slice(start, start + step)
+            yield replace(group, index=group.index[piece], victims=group.victims[piece])
 
     def _check_rows(self, present: NDArray[np.bool_], usable: NDArray[np.bool_], hostile: Integers) -> None:
         if self.f is not None and hostile.max(initial=0) > self.f:
@@ -275,14 +287,6 @@ class Rule(ABC):
                 f"{self.name} with f={f} needs at least m={max(1, self.least(f))} vectors, not {m}"
                 + (f": at most f={most} for m={m}" if m >= 1 else "")
             )
-
-
-def _pieces(group: Group) -> Iterator[Group]:
-    """The group cut so that the distances of a piece take at most 4 % of the table (one victim at the least)."""
-    step = max(1, nbytes(group.table) // 25 // (8 * group.m**2))
-    for start in range(0, len(group.index), step):
-        piece = slice(start, start + step)
-        yield replace(group, index=group.index[piece], victims=group.victims[piece])
 
 
 def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:

@@ -20,6 +20,9 @@ class Coordinatewise(Rule):
     def run(self, group: Group, out: Array | None = None, mix: Any = None) -> Array:
         return group.coordinatewise(self.operation, group.f, mix, out)
 
+    def scratch(self, m: int) -> int:
+        return 0
+
 
 def trimmed_mean(f: int) -> Rule:
     """Per coordinate, drop the f lowest and the f highest values and average the rest (Yin et al., 2018).

@@ -29,6 +29,8 @@ class Mixer(Rule):
     mix: Callable[[Group], Mixing]
     mixed_kappa: Callable[[int, int, float], float] | None = None
     rows: Callable[[int], int] = lambda m: m
+    nearest: Callable[[int, int], int] | None = None
+    """(m, f) → k where every new row is the mean of the k nearest old ones: the kernels find them as they go."""
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         raise TypeError(f"{self.name} returns all its rows; chain a rule after it to get one")
@@ -89,7 +91,7 @@ def nnm(f: int) -> Mixer:
     array([[0.5], [0.5], [5. ]])
     """
 
-    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, f=f)
+    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f)
 
 
 def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
@@ -169,6 +171,9 @@ class Mixed(Rule):
             m += 1
         return m
 
+    def scratch(self, m: int) -> int:
+        return 0 if self.mixer.nearest and isinstance(self.rule, Coordinatewise) else super().scratch(m)
+
     def kappa(self, m: int) -> float | None:
         inner = self.rule.kappa(m)
         if self.mixer.mixed_kappa is None or inner is None or self.mixer.f is None:
@@ -177,7 +182,8 @@ class Mixed(Rule):
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         if isinstance(self.rule, Coordinatewise):
-            return self.rule.run(group, out, mix=self.mixer.mix(group))
+            near = self.mixer.nearest
+            return self.rule.run(group, out, mix=near(group.m, group.f) if near else self.mixer.mix(group))
         results = [self._piece(part) for part in _pieces(group)]
         if out is None:
             return results[0] if len(results) == 1 else _concatenate(results)

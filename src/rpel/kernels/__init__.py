@@ -2,21 +2,21 @@
 
 - `rpel.kernels.plain`: NumPy, short, obviously right;
 - `rpel.kernels.compiled`: numba, all cores, what the simulator and the peers use;
-- `rpel.kernels.tensor`: torch, for a table that lives on an accelerator (the only module here that imports torch).
+- `rpel.kernels.tensor`: torch, for a table that lies on an accelerator (the only module here that imports torch).
 
 Every rule is linear (coefficients from the m × m distances, then one weighted sum of rows: `combine`) or
 coordinate-wise (`coordinatewise`), possibly after a mixing. All take the (n, d) table of models and an (h, m) index
 of rows for each of h victims, never a stacked (h, m, d) copy.
 
-Laws of the room:
+Invariants:
 1. results do not depend on the number of threads, bit for bit, and repeat exactly;
 2. only kept rows enter a sum: hostile values outside the kept set, however huge, leave no trace;
 3. distances are differences accumulated in float64, and equal pairs of rows get equal bits wherever they stand;
 4. beside the result, memory stays below a tenth of the table.
 
-Inside `compiled`: `jit` (machine code and where it is stored), `threads` (who computes), `vectors` and `ordering`
-(loops written as vector instructions), `tiles` (which pairs of rows to compare), `networks` (which values),
-`distances`, `neighbours`, `coordinates` and `sums` (the kernels); `arguments` checks what the NumPy twins accept.
+Inside `compiled`: `cache` (machine code and where it is stored), `pool` (who computes), `vectors` (loops written as
+vector instructions), `sorting` (networks), `pairs` and `distances`, `coordinates`, `sums` (the kernels); `arguments`
+checks what the NumPy twins accept.
 
 Nothing is imported here: who needs one twin pays for one.
 """

@@ -1,7 +1,7 @@
 """What the twins accept: shapes, ranges and names are checked here once, before any pointer moves.
 
-Laws: the compiled kernels run without bounds checks, so nothing reaches them that has not passed here; a check never
-costs more than a small share of the work it guards.
+The compiled kernels run without bounds checks: nothing reaches them that has not passed here. A check costs a small
+share of the work it guards.
 """
 
 from typing import Any, Literal
@@ -9,12 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.types import Floats, Integers
+
 Operation = Literal["trimmed_mean", "median", "meamed"]
 OPERATIONS: tuple[Operation, ...] = ("trimmed_mean", "median", "meamed")
-
-Floats = NDArray[np.floating[Any]]
-Integers = NDArray[np.integer[Any]]
-Float64 = NDArray[np.float64]
 
 
 def check_table(table: Floats) -> None:
@@ -63,13 +61,18 @@ def check_operation(operation: str, m: int, f: int) -> None:
         raise ValueError(f"{operation} with f={f} leaves nothing of {m} values")
 
 
-def check_mix(mix: NDArray[Any] | None, h: int, m: int) -> int:
-    """Number of values per coordinate, m′: m without mixing, else that of the mix, (h, m′, k) or float (h, m′, m).
+def check_mix(mix: NDArray[Any] | int | None, h: int, m: int) -> int:
+    """Number of values per coordinate, m′: m without mixing or with that of the k nearest, else that of the mix,
+    (h, m′, k) or float (h, m′, m).
 
     >>> check_mix(None, 5, 3), check_mix(np.zeros((5, 2, 3)), 5, 3), check_mix(np.zeros((5, 4, 1), int), 5, 3)
     (3, 2, 4)
     """
     if mix is None:
+        return m
+    if isinstance(mix, int):
+        if not 1 <= mix <= m:
+            raise ValueError(f"mix must be within 1 … {m} nearest rows, not {mix}")
         return m
     if mix.ndim != 3 or len(mix) != h or mix.shape[2] < 1 or (mix.dtype.kind == "f" and mix.shape[2] != m):
         raise ValueError(f"mix must be integer ({h}, m', k) or float ({h}, m', {m}), not {describe(mix)}")

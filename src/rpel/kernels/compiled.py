@@ -1,7 +1,7 @@
 """The compiled twin of `plain`: same functions, same meaning, all cores. What they compute is written there.
 
-This file only checks arguments, brings them into the form the kernels expect, and hands them on: distances to
-`distances`, neighbours to `neighbours`, coordinates to `coordinates`, sums to `sums`. Results do not depend on the
+This file only checks arguments, brings them into the form the kernels expect, and hands them on: distances and
+neighbours to `distances`, coordinates to `coordinates`, sums to `sums`. Results do not depend on the
 number of threads.
 """
 
@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import coordinates, distances, neighbours, sums
+from rpel.kernels import coordinates, distances, sums
 from rpel.kernels.arguments import (
-    Float64,
-    Floats,
-    Integers,
     Operation,
     check_index,
     check_mix,
@@ -23,6 +20,7 @@ from rpel.kernels.arguments import (
     result_array,
 )
 from rpel.kernels.pool import set_threads, threads
+from rpel.types import Floats, Integers
 
 __all__ = [
     "combine",
@@ -57,7 +55,7 @@ def finite_rows(table: Floats) -> NDArray[np.bool_]:
     return sums.finite_rows(table)
 
 
-def squared_distances(table: Floats, index: Integers) -> Float64:
+def squared_distances(table: Floats, index: Integers) -> Floats:
     """(h, m, m) squared Euclidean distances among the rows of each victim, float64.
 
     >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
@@ -68,7 +66,7 @@ def squared_distances(table: Floats, index: Integers) -> Float64:
     return distances.among(table, _int64(index))
 
 
-def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Float64:
+def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
     """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
     (h, d) floats a point for each victim.
 
@@ -88,19 +86,19 @@ def distances_to(table: Floats, index: Integers, origin: Floats | Integers | Non
     return distances.to_point(table, _int64(index), _plain(point, np.float64).reshape(d))
 
 
-def nearest(distances: Float64, k: int) -> NDArray[np.int32]:
+def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
     """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column.
 
     >>> nearest(np.array([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), 2)
     array([[[0, 2], [1, 2], [0, 2]]], dtype=int32)
     """
-    _, m, last = distances.shape
+    _, m, last = squared.shape
     if last != m or not 1 <= k <= m:
-        raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {distances.shape} and {k}")
-    return neighbours.nearest(_plain(distances, np.float64), k)
+        raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {squared.shape} and {k}")
+    return distances.nearest(_plain(squared, np.float64), k)
 
 
-def combine(table: Floats, index: Integers, weights: Float64, out: Floats | None = None) -> Floats:
+def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
     """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped, never read.
 
     >>> combine(np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[0, 1]]), np.array([[2.0, 0.0]]))
@@ -117,7 +115,7 @@ def coordinatewise(
     index: Integers,
     operation: Operation,
     f: int = 0,
-    mix: Integers | Float64 | None = None,
+    mix: NDArray[Any] | int | None = None,
     out: Floats | None = None,
 ) -> Floats:
     """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
@@ -131,13 +129,16 @@ def coordinatewise(
     check_table(table)
     check_index(table, index)
     check_operation(operation, check_mix(mix, *index.shape), f)
+    result = result_array(table, len(index), out)
+    if isinstance(mix, int):
+        return coordinates.nearest_mixed(table, _int64(index), operation, f, mix, result)
     if mix is not None:
         mix = _plain(mix, np.float64 if mix.dtype.kind == "f" else np.int32)
-    return coordinates.coordinatewise(table, _int64(index), operation, f, mix, result_array(table, len(index), out))
+    return coordinates.coordinatewise(table, _int64(index), operation, f, mix, result)
 
 
 def moments(
-    table: Floats, index: Integers, mean_factor: Float64, std_factor: Float64, out: Floats | None = None
+    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Floats | None = None
 ) -> Floats:
     """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i].
 
@@ -163,4 +164,4 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any) -> No
     coordinates.prepare(m, f, operation, dtype)
     if mixed:
         distances.prepare(dtype)
-        neighbours.nearest(np.zeros((1, m, m)), m - f)
+        distances.nearest(np.zeros((1, m, m)), m - f)

@@ -1,6 +1,6 @@
 """Trimmed mean, median and meamed of every coordinate, for all victims, with the mixing before them.
 
-Laws:
+Invariants:
 - every column is computed alone, so neither threads nor blocks change a bit;
 - mixed rows stay sums (all of k rows) until the one division at the end: order is the same, and a mean of k equal
   rows is that row; sums run over kept rows only, one by one;
@@ -12,41 +12,49 @@ values of one victim, `STRIDE` columns of them, stay in the first. float32 table
 (weights in float64).
 """
 
+import logging
+from collections import defaultdict
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import pool as threads
-from rpel.kernels.arguments import OPERATIONS, Float64, Floats, Integers, Operation
+from rpel.kernels import distances, pool
+from rpel.kernels.arguments import OPERATIONS, Operation
 from rpel.kernels.cache import compiled, folder
-from rpel.kernels.ordering import exchange_rows, operate
-from rpel.kernels.sorting import network
-from rpel.kernels.vectors import BLOCK, add_rows, copy, weigh_rows
+from rpel.kernels.sorting import network, operate
+from rpel.kernels.vectors import BLOCK, add_rows, weigh_rows
+from rpel.types import Floats, Integers
 
 STRIDE = 128  # columns of one victim at a time
-_LARGE = 5e7  # values (h · m · d) from which compiling a specialised kernel pays at once
+LARGE = 5e7  # values (victims · m · d), in one call or in many, from which a specialised kernel is compiled
 _LONGEST = 64  # values per coordinate up to which straight-line code is made
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
+_SECOND_CACHE = 512 << 10  # bytes of a victim's rows up to which they are still there after their distances
+_TOGETHER = 12  # victims whose distances, neighbours and coordinates are computed one after the other
 _ROWS, _SUMS, _WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k rows, weighted sums
 
 Int32 = NDArray[np.int32]
 Kernel = Callable[..., None]
+log = logging.getLogger("rpel")
 
 
 @compiled
 def _gather(table: Floats, d: int, index: Integers, i: int, start: int, count: int, padded: int, x: Floats) -> None:
     """x[j] = the columns start … start + count − 1 of victim i's row j, zeros up to `padded`. The table is flat."""
     for j in range(index.shape[1]):
-        copy(table, index[i, j] * d + start, count, x, j * STRIDE)
+        row, source = x[j * STRIDE : j * STRIDE + padded], table[index[i, j] * d + start :]
+        for c in range(count):
+            row[c] = source[c]
         for c in range(count, padded):
-            x[j * STRIDE + c] = 0
+            row[c] = 0
 
 
 @compiled
-def _weigh(x: Floats, weights: Float64, i: int, padded: int, starts: Integers, factors: Float64, y: Floats) -> None:
+def _weigh(x: Floats, weights: Floats, i: int, padded: int, starts: Integers, factors: Floats, y: Floats) -> None:
     """y[a] = Σ_j weights[i, a, j] · x[j] in float64; a zero weight is skipped, whatever its row holds."""
     for a in range(weights.shape[1]):
         listed = 0
@@ -66,12 +74,12 @@ def _values(
     i: int,
     kind: int,
     mix: Int32,
-    weights: Float64,
+    weights: Floats,
     start: int,
     count: int,
     x: Floats,
     starts: Integers,
-    factors: Float64,
+    factors: Floats,
     y: Floats,
 ) -> int:
     """Fill y with victim i's values, `STRIDE` apart; return the padded number of columns."""
@@ -90,6 +98,17 @@ def _values(
 
 
 @compiled
+def _exchange(y: Floats, low: int, high: int, padded: int) -> None:
+    """Column by column, the lower value to row `low` of y and the higher to row `high`."""
+    lower, higher = y[low * STRIDE : low * STRIDE + padded], y[high * STRIDE : high * STRIDE + padded]
+    for c in range(padded):
+        a, b = lower[c], higher[c]
+        below = a < b  # one comparison decides both, so that no value is lost or doubled
+        lower[c] = a if below else b
+        higher[c] = b if below else a
+
+
+@compiled
 def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Floats) -> None:
     """z = Σ of the ranks low … high − 1, ascending, over the divisor."""
     for c in range(padded):
@@ -104,7 +123,7 @@ def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Flo
 
 @compiled
 def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Floats) -> None:
-    """z = Σ of the m − f values nearest to the median, ascending; see `vectors._near_median` for who is kept."""
+    """z = Σ of the m − f values nearest to the median, ascending; see `sorting._near_median` for who is kept."""
     kept = m - f
     two = y.dtype.type(2)
     for c in range(padded):
@@ -123,18 +142,18 @@ def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Fl
 
 @compiled
 def _generic(
-    table: Floats,
-    index: Integers,
-    kind: int,
-    mix: Int32,
-    weights: Float64,
-    divisor: Any,
-    columns: int,
-    chunk: int,
     comparators: Int32,
     m: int,
     f: int,
     operation: int,
+    table: Floats,
+    index: Integers,
+    kind: int,
+    mix: Int32,
+    weights: Floats,
+    divisor: Any,
+    columns: int,
+    chunk: int,
     begin: int,
     end: int,
     out: Floats,
@@ -153,14 +172,15 @@ def _generic(
                 count = min(STRIDE, d - start)
                 padded = _values(table, d, index, i, kind, mix, weights, start, count, x, starts, factors, y)
                 for p in range(len(comparators)):
-                    exchange_rows(y, comparators[p, 0] * STRIDE, comparators[p, 1] * STRIDE, padded)
+                    _exchange(y, comparators[p, 0], comparators[p, 1], padded)
                 if operation == 2:
                     _sum_near_median(y, m, f, padded, divisor, z)
                 elif operation == 1:
                     _sum_ranks(y, (m - 1) // 2, m // 2 + 1, padded, divisor, z)
                 else:
                     _sum_ranks(y, f, m - f, padded, divisor, z)
-                copy(z, 0, count, out, i * d + start)
+                for c in range(count):
+                    out[i * d + start + c] = z[c]
 
 
 @cache
@@ -172,7 +192,7 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
         index: Integers,
         kind: int,
         mix: Int32,
-        weights: Float64,
+        weights: Floats,
         divisor: Any,
         columns: int,
         chunk: int,
@@ -193,7 +213,8 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
                     count = min(STRIDE, d - start)
                     padded = _values(table, d, index, i, kind, mix, weights, start, count, x, starts, factors, y)
                     operate(y, STRIDE, padded, divisor, z, m, f, operation)
-                    copy(z, 0, count, out, i * d + start)
+                    for c in range(count):
+                        out[i * d + start + c] = z[c]
 
     return compiled(kernel)
 
@@ -204,29 +225,45 @@ def prepare(m: int, f: int, operation: Operation, dtype: Any) -> None:
     >>> prepare(3, 1, "median", np.float32)
     """
     f = 0 if operation == "median" else f
+    key = (m, f, operation, np.dtype(dtype).name)
+    special = m <= _LONGEST
+    if special and not _mark(*key).exists():
+        log.info("compiling kernels for %d models a node, once", m)
     table, index, mix = np.zeros((1, 1), dtype), np.zeros((1, 1), np.int64), np.zeros((1, m, 1), np.int32)
-    coordinatewise(table, index, operation, f, mix, np.empty((1, 1), dtype), specialise=m <= _LONGEST)
-    if m <= _LONGEST:
-        _mark(m, f, operation, table.dtype.name).touch()
-        _ready.add((m, f, operation, table.dtype.name))
+    coordinatewise(table, index, operation, f, mix, np.empty((1, 1), dtype), specialise=special)
+    if special:
+        _mark(*key).touch()
+        _ready.add(key)
 
 
-_ready: set[tuple[int, int, str, str]] = set()
+Key = tuple[int, int, Operation, str]
+_ready: set[Key] = set()
+_work: dict[Key, float] = defaultdict(float)  # values that this process has computed without a specialised kernel
 
 
-def _mark(m: int, f: int, operation: str, dtype: str) -> Any:
+def _mark(m: int, f: int, operation: str, dtype: str) -> Path:
     """The file that says: this kernel is stored in the folder beside it."""
     return folder() / f"{operation}-{m}-{f}-{dtype}.ready"
 
 
-def _is_ready(m: int, f: int, operation: Operation, dtype: str, values: float) -> bool:
-    """Whether the specialised kernel is at hand, made so when the work is large."""
-    if (m, f, operation, dtype) in _ready:
+def _is_ready(key: Key, values: float) -> bool:
+    """Whether the specialised kernel is at hand; it is compiled when the work, this call's and all before, is large."""
+    if key in _ready:
         return True
-    if m > _LONGEST or not (values >= _LARGE or _mark(m, f, operation, dtype).exists()):
+    _work[key] += values
+    if key[0] > _LONGEST or not (_work[key] >= LARGE or _mark(*key).exists()):
         return False
-    prepare(m, f, operation, dtype)
+    prepare(*key)
     return True
+
+
+def _kernel(m: int, f: int, operation: Operation, specialise: bool) -> Kernel:
+    """kernel(table, index, kind, mix, weights, divisor, columns, chunk, begin, end, out), generic or specialised."""
+    code = OPERATIONS.index(operation)
+    if specialise:
+        return _specialised(m, f, code)
+    comparators = np.array(network(m, f, operation), np.int32).reshape(-1, 2)
+    return partial(_generic, comparators, m, f, code)
 
 
 def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
@@ -237,14 +274,14 @@ def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
 
 def coordinatewise(
     table: Floats,
-    index: NDArray[np.int64],
+    index: Integers,
     operation: Operation,
     f: int,
     mix: NDArray[Any] | None,
     out: Floats,
     specialise: bool | None = None,
 ) -> Floats:
-    """(h, d) the operation per coordinate; `specialise` forces or forbids straight-line code (None: by size).
+    """(h, d) the operation per coordinate; `specialise` forces or forbids straight-line code (None: by work).
 
     >>> table = np.array([[0.0], [1.0], [2.0], [9.0]])
     >>> coordinatewise(table, np.array([[0, 1, 2, 3]]), "trimmed_mean", 1, None, np.empty((1, 1)))
@@ -258,32 +295,57 @@ def coordinatewise(
     if mix is not None:
         kind = _WEIGHTS if mix.dtype.kind == "f" else _SUMS
         picks, weights = (picks, mix) if kind == _WEIGHTS else (mix, weights)
-    flat = out.reshape(-1)
-    columns, chunk, units = threads.cut(len(table), h, d, table.itemsize)
-    common = (
-        table.reshape(-1),
-        index,
-        kind,
-        picks,
-        weights,
-        table.dtype.type(_divisor(m, f, operation, k)),
-        columns,
-        chunk,
-    )
-    code = OPERATIONS.index(operation)
+    columns, chunk, units = pool.cut(len(table), h, d, table.itemsize)
+    divisor = table.dtype.type(_divisor(m, f, operation, k))
     values = float(h) * m * d
     if specialise is None:
-        specialise = _is_ready(m, f, operation, table.dtype.name, values)
-    if specialise:
-        kernel = _specialised(m, f, code)
+        specialise = _is_ready((m, f, operation, table.dtype.name), values)
+    kernel, rows, flat = _kernel(m, f, operation, specialise), table.reshape(-1), out.reshape(-1)
 
-        def work(begin: int, end: int) -> None:
-            kernel(*common, begin, end, flat)
-    else:
-        comparators = np.array(network(m, f, operation), np.int32).reshape(-1, 2)
+    def work(begin: int, end: int) -> None:
+        kernel(rows, index, kind, picks, weights, divisor, columns, chunk, begin, end, flat)
 
-        def work(begin: int, end: int) -> None:
-            _generic(*common, comparators, m, f, code, begin, end, flat)
+    pool.run(work, units, small=values < _SMALL)
+    return out
 
-    threads.run(work, units, small=values < _SMALL)
+
+def nearest_mixed(table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats) -> Floats:
+    """(h, d) the operation after every row became the mean of the k nearest among its victim's rows.
+
+    Small models go victim by victim, from distances to result while the rows are in the cache; for large ones the
+    distances of many victims come first. Memory beside the result stays below a tenth of the table either way.
+
+    >>> nearest_mixed(np.array([[0.0], [1.0], [9.0]]), np.array([[0, 1, 2]]), "median", 0, 2, np.empty((1, 1)))
+    array([[0.5]])
+    """
+    f = 0 if operation == "median" else f
+    (h, m), d = index.shape, table.shape[1]
+    specialise = _is_ready((m, f, operation, table.dtype.name), float(h) * m * d)
+    if m * d * table.itemsize <= _SECOND_CACHE and h > _TOGETHER and not distances.are_shared(table, index):
+        return _victim_by_victim(table, index, operation, f, k, out, specialise)
+    step = max(1, table.nbytes // 25 // (8 * m * m))
+    for first in range(0, h, step):
+        part = index[first : first + step]
+        kept = distances.nearest(distances.among(table, part), k)
+        coordinatewise(table, part, operation, f, kept, out[first : first + step], specialise)
+    return out
+
+
+def _victim_by_victim(
+    table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats, specialise: bool
+) -> Floats:
+    (h, m), d = index.shape, table.shape[1]
+    kernel, rows = _kernel(m, f, operation, specialise), table.reshape(-1)
+    divisor, weights = table.dtype.type(_divisor(m, f, operation, k)), np.zeros((1, 1, 1))
+
+    def work(begin: int, end: int) -> None:
+        kept = np.empty((_TOGETHER, m, k), np.int32)
+        for first in range(begin, end, _TOGETHER):
+            part = index[first : min(end, first + _TOGETHER)]
+            count = len(part)
+            distances.neighbours_of(table, part, k, kept)
+            target = out[first : first + count].reshape(-1)
+            kernel(rows, part, _SUMS, kept, weights, divisor, d, count, 0, 1, target)
+
+    pool.run(work, h, small=float(h) * m * d < _SMALL)
     return out

@@ -1,18 +1,17 @@
 """The plain twin: NumPy, one victim at a time, in float64. What these lines say is what the fast twins must equal.
 
-Laws: rows that are not kept never enter a sum (no "all minus the dropped"), so a forged 3e38 outside the kept set
+Invariants: rows that are not kept never enter a sum (no "all minus the dropped"), so a forged 3e38 outside the kept set
 leaves no trace; ties are stable on (distance, column); inputs are never written to.
 
 Shapes: `table` (n, d) holds the models, `index` (h, m) the rows each of h victims aggregates, column 0 its own.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels.arguments import (
-    Float64,
-    Floats,
-    Integers,
     Operation,
     check_index,
     check_mix,
@@ -20,6 +19,7 @@ from rpel.kernels.arguments import (
     check_table,
     result_array,
 )
+from rpel.types import Floats, Integers
 
 
 def finite_rows(table: Floats) -> NDArray[np.bool_]:
@@ -32,7 +32,7 @@ def finite_rows(table: Floats) -> NDArray[np.bool_]:
     return np.array([np.isfinite(row).all() for row in table], bool)
 
 
-def squared_distances(table: Floats, index: Integers) -> Float64:
+def squared_distances(table: Floats, index: Integers) -> Floats:
     """(h, m, m) squared Euclidean distances among the rows of each victim.
 
     >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
@@ -50,7 +50,7 @@ def squared_distances(table: Floats, index: Integers) -> Float64:
     return result
 
 
-def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Float64:
+def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
     """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
     (h, d) floats a point for each victim.
 
@@ -69,7 +69,7 @@ def distances_to(table: Floats, index: Integers, origin: Floats | Integers | Non
     return result
 
 
-def _origin(table: Floats, origin: Floats | Integers | None, victim: int) -> Float64:
+def _origin(table: Floats, origin: Floats | Integers | None, victim: int) -> Floats:
     if origin is None:
         return np.zeros(table.shape[1])
     if origin.dtype.kind in "iu":
@@ -77,7 +77,7 @@ def _origin(table: Floats, origin: Floats | Integers | None, victim: int) -> Flo
     return np.asarray(origin[victim] if origin.ndim == 2 else origin, np.float64)
 
 
-def nearest(distances: Float64, k: int) -> NDArray[np.int32]:
+def nearest(distances: Floats, k: int) -> NDArray[np.int32]:
     """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column.
 
     Ties go to the lower column; the anchor counts as nearest to itself even among equals.
@@ -91,7 +91,7 @@ def nearest(distances: Float64, k: int) -> NDArray[np.int32]:
     return np.sort(kept, axis=2).astype(np.int32)
 
 
-def combine(table: Floats, index: Integers, weights: Float64, out: Floats | None = None) -> Floats:
+def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
     """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped, never read.
 
     >>> combine(np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[0, 1]]), np.array([[2.0, 0.0]]))
@@ -115,7 +115,7 @@ def coordinatewise(
     index: Integers,
     operation: Operation,
     f: int = 0,
-    mix: Integers | Float64 | None = None,
+    mix: NDArray[Any] | int | None = None,
     out: Floats | None = None,
 ) -> Floats:
     """(h, d) the operation on each coordinate of the victim's values, after mixing.
@@ -126,7 +126,7 @@ def coordinatewise(
       lower is kept first.
 
     `mix` replaces the m rows by m′: integers (h, m′, k) take the mean of the k rows named (nearest-neighbour mixing);
-    floats (h, m′, m) are weights, of which zeros are skipped.
+    floats (h, m′, m) are weights, of which zeros are skipped; a number k stands for the k nearest rows of each.
 
     >>> table = np.array([[0.0], [1.0], [2.0], [9.0]])
     >>> everyone = np.array([[0, 1, 2, 3]])
@@ -137,6 +137,8 @@ def coordinatewise(
     check_index(table, index)
     check_operation(operation, check_mix(mix, *index.shape), f)
     result = result_array(table, len(index), out)
+    if isinstance(mix, int):
+        mix = nearest(squared_distances(table, index), mix)
     with np.errstate(over="ignore", invalid="ignore"):
         for i, rows in enumerate(index):
             x = table[rows].astype(np.float64)
@@ -144,14 +146,14 @@ def coordinatewise(
     return result
 
 
-def _mixed(x: Float64, mix: Integers | Float64) -> Float64:
+def _mixed(x: Floats, mix: NDArray[Any]) -> Floats:
     """(m′, d) the mixed rows of one victim."""
     if mix.dtype.kind in "iu":
         return np.stack([x[kept].sum(axis=0) / len(kept) for kept in mix])
     return np.stack([row[row != 0] @ x[row != 0] for row in mix])
 
 
-def _operate(y: Float64, operation: Operation, f: int) -> Float64:
+def _operate(y: Floats, operation: Operation, f: int) -> Floats:
     """(d,) the operation over the rows of y (m′, d)."""
     ordered = np.sort(y, axis=0)
     m = len(y)
@@ -165,7 +167,7 @@ def _operate(y: Float64, operation: Operation, f: int) -> Float64:
 
 
 def moments(
-    table: Floats, index: Integers, mean_factor: Float64, std_factor: Float64, out: Floats | None = None
+    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Floats | None = None
 ) -> Floats:
     """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i].
 

@@ -1,6 +1,6 @@
 """Who computes: a fixed list of units of work, taken in turn by the caller and a few helpers.
 
-Laws:
+Invariants:
 - units are fixed by the shapes alone, and each writes its own part of the result: so the number of threads, and who
   took which unit, cannot change a bit;
 - the caller works too and never waits for a helper that has not begun, so concurrent calls cannot block each other;

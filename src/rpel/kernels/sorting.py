@@ -1,13 +1,23 @@
-"""Sorting networks: which pairs to compare, in which order, so that values end up in ascending rank.
+"""Sorting networks, and the operations on sorted values as straight-line vector instructions.
 
-Laws: a network is a fixed list of (low, high) pairs, the same for every column, so all columns go through vector
-registers together; only comparators on which a needed rank depends are kept; generic and specialised kernels walk the
-same list, so that even the order of +0 and −0 is the same.
+A network says which pairs to compare, in which order, so that values end up in ascending rank.
+
+Invariants:
+- a network is a fixed list of (low, high) pairs, the same for every column, so all columns go through vector registers
+  together; only comparators on which a needed rank depends are kept;
+- generic and specialised kernels walk the same list with the same comparator ("smaller, else the other", and its
+  mirror), so every value is handed on, ±∞ is ordered, and even +0 and −0 come out alike.
 """
 
 from functools import cache
+from typing import Any
 
-from rpel.kernels.arguments import Operation
+from llvmlite import ir
+from numba import types
+
+from rpel.kernels.arguments import OPERATIONS, Operation
+from rpel.kernels.cache import intrinsic
+from rpel.kernels.vectors import Builder, cgutils, data_of, integer, load, spread, store, vector_of, zero
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -68,3 +78,66 @@ def network(m: int, f: int, operation: Operation) -> Pairs:
     if operation == "trimmed_mean" and f == 0:
         return ()
     return pruned(merge_exchange(m), set(ranks(m, f, operation)))
+
+
+def _exchange(builder: Builder, a: Any, b: Any) -> tuple[Any, Any]:
+    """(lower, higher); one comparison decides both, so that no value is lost or doubled."""
+    below = builder.fcmp_ordered("<", a, b)
+    return builder.select(below, a, b), builder.select(below, b, a)
+
+
+@intrinsic
+def operate(ctx: Any, y: Any, stride: Any, columns: Any, divisor: Any, z: Any, m: Any, f: Any, operation: Any) -> Any:
+    """z[c] = the operation over y[r · stride + c], r < m. m, f and operation (its place in OPERATIONS) are literals.
+
+    Straight-line code: m vectors are loaded, pass the network and are summed in ascending rank.
+    """
+    signature = types.void(y, stride, columns, divisor, z, m, f, operation)
+    name = OPERATIONS[operation.literal_value]
+    comparators = network(m.literal_value, f.literal_value, name)
+
+    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        vector = vector_of(y)
+        data, result = data_of(context, builder, y, args[0]), data_of(context, builder, z, args[4])
+        scale = spread(builder, args[3], vector)
+        with cgutils.for_range_slice(builder, integer(0), args[2], integer(vector.count)) as (c, _):
+            starts = [builder.add(builder.mul(args[1], integer(r)), c) for r in range(m.literal_value)]
+            values = [load(builder, data, start, vector) for start in starts]
+            for a, b in comparators:
+                values[a], values[b] = _exchange(builder, values[a], values[b])
+            total = _total(builder, values, f.literal_value, name, vector)
+            store(builder, builder.fdiv(total, scale), result, c)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _total(builder: Builder, values: list[Any], f: int, operation: Operation, vector: Any) -> Any:
+    """The sum, in ascending rank, of the values the operation keeps. For the median: of the middle one or two."""
+    m = len(values)
+    if operation == "meamed":
+        values = _near_median(builder, values, f, vector)
+    total = zero(vector)
+    for rank in ranks(m, f, operation):
+        total = builder.fadd(total, values[rank])
+    return total
+
+
+def _near_median(builder: Builder, values: list[Any], f: int, vector: Any) -> list[Any]:
+    """The m − f values nearest to the median, the others 0.
+
+    They are neighbours in rank. Rank r < f leaves at the bottom exactly when rank r + m − f is strictly nearer and
+    enters at the top; so of two equally near values the lower stays.
+    """
+    m, kept = len(values), len(values) - f
+    middle = builder.fadd(values[(m - 1) // 2], values[m // 2])
+    median = builder.fmul(middle, ir.Constant(vector, [0.5] * vector.count))
+    leaves = [
+        builder.fcmp_ordered("<", builder.fsub(values[r + kept], median), builder.fsub(median, values[r]))
+        for r in range(f)
+    ]
+    chosen = list(values)
+    for r in range(f):
+        chosen[r] = builder.select(leaves[r], zero(vector), chosen[r])
+        chosen[r + kept] = builder.select(leaves[r], chosen[r + kept], zero(vector))
+    return chosen

@@ -1,6 +1,6 @@
-"""The torch twin: the same primitives for a table that lives on an accelerator (or in CPU tensors).
+"""The torch twin: the same primitives for a table that lies on an accelerator (or in CPU tensors).
 
-Laws: what each function computes is written in `plain`; work is cut into pieces of victims and columns so that no
+Invariants: what each function computes is written in `plain`; work is cut into pieces of victims and columns so that no
 temporary exceeds `budget_bytes`; nothing is copied to the host, nothing written to its inputs; distances are
 differences in float64 (so a device without float64 is not served), summed over column pieces that do not depend on
 the victims.
@@ -126,7 +126,7 @@ def coordinatewise(
     index: Tensor,
     operation: Operation,
     f: int = 0,
-    mix: Tensor | None = None,
+    mix: Tensor | int | None = None,
     out: Tensor | None = None,
     budget_bytes: int = BUDGET,
 ) -> Tensor:
@@ -137,9 +137,14 @@ def coordinatewise(
     [[1.0]]
     """
     h, m = index.shape
-    mixed = m if mix is None else mix.shape[1]
+    mixed = mix.shape[1] if isinstance(mix, Tensor) else m
     check_operation(operation, mixed, f)
     result = _result(table, h, out)
+    if isinstance(mix, int):
+        for part in _pieces(h, 8 * m * m, budget_bytes):
+            kept = nearest(squared_distances(table, index[part], budget_bytes), mix)
+            coordinatewise(table, index[part], operation, f, kept, result[part], budget_bytes)
+        return result
     for victims, columns in _grid(h, table.shape[1], m + 6 * mixed, budget_bytes):
         x = table[:, columns][index[victims]]
         y = x if mix is None else _mixed(x, mix[victims])

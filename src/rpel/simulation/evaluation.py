@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import steps
+from rpel.kernels import sums
 from rpel.tasks import Task
 from rpel.types import Integers, Models
 
@@ -53,4 +53,4 @@ def spread(x: Models) -> tuple[Floats, float]:
     >>> mean.tolist(), distance
     ([1.0, 0.0], 1.0)
     """
-    return steps.spread(x)
+    return sums.spread(x)

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # is set up once, and those that wait are begun first.
 PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all lint unit docs bench clean
+.PHONY: demo check test test-all lint unit docs bench sbom clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
@@ -53,6 +53,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/round.py
 	$(BIN)/python benchmarks/local_steps.py
 
+# What a deployment contains, as CycloneDX JSON: components, versions, licences, hashes, and what depends on what.
+sbom: $(VENV)/.installed
+	$(BIN)/python tools/deployment.py sbom > rpel.cdx.json
+	@echo "wrote rpel.cdx.json"
+
 # The stamps make a second run start at once; a changed dependency list installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing rpel into $(VENV) (a few minutes the first time)"
@@ -92,4 +97,4 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo rpel.cdx.json .mypy_cache .ruff_cache .hypothesis

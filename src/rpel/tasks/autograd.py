@@ -9,15 +9,14 @@ Invariants:
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from rpel.tasks.task import Own
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from rpel.tasks.task import Loss, Own, scored
+from rpel.types import Floats
 
 
 class _Dropout(nn.Module):
@@ -130,6 +129,10 @@ class AutogradEngine:
             own.load(x[i], local[i], train=False)
             results.append(own.run(inputs).cpu())
         return torch.stack(results)
+
+    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
+        return scored(self.outputs(x, local, inputs), labels, self.loss)
 
     def _copy(self, dtype: torch.dtype) -> _Copy:
         """This thread's copy."""

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from rpel.data import Dataset
 from rpel.models import flatten
 from rpel.randomness import draws, key
-from rpel.tasks.autograd import AutogradEngine, Loss
+from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.batches import Examples, Shards
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.layers import recognise
 from rpel.tasks.linear import LinearEngine
-from rpel.tasks.task import Engine, share, tensor
+from rpel.tasks.task import Engine, Loss, share, tensor
 from rpel.types import Floats, Integers
 
 _BLOCK = 250  # test examples per unit of work
@@ -154,26 +154,16 @@ class Classification:
             first, part = unit // parts * size, unit % parts
             some = slice(first, min(first + size, len(x)))
             these = blocks[part : part + 1] if parts > 1 else blocks
-            found = [self._right_and_lost(x_[some], local_[some], block) for block in these]
+            found = [self.engine.score(x_[some], local_[some], *self._tested(block, x_.dtype)) for block in these]
             sums = [np.stack(each, axis=1).sum(axis=1) for each in zip(*found, strict=True)]
             right[some, part], lost[some, part] = sums
 
         share(work, groups * parts, self.engine.serial)
         return right.sum(axis=1) / len(rows), lost.sum(axis=1) / len(rows)
 
-    def _right_and_lost(self, x: Tensor, local: Tensor, rows: Integers) -> tuple[Floats, Floats]:
-        """Of each of c nodes, on some test examples: how many it gets right (c,), and the sum of its losses (c,)."""
-        labels = torch.from_numpy(self.examples.dataset.test_y[rows])
-        outputs = self.engine.outputs(x, local, self.examples.test(rows, x.dtype))
-        right = (outputs.argmax(dim=2) == labels).sum(dim=1)
-        return right.numpy(), self._losses(outputs, labels).numpy() * len(labels)
-
-    def _losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss (c,) of each node's outputs (c, N, classes)."""
-        if self.loss is not F.cross_entropy:
-            return torch.stack([self.loss(one, labels).detach() for one in outputs])
-        found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
-        return -found.mean(dim=(1, 2), dtype=torch.float64)
+    def _tested(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Some test examples and their labels."""
+        return self.examples.test(rows, dtype), torch.from_numpy(self.examples.dataset.test_y[rows])
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
         """∇F_H (c, d) at each model of x (c, d): the mean over honest nodes of the mean loss on all they hold.

@@ -13,11 +13,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.kernels.pool import run
 from rpel.types import Floats, Integers
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""loss(output, target), a mean over the batch."""
 
 
 class Task(Protocol):
@@ -72,6 +76,20 @@ class Engine(Protocol):
 
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode."""
+
+    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
+
+
+def scored(outputs: Tensor, labels: Tensor, loss: Loss) -> tuple[Floats, Floats]:
+    """Of outputs (c, N, classes): how many are right (c,), and the sum of the losses (c,)."""
+    right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
+    if loss is F.cross_entropy:
+        found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
+        lost = -found.mean(dim=(1, 2), dtype=torch.float64)
+    else:
+        lost = torch.stack([loss(one, labels).detach() for one in outputs])
+    return right, lost.numpy() * len(labels)
 
 
 class Own(threading.local):

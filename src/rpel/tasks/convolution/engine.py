@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,8 +27,8 @@ from rpel.tasks.convolution.windows import (
     stage,
 )
 from rpel.tasks.layers import Affine, Layers
-from rpel.tasks.linear import Linears
-from rpel.tasks.task import Own
+from rpel.tasks.task import Own, scored
+from rpel.types import Floats
 
 _IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache
 
@@ -47,12 +48,44 @@ class _Scratch:
         self.factors = np.zeros(len(self.begins), dtype)
 
 
+class _Head:
+    """The linear layers of one node, x (d,), on features (B, width)."""
+
+    def __init__(self, linears: tuple[Affine, ...]) -> None:
+        self.linears = linears
+
+    def forward(self, x: Tensor, features: Tensor) -> list[Tensor]:
+        """What enters each layer and, last, the log-probabilities (B, classes)."""
+        values = [features]
+        for layer in self.linears:
+            if len(values) > 1:
+                values[-1].relu_()
+            weight = x[layer.weight].view(layer.shape)
+            values.append(torch.mm(values[-1], weight.mT).add_(x[layer.bias]))
+        values[-1] = F.log_softmax(values[-1], dim=1)
+        return values
+
+    def backward(self, x: Tensor, values: list[Tensor], labels: Tensor, out: Tensor) -> Tensor:
+        """The gradient of the mean negative log-likelihood: of the layers into `out` (d,), of the features returned."""
+        delta = values[-1].exp_()
+        delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
+        delta /= len(labels)
+        for position in reversed(range(len(self.linears))):
+            layer, entered = self.linears[position], values[position]
+            torch.mm(delta.mT, entered, out=out[layer.weight].view(layer.shape))
+            torch.sum(delta, dim=0, out=out[layer.bias])
+            delta = torch.mm(delta, x[layer.weight].view(layer.shape))
+            if position:
+                delta *= entered > 0
+        return delta
+
+
 class ConvolutionEngine:
     """Stages of convolution, rectifier and pooling, then linear layers."""
 
     def __init__(self, layers: Layers, shape: tuple[int, ...]) -> None:
         self.d, self.shape = layers.d, shape
-        self.affines, self.linears = layers.convolutions, Linears(layers.linears)
+        self.affines, self.head = layers.convolutions, _Head(layers.linears)
         self.stages, self.places = _stages(layers.convolutions, shape)
         self.own = Own()
 
@@ -69,22 +102,23 @@ class ConvolutionEngine:
         for i in range(len(x)):
             scratch, pooled = self._scratch(inputs.shape[1], x.dtype)
             self._arrange(scratch, x[i].numpy())
-            features = self._pooled(scratch, pooled, inputs[i])
-            row = slice(i, i + 1)
-            values = self.linears.forward(x[row], features)
-            delta = self.linears.backward(x[row], values, labels[row], out[row], inward=True)
-            assert delta is not None
-            self._backward(scratch, self._inner_order(delta[0]), inputs.shape[1], out[i].numpy())
+            values = self.head.forward(x[i], self._pooled(scratch, pooled, inputs[i]))
+            delta = self.head.backward(x[i], values, labels[i], out[i])
+            self._backward(scratch, self._inner_order(delta), inputs.shape[1], out[i].numpy())
 
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
         """Log-probabilities (c, N, classes) of c nodes on the same inputs (N, C, H, W)."""
-        return torch.stack([self._outputs(x[i : i + 1], inputs) for i in range(len(x))])
+        return torch.stack([self._outputs(row, inputs) for row in x])
 
     def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         scratch, pooled = self._scratch(_IMAGES, x.dtype)
-        self._arrange(scratch, x[0].numpy())
+        self._arrange(scratch, x.numpy())
         features = [self._pooled(scratch, pooled, some) for some in torch.split(inputs, _IMAGES)]
-        return self.linears.forward(x, torch.cat(features, dim=1))[-1][0]
+        return self.head.forward(x, torch.cat(features))[-1]
+
+    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
+        return scored(self.outputs(x, local, inputs), labels, F.cross_entropy)
 
     def _scratch(self, count: int, dtype: torch.dtype) -> tuple[list[_Scratch], NDArray[Any]]:
         """This thread's arrays: one set per stage, and the pooled values of the last."""
@@ -100,7 +134,7 @@ class ConvolutionEngine:
             arrange(s, x[affine.weight], x[affine.bias], own.weights, own.offsets, own.taps)
 
     def _pooled(self, scratch: list[_Scratch], pooled: NDArray[Any], inputs: Tensor) -> Tensor:
-        """What the linear layers see, (1, B, features) in torch's order (channels, rows, columns)."""
+        """What the linear layers see, (B, features) in torch's order (channels, rows, columns)."""
         count = len(inputs)
         self._take(scratch[0].images, inputs)
         targets = [*(own.images for own in scratch[1:]), pooled]
@@ -108,7 +142,7 @@ class ConvolutionEngine:
             pool(s, count, own.images, own.weights, own.offsets, out, to, own.winners)
         last = self.stages[-1]
         values = torch.from_numpy(pooled)[: count * self.places[-1].image]
-        return values.view(count, last.rows, last.columns, last.filters).permute(0, 3, 1, 2).reshape(1, count, -1)
+        return values.view(count, last.rows, last.columns, last.filters).permute(0, 3, 1, 2).reshape(count, -1)
 
     def _take(self, images: NDArray[Any], inputs: Tensor) -> None:
         """Copy the inputs (B, C, H, W) into the first stage's padded images (B, H, W, C)."""

@@ -238,3 +238,14 @@ def _print(found: dict[str, Any]) -> None:
     )
     console.print(table)
     console.print(f"rounds of the honest peers with the robust rule: {outcomes}; {found['seconds']:.0f} s in all")
+    console.print(_verdict(found))
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """What the two ends say about the attack, in one sentence."""
+    robust, averaging = found["accuracy_mean"], found["accuracy_mean_averaging"]
+    ends = f"{robust:.0%} with the robust rule, {averaging:.0%} with plain averaging"
+    if not found["byzantine"]:
+        return f"without hostile peers: {ends}"
+    verb = "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
+    return f"{found['byzantine']} hostile peers of {found['peers']} {verb} plain averaging: {ends}"

@@ -13,13 +13,13 @@ import pytest
 import typer
 
 from rpel.cli.reproduce import reproduce as command
-from rpel.config.spec import load
+from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.scales import ScaleName, shortened, sized, stamp
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.methods import settle, spec_hash
+from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick
 from support.data_files import femnist, leaf_file
 

@@ -21,30 +21,33 @@ import pytest
 import typer
 
 from rpel.cli.report import report
-from rpel.config.spec import Spec, load, load_folder, to_toml
+from rpel.config.spec import Spec, load, load_folder, spec_hash, to_toml
 from rpel.report import chart_groups, collect, group_runs, page
-from rpel.report.certificates import Robustness, command, survival
+from rpel.report.certificates import command
 from rpel.report.collect import Run
 from rpel.report.drawing import values
+from rpel.simulation.certificate import Robustness, survival
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.methods import settle, spec_hash
+from rpel.simulation.methods import settle
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
 PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
+
+DIGESTS = {"sample": "ab" * 32}
 
 
 def put(top: Path, rounds: int = 4, worst: float = 0.5, folder: str | None = None, **fields: Any) -> Path:
     """A run folder as a run leaves it, without the run: round t has accuracy t/10, the worst node half of it."""
     base: dict[str, Any] = {"name": "quickstart", "nodes": 10, "byzantine": 2, "pull": 4, "b_hat": 1, "rule": "median"}
     spec = Spec(**{**base, "rounds": rounds, **fields})
-    here = RunFolder(top / (folder or f"{spec.name}-{hashlib.sha256(to_toml(spec).encode()).hexdigest()[:12]}"))
+    here = RunFolder(top / (folder or f"{spec.name}-{spec_hash(spec, DIGESTS)}"))
     here.write_text("spec.toml", to_toml(spec))
     rows = [_row(t, t % 2 == 0 or t == rounds, spec.seed, worst) for t in range(1, rounds + 1)]
     here.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     proof = {
         "plan": {**PLAN, "pull": spec.pull, "b_hat": spec.b_hat}, "guarantee": "the plan's probability", "held": True,
         "max_observed": 1, "histogram": [20, 12], "violations": [], "violations_total": 0, "seed": spec.seed,
-        "versions": {"rpel": "0.1.0", "code": "cda04cba281a"}, "threads": 1, "data": {"sample": "ab" * 32},
+        "versions": {"rpel": "0.1.0", "code": "cda04cba281a"}, "threads": 1, "data": DIGESTS,
     }  # fmt: skip
     here.write_json("certificate.json", proof)
     return here.path

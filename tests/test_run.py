@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,12 @@ from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects, digest, taken
 from rpel.simulation.metrics import COLUMNS
 from rpel.simulation.result import Result, Results
+from rpel.types import Seal
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 FILES = {
-    "spec.toml", "metrics.jsonl", "certificate.json", "counts.npz", "nodes.npz", "models.safetensors", "accuracy.svg",
-    "checkpoint",
+    "spec.toml", "metrics.jsonl", "certificate.json", "seal.json", "counts.npz", "nodes.npz", "models.safetensors",
+    "accuracy.svg", "checkpoint",
 }  # fmt: skip
 EVALUATED = COLUMNS[1:8]
 
@@ -51,7 +53,8 @@ def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
         assert all((row[key] is None) == (row["round"] % 2 == 1) for key in EVALUATED)
     assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
     proof = json.loads((path / "certificate.json").read_text())
-    promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data"
+    promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data rule"
+    promised += " objects"
     assert set(proof) == set(promised.split())
     assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
     counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")
@@ -238,7 +241,7 @@ def test_a_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(RunFolder, "write_json", write)
     tiny(tmp_path)
-    assert FILES - {"certificate.json"} <= there[0]
+    assert FILES - {"certificate.json", "seal.json"} <= there[0]
     assert "certificate.json" not in there[0]
 
 
@@ -278,6 +281,28 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     for key, field in Spec.model_fields.items():
         if key != "model":
             assert keywords[key].default == field.default, key
+
+
+def test_a_finished_folder_is_sealed_and_an_edited_one_is_said_to_be_edited(
+    finished: Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert finished.path is not None
+    assert finished.seal is Seal.SEALED
+    assert RunFolder(finished.path).edited(whole=True) == (Seal.SEALED, [])
+    for name in sorted(FILES - {"checkpoint", "seal.json"}):
+        path = shutil.copytree(finished.path, tmp_path / name / finished.path.name)
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content + b"\n")
+        seal, changed = RunFolder(path).edited(whole=True)
+        assert (seal, name in changed) == (Seal.EDITED, True)
+    path = shutil.copytree(finished.path, tmp_path / "lr" / finished.path.name)
+    (path / "seal.json").unlink()
+    assert RunFolder(path).edited() == (Seal.NOT_SEALED, [])
+    (path / "spec.toml").write_text((path / "spec.toml").read_text().replace("lr = 0.1", "lr = 0.2"))
+    assert RunFolder(path).edited() == (Seal.EDITED, ["its name"])
+    caplog.clear()
+    Result.load(path)
+    assert "was edited after it was finished: its name" in caplog.text
 
 
 # --- own models, own data, seeds -------------------------------------------------------------------------------------

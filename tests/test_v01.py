@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.config.spec import Spec, load, load_folder
+from rpel.config.spec import Spec, load, load_folder, spec_hash
 from rpel.report.collect import collect
 from rpel.simulation.api import resume
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.methods import settle, spec_hash
+from rpel.simulation.methods import settle
 from rpel.simulation.result import Result
-from rpel.types import Guarantee, Scale
+from rpel.types import Guarantee, Scale, Seal
 from support.paths import ROOT
 
 OLD = ROOT / "tests" / "data" / "v0.1"
@@ -68,6 +68,11 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert rounds == list(range(saved + 1, result.spec.rounds + 1))
     assert result.history.rows()[:saved] == begun[:saved]
     assert np.isfinite(result.models).all()
+
+
+def test_a_folder_without_a_digest_is_not_sealed_and_never_edited() -> None:
+    for kind in ("finished", "overflowed"):
+        assert RunFolder(folder(kind)).edited(whole=True) == (Seal.NOT_SEALED, [])
 
 
 def test_all_are_reported() -> None:

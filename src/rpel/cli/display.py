@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rpel.report.certificates import survival
+from rpel.simulation.certificate import survival
 from rpel.text import human_bytes, percent
 from rpel.types import Guarantee
 

@@ -3,6 +3,8 @@
 Invariants: TOML, command line and Python go through the same checks; nothing here imports torch or numba.
 """
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -98,6 +100,23 @@ class Spec(Training):
         value = None if value is None else str(value)
         parse_seeds(value)
         return value
+
+
+def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
+    """Twelve hexadecimal digits that name this run: its meaning, its data, and the user's own objects if there are any.
+
+    The Spec has nothing left open: it was settled, or comes from a run folder. Equal hashes mean equal results: every
+    field that can change a file of the run is in the hash, with the checksums of the data.
+
+    >>> a, b = Spec(threads=1, out="here"), Spec(threads=2, out="there")
+    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(a.but(seed=1), {})
+    (True, False)
+    """
+    meaning = spec.identity()
+    if isinstance(spec.lr, float):
+        meaning["lr"] = [[spec.rounds, spec.lr]]
+    content = json.dumps([meaning, dict(data), dict(own or {})], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 # --- TOML ------------------------------------------------------------------------------------------------------------

@@ -4,72 +4,18 @@ The sampling: no honest node met more hostile peers in a round than planned for.
 is well only if both hold; plain averaging survives none, however few hostile peers were met.
 """
 
-import math
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from html import escape
 from typing import Any
 
-from rpel import theory
 from rpel.config.spec import OWN, Spec, load, presets
 from rpel.report import drawing
 from rpel.report.collect import Run
+from rpel.simulation.certificate import Robustness, Survival, survival
 from rpel.text import percent, value_text
 
 _LISTED = 20  # violations written out; certificate.json has more
-
-
-# --- the rule --------------------------------------------------------------------------------------------------------
-
-
-class Robustness(StrEnum):
-    """What is known of a rule among m models, f of them hostile."""
-
-    PROVEN = "proven"
-    UNKNOWN = "unknown"
-    NONE = "none"
-
-
-@dataclass(frozen=True)
-class Survival:
-    """Whether a rule survives b_hat hostile models, and the sentence that says so."""
-
-    robustness: Robustness
-    sentence: str
-
-
-_KAPPA: dict[str, Callable[[int, int], float]] = {
-    "trimmed_mean": theory.kappa_trimmed_mean,
-    "median": theory.kappa_median,
-    "krum": theory.kappa_krum,
-}
-_FRAGILE = ("mean", "gossip")
-
-
-def survival(rule: str, pull: int, b_hat: int) -> Survival:
-    """From the rule's name alone, so that no code that a file names is ever imported.
-
-    >>> survival("nnm+trimmed_mean", 15, 6).sentence
-    'nnm+trimmed_mean survives 6 hostile models of 16 (kappa 112.8)'
-    >>> survival("mean", 15, 6).robustness
-    <Robustness.NONE: 'none'>
-    """
-    *before, last = rule.split("+")
-    m = pull + 1
-    if b_hat == 0:
-        return Survival(Robustness.UNKNOWN, f"{rule} has nothing to survive: b_hat is 0")
-    if last in _FRAGILE and not before:
-        return Survival(Robustness.NONE, f"{rule} survives no hostile model: a single one moves it anywhere")
-    if last in _KAPPA and set(before) <= {"nnm"}:
-        kappa = _KAPPA[last](m, b_hat)
-        for _ in before:
-            kappa = theory.kappa_nnm(m, b_hat, kappa)
-        if math.isfinite(kappa):
-            return Survival(Robustness.PROVEN, f"{rule} survives {b_hat} hostile models of {m} (kappa {kappa:.4g})")
-    return Survival(Robustness.UNKNOWN, f"no bound is known here for {rule} with {b_hat} hostile models of {m}")
 
 
 def of_run(run: Run) -> Survival:
@@ -78,8 +24,8 @@ def of_run(run: Run) -> Survival:
 
 
 def well(run: Run) -> bool:
-    """Shown in green: the sampling stayed within a plan that applies, and the rule is not known to be fragile."""
-    return run.proof.held and run.proof.guaranteed and of_run(run).robustness is not Robustness.NONE
+    """Shown in green: as the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
+    return not run.edited and run.proof.held and run.proof.guaranteed and of_run(run).robustness is not Robustness.NONE
 
 
 # --- a run's section -------------------------------------------------------------------------------------------------
@@ -91,6 +37,8 @@ def proof(run: Run, label: str, anchor: str) -> str:
     words = "sampling within the plan" if run.proof.held else "sampling beyond the plan"
     if of_run(run).robustness is Robustness.NONE:
         words += ", rule not robust"
+    if run.edited:
+        words += f", edited after it had finished: {escape(', '.join(run.edited))}"
     parts = [_certificate(run), _command(run), _made_with(run), _data(run)]
     return (
         f'<details class="run" id="{anchor}"><summary><span class="name">{escape(run.folder)}</span> '

@@ -58,6 +58,7 @@ class Run:
     rows       those of metrics.jsonl with accuracy_lowest, the accuracy of the node that ends lowest (None: not known)
     quartiles  of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
     start      the accuracies in round 0, by column; empty if they are not known
+    edited     what was changed after the run had finished: files, or its name
     """
 
     place: str
@@ -66,6 +67,7 @@ class Run:
     proof: Proof
     quartiles: tuple[float, ...] = ()
     start: Mapping[str, float] = field(default_factory=dict)
+    edited: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -199,7 +201,7 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
         checked = tuple(_rows(rows, spec.rounds))
         nodes = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
         known = tuple({**row, "accuracy_lowest": nodes.lowest.get(row["round"])} for row in checked)
-        return Run(place, spec, known, proof, nodes.quartiles, nodes.start)
+        return Run(place, spec, known, proof, nodes.quartiles, nodes.start, tuple(folder.edited()[1]))
     except _DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 

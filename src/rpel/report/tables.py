@@ -7,9 +7,10 @@ from html import escape
 from typing import Any
 
 from rpel.config.spec import Spec
-from rpel.report.certificates import Robustness, of_run, well
+from rpel.report.certificates import of_run, well
 from rpel.report.collect import Run
 from rpel.report.groups import Group
+from rpel.simulation.certificate import Robustness
 from rpel.simulation.result import Table
 from rpel.text import human_bytes, value_text
 

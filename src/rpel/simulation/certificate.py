@@ -1,15 +1,22 @@
-"""The certificate of a run: what it proves about its sampling, and with what it was made."""
+"""The certificate of a run: what it proves about its sampling, what is known of its rule, and with what it was made.
+
+"The sampling stayed within the plan" and "the rule survives that many" are two statements; neither replaces the other.
+"""
 
 import hashlib
 import importlib.metadata
+import math
 import platform
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rpel import theory
 from rpel.types import Guarantee, Integers
 from rpel.version import __version__
 
@@ -27,11 +34,14 @@ def certificate(
     versions: Mapping[str, str],
     threads: int,
     data: Mapping[str, str],
+    rule: str = "mean",
     guarantee: Guarantee = Guarantee.PLAN,
+    objects: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
-    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns.
+    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
+    what was handed over from Python.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
     >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
@@ -47,6 +57,7 @@ def certificate(
         "plan": dict(plan),
         "guarantee": guarantee.value,
         "held": not len(rounds),
+        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("pull", 0)), b_hat))},
         "max_observed": int(counts.max(initial=0)),
         "histogram": np.bincount(counts.ravel()).tolist() if counts.size else [],
         "violations": listed,
@@ -55,6 +66,7 @@ def certificate(
         "versions": dict(versions),
         "threads": threads,
         "data": dict(data),
+        "objects": dict(objects or {}),
     }
 
 
@@ -68,3 +80,53 @@ def versions() -> dict[str, str]:
     packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "numba", "scipy")}
     own = {"rpel": __version__, "code": digest.hexdigest()[:12], "python": platform.python_version()}
     return own | packages
+
+
+# --- the rule --------------------------------------------------------------------------------------------------------
+
+
+class Robustness(StrEnum):
+    """What is known of a rule among m models, f of them hostile."""
+
+    PROVEN = "proven"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Survival:
+    """Whether a rule survives b_hat hostile models, and the sentence that says so."""
+
+    robustness: Robustness
+    sentence: str
+
+
+_KAPPA: dict[str, Callable[[int, int], float]] = {
+    "trimmed_mean": theory.kappa_trimmed_mean,
+    "median": theory.kappa_median,
+    "krum": theory.kappa_krum,
+}
+_FRAGILE = ("mean", "gossip")
+
+
+def survival(rule: str, pull: int, b_hat: int) -> Survival:
+    """From the rule's name alone, so that no code that a file names is ever imported.
+
+    >>> survival("nnm+trimmed_mean", 15, 6).sentence
+    'nnm+trimmed_mean survives 6 hostile models of 16 (kappa 112.8)'
+    >>> survival("mean", 15, 6).robustness
+    <Robustness.NONE: 'none'>
+    """
+    *before, last = rule.split("+")
+    m = pull + 1
+    if b_hat == 0:
+        return Survival(Robustness.UNKNOWN, f"{rule} has nothing to survive: b_hat is 0")
+    if last in _FRAGILE and not before:
+        return Survival(Robustness.NONE, f"{rule} survives no hostile model: a single one moves it anywhere")
+    if last in _KAPPA and set(before) <= {"nnm"}:
+        kappa = _KAPPA[last](m, b_hat)
+        for _ in before:
+            kappa = theory.kappa_nnm(m, b_hat, kappa)
+        if math.isfinite(kappa):
+            return Survival(Robustness.PROVEN, f"{rule} survives {b_hat} hostile models of {m} (kappa {kappa:.4g})")
+    return Survival(Robustness.UNKNOWN, f"no bound is known here for {rule} with {b_hat} hostile models of {m}")

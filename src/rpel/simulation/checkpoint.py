@@ -1,11 +1,13 @@
 """The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
 
 Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl,
-which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard;
-certificate.json comes last, so a folder that has one is finished; one process at a time writes a folder.
+which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; seal.json has
+a digest of every other file; certificate.json comes last, so a folder that has one is finished; one process at a time
+writes a folder.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -17,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.config.spec import OWN, load_folder, spec_hash
 from rpel.files import atomic, locked
 from rpel.simulation.metrics import EVENTS, Events, Journal, Row, lines, read_rows, remove_events
-from rpel.types import Guarantee
+from rpel.types import Guarantee, Seal
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -98,6 +101,43 @@ class RunFolder:
         found["guarantee"] = Guarantee(found.get("guarantee", "plan")).value  # version 0.1 wrote sentences
         return found
 
+    # --- the seal ---
+
+    def certify(self, certificate: Mapping[str, Any]) -> None:
+        """Finish the folder: seal.json with a digest of every file, also of the certificate, then certificate.json."""
+        text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
+        digests = {path.name: _sha256(path) for path in sorted(self.path.iterdir()) if _is_result(path)}
+        digests["certificate.json"] = hashlib.sha256(text.encode()).hexdigest()
+        self.write_json("seal.json", digests)
+        self.write_text("certificate.json", text)
+
+    def edited(self, whole: bool = False) -> tuple[Seal, list[str]]:
+        """Whether the finished folder is as the run left it, and what is not: files, or its name.
+
+        The models, which can be most of what there is, are read only with ``whole``.
+        """
+        changed = [] if self._named_by_hash() else ["its name"]
+        try:
+            digests: dict[str, str] = json.loads((self.path / "seal.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return Seal.EDITED if changed else Seal.NOT_SEALED, changed
+        for name, digest in digests.items():
+            path = self.path / name
+            skipped = path.suffix == ".safetensors" and not whole and path.is_file()
+            if not skipped and (not path.is_file() or _sha256(path) != digest):
+                changed.append(name)
+        return Seal.EDITED if changed else Seal.SEALED, changed
+
+    def _named_by_hash(self) -> bool:
+        """Whether the hash in the folder's name, if it has one, is that of its spec.toml and its certificate's data."""
+        found, named = self.certificate(), re.search(r"-([0-9a-f]{12})$", self.path.resolve().name)
+        if found is None or named is None:
+            return True
+        spec, objects = load_folder(self.path), found.get("objects")
+        if objects is None and OWN in (spec.dataset, spec.model):
+            return True  # version 0.1 did not keep the digests of what was handed over
+        return spec_hash(spec, found["data"], objects) == named[1]
+
     # --- metrics.jsonl ---
 
     def metrics(self) -> list[Row]:
@@ -154,3 +194,12 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         for path in (self.path / "checkpoint").glob("*"):
             path.unlink()
+
+
+def _is_result(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".") and path.name != "seal.json"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,6 @@
-"""Every method is one topology and one rule; nothing else in the round changes. And a Spec settled for its method.
+"""Every method is one topology and one rule; nothing else in the round changes. And a Spec settled for its method."""
 
-Invariant: equal hashes mean equal results. Every field that can change a file of the run is in the hash, planned values
-as planned, with the checksums of the data.
-"""
-
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,20 +109,6 @@ def settle(spec: Spec) -> Settled:
         _check_rule(rule, plan)
     planned = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": rule, "attack": attack.name, "plan": plan}
     return Settled(**{**spec.model_dump(exclude_unset=True), **planned})
-
-
-def spec_hash(spec: Settled, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
-    """Twelve hexadecimal digits that name this run: its meaning, its data, and the user's own objects if there are any.
-
-    >>> a, b = settle(Spec(threads=1, out="here")), settle(Spec(threads=2, out="there"))
-    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(settle(a.but(seed=1)), {})
-    (True, False)
-    """
-    meaning = spec.identity()
-    if isinstance(spec.lr, float):
-        meaning["lr"] = [[spec.rounds, spec.lr]]
-    content = json.dumps([meaning, dict(data), dict(own or {})], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def _plan(spec: Spec, method: Method) -> planning.Plan:

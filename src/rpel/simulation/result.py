@@ -4,6 +4,7 @@ import csv
 import functools
 import html
 import io
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from rpel import plots
 from rpel.config.spec import Spec, load_folder
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.metrics import number
+from rpel.types import Seal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
+log = logging.getLogger("rpel")
 _OVER_SEEDS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 _OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max", "degraded")
@@ -78,6 +81,11 @@ class Result:
         """Time spent in rounds and evaluations."""
         return float(sum(self.history["seconds"]))
 
+    @cached_property
+    def seal(self) -> Seal:
+        """Whether the run folder is as the run left it."""
+        return Seal.NOT_SEALED if self.path is None else RunFolder(self.path).edited()[0]
+
     def lowest(self) -> Floats:
         """(e,) the trajectory of the node that ends lowest, which is what the paper plots as the worst."""
         accuracy: Floats = self.nodes["accuracy"]
@@ -112,6 +120,9 @@ class Result:
         certificate = folder.certificate()
         if certificate is None:
             raise ValueError(f"{path} is not finished: rpel resume {path}")
+        seal, changed = folder.edited()
+        if seal is Seal.EDITED:
+            log.warning("%s was edited after it was finished: %s", path, ", ".join(changed))
         nodes = folder.read_arrays("nodes.npz")
         return Result(load_folder(folder.path), Table(folder.metrics()), certificate, nodes, folder.path, reused)
 

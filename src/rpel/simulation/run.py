@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from rpel import plots
-from rpel.config.spec import Spec, load_folder, to_toml
+from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.config.values import parse_seeds
 from rpel.data import balanced_subset
 from rpel.kernels.pool import set_threads, threads
@@ -30,7 +30,7 @@ from rpel.simulation.certificate import certificate, versions
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
-from rpel.simulation.methods import METHODS, Settled, settle, spec_hash
+from rpel.simulation.methods import METHODS, Settled, settle
 from rpel.simulation.metrics import Journal, Metrics, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
 from rpel.simulation.simulator import Simulation
@@ -287,7 +287,9 @@ class Run:
             versions=versions(),
             threads=threads(),
             data=self.inputs.dataset.checksums,
+            rule=self.spec.rule,
             guarantee=METHODS[self.spec.method].guarantee,
+            objects=self.inputs.digests,
         )
         models, nodes = np.ascontiguousarray(self.simulation.models(), np.float32), self.metrics.nodes()
         result = Result(self.spec.but(), Table(self.metrics.rows), proof, nodes, self.path, kept=models)
@@ -309,5 +311,5 @@ class Run:
             ids = np.stack([self.simulation.roster.honest_ids(t) for t in range(1, self.spec.rounds + 1)])
         folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": ids})
         plots.save(result.plot(), folder.path / "accuracy.svg")
-        folder.write_json("certificate.json", result.certificate)
+        folder.certify(result.certificate)
         folder.finish()

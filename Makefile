@@ -32,7 +32,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_tests.py
 
 unit: $(VENV)/.installed-dev

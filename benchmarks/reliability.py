@@ -1,4 +1,4 @@
-"""What faults cost a network of real processes, measured: n = 12, b = 2, s = 8, b_hat = 2, real TLS on this machine.
+"""What faults cost a network of real processes, measured: n = 12, b = 2, s = 9, b_hat = 2, real TLS on this machine.
 
 Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange]` (all of them if none is named). It
 prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep their time is asserted under
@@ -272,7 +272,9 @@ def spans(net: ProcessNetwork) -> list[float]:
     found = []
     for t in {line["round"] for line in net.members[1].lines}:
         times = [deed for m in net.members[1:] for deed in m.process.deeds if deed["round"] == t]
-        whole = all(line["received"] == 8 for m in net.members[1:] for line in m.lines if line["round"] == t)
+        whole = all(
+            line["received"] == net.membership.pull for m in net.members[1:] for line in m.lines if line["round"] == t
+        )
         if whole and len(times) == len(net.members) - 1:
             found.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
     return found

@@ -1,4 +1,4 @@
-"""Real processes that stop or lose each other, each in a network namespace: n = 12, b = 2, s = 8, b_hat = 2.
+"""Real processes that stop or lose each other, each in a network namespace: n = 12, b = 2, s = 9, b_hat = 2.
 
 As in test_real_processes.py nothing asserts a time. After every fault all aggregate again, by themselves.
 """

@@ -1,4 +1,4 @@
-"""What a network of real processes survives whatever the timing: n = 12, b = 2, s = 8, b_hat = 2, real TLS on loopback.
+"""What a network of real processes survives whatever the timing: n = 12, b = 2, s = 9, b_hat = 2, real TLS on loopback.
 
 Nothing here asserts a time. How long things take is measured by benchmarks/reliability.py; that rounds keep their time
 is asserted under the virtual clock (test_protocol.py).

@@ -53,7 +53,7 @@ def _warm() -> None:
     from rpel.peer.node import make_ready
 
     for dtype in (np.float32, np.float64):
-        make_ready(rpel.rule("nnm+trimmed_mean", f=2), pull=8, d=64, dtype=dtype)
+        make_ready(rpel.rule("nnm+trimmed_mean", f=2), pull=9, d=64, dtype=dtype)
 
 
 def _serve(alive: set[int], link: socket.socket, ours: tuple[int, int]) -> bool:

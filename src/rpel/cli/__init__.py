@@ -13,6 +13,7 @@ import rpel
 from rpel.cli import network, peer
 from rpel.cli.arena import arena
 from rpel.cli.graph import graph
+from rpel.cli.machine import bench, doctor, imports
 from rpel.cli.names import list_names
 from rpel.cli.options import NamesInHelp
 from rpel.cli.plan import plan
@@ -38,11 +39,12 @@ app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
 app.command(name="list")(list_names)
-for command in (resume, show, ls, compare, graph, sweep, reproduce, report, peer.red_team, watch):
+for command in (doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report, peer.red_team, watch):
     app.command()(command)
 network.app.command()(demo)
 for group in (network, peer):
     app.add_typer(group.app)
+app.add_typer(imports)
 
 
 def _version(wanted: bool) -> None:

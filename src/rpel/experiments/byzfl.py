@@ -1,0 +1,241 @@
+"""A ByzFL benchmark's config.json as a sweep file of ours, with what has no counterpart said.
+
+ByzFL trains with a server that aggregates everybody's gradients; the nearest here is ``all-to-all``, where every node
+aggregates everybody's models. Its lists become the grid; names and parameters are translated, f is left to the plan
+(b_hat = b when everybody is heard). Keys of versions 0.0.8 to 0.0.11 are understood.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from rpel.errors import nearest
+
+RULES = {
+    "Average": "mean", "Median": "median", "TrMean": "trimmed_mean", "GeometricMedian": "geometric_median",
+    "Krum": "krum", "MultiKrum": "multi_krum", "CenteredClipping": "centered_clipping", "MDA": "mda", "MoNNA": "monna",
+    "Meamed": "meamed", "SMEA": "smea", "CAF": "caf",
+}  # fmt: skip
+MIXERS = {"NNM": "nnm", "Bucketing": "bucketing", "Clipping": "clipping", "ARC": "arc"}
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "NoAttack": ("none", {}),
+    "SignFlipping": ("sign_flipping", {}),
+    "InnerProductManipulation": ("inner_product_manipulation", {}),
+    "FallOfEmpires": ("foe", {}),
+    "ALittleIsEnough": ("alie", {}),
+    "Optimal_InnerProductManipulation": ("strongest", {"of": "inner_product_manipulation"}),
+    "Optimal_ALittleIsEnough": ("strongest", {"of": "alie"}),
+    "Mimic": ("mimic", {}),
+    "Inf": ("inf", {}),
+    "Gaussian": ("gaussian", {}),
+    "LabelFlipping": ("label_flip", {}),
+}
+_DATASETS = {"mnist": "mnist", "fashion_mnist": "fashion-mnist", "fashionmnist": "fashion-mnist", "cifar10": "cifar10"}
+_MODELS = {"cnn_mnist": "mnist", "fc_mnist": "mlp", "logreg_mnist": "linear", "cnn_cifar": "cifar10"}
+_UNUSED = {
+    "size_train_set": "all training examples are used, and the test set is only for evaluation",
+    "nb_data_distribution_seeds": "the seed of a run also deals out its data",
+    "learning_rate_decay": 'write a schedule such as lr = "500:0.1,800:0.01"',
+    "batch_norm_momentum": "the networks here have no such switch",
+    "store_models": "the final models are always kept",
+    "store_per_client_metrics": "nodes.npz always holds every node's accuracy",
+}
+_SAID_ALWAYS = (
+    'nodes exchange models, not gradients, and there is no server: all-to-all is the nearest; method = "rpel" and '
+    "pull = … would pull s peers instead"
+)
+
+
+@dataclass
+class Imported:
+    """The content of a sweep file, and sentences on what was left out or changed."""
+
+    base: dict[str, Any]
+    grid: dict[str, list[Any]]
+    cells: list[dict[str, Any]]
+    remarks: list[str] = field(default_factory=list)
+
+    def to_toml(self) -> str:
+        """A file that ``rpel sweep`` takes; the remarks stand in front of it."""
+        said = "".join(f"# {line}\n" for line in ["From a ByzFL configuration.", *self.remarks])
+        content: dict[str, Any] = dict(self.base)
+        if self.grid:
+            content["grid"] = self.grid
+        if self.cells:
+            content["cells"] = self.cells
+        return said + tomli_w.dumps(content)
+
+
+def read(path: str | Path) -> Imported:
+    """The sweep that a config.json means."""
+    try:
+        content = json.loads(Path(path).read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {str(path)!r}: give ByzFL's config.json") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict) or "benchmark_config" not in content:
+        raise ValueError(f'{path} is no ByzFL configuration: it has no "benchmark_config"')
+    return convert(content)
+
+
+def convert(content: Mapping[str, Any]) -> Imported:
+    """The same from parsed JSON.
+
+    >>> config = {"benchmark_config": {"nb_honest_clients": 8, "f": [1, 2], "nb_steps": 50},
+    ...           "aggregator": {"name": "TrMean"}, "pre_aggregators": [{"name": "NNM"}], "attack": {"name": "Inf"}}
+    >>> found = convert(config)
+    >>> found.base["rule"], found.base["attack"], found.cells
+    ('nnm+trimmed_mean', 'inf', [{'byzantine': 1, 'nodes': 9}, {'byzantine': 2, 'nodes': 10}])
+    """
+    bench, model = content["benchmark_config"], content.get("model", {})
+    server = content.get("server", {})
+    clients = content.get("honest_clients", content.get("honest_nodes", {}))
+    found = Imported({"method": "all-to-all"}, {}, [], [_SAID_ALWAYS])
+    _setting(found, model, bench.get("data_distribution", []))
+    _put(found, "rounds", server.get("nb_steps", bench.get("nb_steps")))
+    _put(found, "lr", server.get("learning_rate", model.get("learning_rate")))
+    _put(found, "momentum", clients.get("momentum"))
+    _put(found, "weight_decay", clients.get("weight_decay"))
+    _put(found, "batch_size", clients.get("batch_size"))
+    _put(found, "eval_every", content.get("evaluation_and_results", {}).get("evaluation_delta"))
+    _seeds(found, bench)
+    _algorithm(found, bench.get("training_algorithm", {}))
+    _put(found, "rule", _rules(found, content))
+    _attacks(found, _listed(content.get("attack", {"name": "NoAttack"})))
+    _sizes(found, bench)
+    _left_out(found, (bench, model, server, clients, content.get("evaluation_and_results", {})))
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _put(found: Imported, key: str, value: Any) -> None:
+    """A value into the base, several into the grid."""
+    values = [] if value is None else _listed(value)
+    if len(values) == 1:
+        found.base[key] = values[0]
+    elif values:
+        found.grid[key] = values
+
+
+def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name not in known:
+        raise ValueError(f"{what} {name!r} has no counterpart here; {nearest(name, known)}")
+    return known[name]
+
+
+def _setting(found: Imported, model: Mapping[str, Any], distributions: Any) -> None:
+    if "dataset_name" in model:
+        _put(found, "dataset", [_named("dataset_name", name, _DATASETS) for name in _listed(model["dataset_name"])])
+    names = [name for name in _listed(model.get("name", [])) if name]
+    if names:
+        known = [_MODELS.get(name) for name in names]
+        if None in known:
+            found.remarks.append(f"model {names[known.index(None)]!r} has no counterpart: the paper's network is taken")
+        _put(found, "model", list(dict.fromkeys(name for name in known if name)))
+    alphas: list[Any] = []
+    for one in _listed(distributions):
+        kind, parameter = one.get("name"), one.get("distribution_parameter")
+        if kind == "iid":
+            found.base["partition"] = "iid"
+        elif kind == "dirichlet_niid":
+            found.base["partition"] = "dirichlet"
+            alphas += _listed(parameter)
+        else:
+            found.remarks.append(f"data_distribution {kind!r} has no counterpart: partition dirichlet with alpha is")
+    _put(found, "alpha", alphas or None)
+
+
+def _seeds(found: Imported, bench: Mapping[str, Any]) -> None:
+    first, many = int(bench.get("training_seed", 0)), int(bench.get("nb_training_seeds", 1))
+    if many > 1:
+        found.base["seeds"] = f"{first}-{first + many - 1}"
+    else:
+        found.base["seed"] = first
+
+
+def _algorithm(found: Imported, algorithms: Any) -> None:
+    for one in _listed(algorithms):
+        name, parameters = one.get("name", "DSGD"), one.get("parameters", {})
+        if name == "FedAvg":
+            _put(found, "local_steps", parameters.get("local_steps_per_client"))
+            if parameters.get("proportion_selected_clients", 1.0) != 1.0:
+                found.remarks.append("proportion_selected_clients has no counterpart: rpel pulls s of all instead")
+        elif name != "DSGD":
+            found.remarks.append(f"training_algorithm {name!r} has no counterpart: every round is one local step")
+
+
+def _rules(found: Imported, content: Mapping[str, Any]) -> list[str]:
+    chains = content.get("pre_aggregators", [])
+    chains = chains if chains and isinstance(chains[0], list) else [chains]
+    rules = []
+    for before, last in product(chains, _listed(content.get("aggregator", {"name": "Average"}))):
+        names = [_named("pre_aggregator", one["name"], MIXERS) for one in before]
+        rules.append("+".join([*names, _named("aggregator", last["name"], RULES)]))
+        for one in [*before, last]:
+            if one.get("parameters"):
+                found.remarks.append(f"parameters of {one['name']} ({_words(one['parameters'])}): ours are taken")
+    found.remarks[:] = list(dict.fromkeys(found.remarks))
+    return rules
+
+
+def _words(table: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in table.items())
+
+
+def _attacks(found: Imported, attacks: list[Mapping[str, Any]]) -> None:
+    """Attacks with parameters cannot share a grid with those without: they become combinations of their own."""
+    pairs = []
+    for one in attacks:
+        name, fixed = _named("attack", one["name"], ATTACKS)
+        pairs.append((name, fixed or _parameters(found, one)))
+    if len(pairs) == 1:
+        found.base["attack"], params = pairs[0]
+        if params:
+            found.base["attack_params"] = params
+    elif not any(params for _, params in pairs):
+        found.grid["attack"] = [name for name, _ in pairs]
+    else:
+        found.cells = [{"attack": name, **({"attack_params": params} if params else {})} for name, params in pairs]
+
+
+def _parameters(found: Imported, one: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in one.get("parameters", {}).items():
+        if key in ("tau", "epsilon", "mu", "sigma") and isinstance(value, int | float):
+            kept[key] = value
+        else:
+            found.remarks.append(f"parameter {key} of {one['name']} is left out")
+    return kept
+
+
+def _sizes(found: Imported, bench: Mapping[str, Any]) -> None:
+    """n = honest + f for each f, which no grid can say: combinations of all that varies, one by one."""
+    hostile = _listed(bench.get("f", bench.get("nb_byz", 0)))
+    honest = _listed(bench.get("nb_honest_clients", bench.get("nb_workers", 10)))
+    whole = "nb_honest_clients" not in bench and "nb_workers" in bench
+    whole = bool(bench.get("set_honest_clients_as_clients", whole))
+    sizes = [{"byzantine": b, "nodes": h if whole else h + b} for h, b in product(honest, hostile)]
+    if len(sizes) == 1:
+        found.base |= sizes.pop()
+    if sizes or found.cells:
+        swept = [dict(zip(found.grid, values, strict=True)) for values in product(*found.grid.values())]
+        found.cells = [
+            {**one, **cell, **size} for one in swept for cell in found.cells or [{}] for size in sizes or [{}]
+        ]
+        found.grid = {}
+
+
+def _left_out(found: Imported, tables: tuple[Mapping[str, Any], ...]) -> None:
+    for table in tables:
+        for key, why in _UNUSED.items():
+            if key in table and (table[key] is True or table[key] not in (None, False, 1.0)):
+                found.remarks.append(f"{key} is left out: {why}")

@@ -20,7 +20,8 @@ import tomli_w
 from rpel import certificates, cli, models
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
-from rpel.operations.found import Founded, new, parse_epoch, parse_hyperparameters
+from rpel.config.values import parse_pairs
+from rpel.operations.found import Founded, new, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
 
@@ -112,7 +113,7 @@ def test_two_networks_never_have_the_same_name_by_chance(tmp_path: Path) -> None
 
 
 def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path: Path) -> None:
-    given = parse_hyperparameters(["lr=.1,batch_size=10", '{"model": "mlp"}'])
+    given = parse_pairs(["lr=.1,batch_size=10", '{"model": "mlp"}'], "hyperparameters", "lr=0.1")
     result = found(tmp_path, hyperparameters=given)
     table = Membership.load(tmp_path / "members.toml", draft=True).hyperparameters
     assert (table["lr"], table["batch_size"], table["model"], table["momentum"]) == (0.1, 10, "mlp", 0.9)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from rpel import attack, cli, rule
+from rpel.config.values import parse_pairs
 from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
-from rpel.operations.redteam.drill import drill, parse_parameters
+from rpel.operations.redteam.drill import drill
 from rpel.peer.node import Node, make_ready
 from rpel.peer.server import HttpsTransport
 from rpel.types import Models
@@ -234,4 +235,4 @@ def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(name: str, given: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        drill(name, parse_parameters(given))
+        drill(name, parse_pairs(given, "parameter", "z=1.5"))

@@ -89,8 +89,9 @@ def new(
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
     """
     from rpel.config.membership import Founding
+    from rpel.config.values import parse_pairs
     from rpel.operations.found import new as write_network
-    from rpel.operations.found import notes, parse_epoch, parse_hyperparameters
+    from rpel.operations.found import notes, parse_epoch
 
     founding = Founding(
         run=run or "",
@@ -104,7 +105,7 @@ def new(
         no_shows=no_shows,
         rule=rule,
         local_steps=local_steps,
-        hyperparameters=parse_hyperparameters(hyperparameters or []),
+        hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
     )
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):

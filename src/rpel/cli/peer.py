@@ -228,14 +228,14 @@ def red_team(
     Example: rpel red-team --config peer.toml --attack alie --param z=1.5 --allies clinic-4,clinic-7
     """
     from rpel.config.peer import Config
+    from rpel.config.values import parse_pairs
     from rpel.operations.redteam import RedTeam
-    from rpel.operations.redteam.drill import parse_parameters
 
     def tell(deed: "Deed") -> None:
         print(json.dumps(deed.to_dict()) if as_json else deed.sentence(), flush=True)
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
-    hostile = RedTeam(Config.load(config), attack, parse_parameters(param or []), others, tell)
+    hostile = RedTeam(Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell)
     m = hostile.standing.membership
     print(
         f"rpel: red team: {hostile.standing.names[hostile.standing.me]!r} turns hostile in the network {m.run!r} "

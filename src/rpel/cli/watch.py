@@ -145,13 +145,20 @@ def demo(
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack foe
     """
+    from rpel.config.values import parse_pairs
     from rpel.operations.demo import Demonstration
     from rpel.operations.demo import demo as run_demo
-    from rpel.operations.redteam.drill import parse_parameters
     from rpel.processes import ChildError
 
     setting = Demonstration(
-        peers, byzantine, rounds, attack, parse_parameters(param or []), no_shows, _period(period), seed
+        peers,
+        byzantine,
+        rounds,
+        attack,
+        parse_pairs(param or [], "parameter", "z=1.5"),
+        no_shows,
+        _period(period),
+        seed,
     )
     late = setting.founding().late
     if no_shows is None and late < 2:

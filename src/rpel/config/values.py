@@ -4,7 +4,7 @@ What cannot be read raises a short ValueError; the Spec turns it into a sentence
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -53,9 +53,27 @@ def parameters(value: Any) -> Any:
     return {key.strip(): _scalar(text.strip()) for key, _, text in pairs}
 
 
+def parse_pairs(texts: Iterable[str], what: str, example: str) -> dict[str, Any]:
+    """Texts key=value (several with commas between, or JSON) as one table; what is wrong is one sentence.
+
+    >>> parse_pairs(["lr=.1,model=mlp", '{"widths": [3, 4]}'], "hyperparameters", "lr=0.1")
+    {'lr': 0.1, 'model': 'mlp', 'widths': [3, 4]}
+    """
+    table: dict[str, Any] = {}
+    for text in texts:
+        try:
+            found = dict(parameters(text))
+        except (ValueError, TypeError):
+            found = {}
+        if not found or any(not key or value == "" for key, value in found.items()):
+            raise ValueError(f"{what} {text!r} is not valid: write key=value, such as {example}, or JSON")
+        table |= found
+    return table
+
+
 def _scalar(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(f"0{text}" if text.startswith(".") else text)  # .5 is a number for people
     except ValueError:
         return text
 

@@ -1,10 +1,9 @@
 """Founding a network: a stall-proof plan, the common initial model, and a members.toml that waits for its members."""
 
 import hashlib
-import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,38 +157,3 @@ def _moment(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError("no time zone")
     return moment.timestamp()
-
-
-def parse_hyperparameters(texts: Iterable[str]) -> dict[str, Any]:
-    """Pairs key=value, several with commas between, or JSON; what looks like a number or JSON is read as such.
-
-    >>> parse_hyperparameters(["lr=.1,model=mlp", '{"widths": [3, 4]}'])
-    {'lr': 0.1, 'model': 'mlp', 'widths': [3, 4]}
-    """
-    table: dict[str, Any] = {}
-    for text in texts:
-        if text.lstrip().startswith("{"):
-            table |= _json(text)
-            continue
-        for part in text.split(","):
-            key, equals, value = (piece.strip() for piece in part.partition("="))
-            if not (key and equals and value):
-                raise ValueError(f"hyperparameters {text!r} is not valid: write key=value, such as lr=0.1,momentum=0.9")
-            table[key] = _scalar(value)
-    return table
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
-        raise ValueError(f'hyperparameters {text!r} is not valid JSON, such as {{"lr": 0.1}}') from None
-
-
-def _scalar(text: str) -> Any:
-    for read in (json.loads, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return text

@@ -5,8 +5,7 @@ stand for the victim's honest peers, less its own. A new misbehaviour is one fun
 """
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -118,7 +117,7 @@ MISBEHAVIOURS: dict[str, Delivery] = {
     "garbage": garbage,
     "flood": plainly,
 }
-"""Bad manners by name; what they deliver, where it is a model at all, is an average honest one."""
+"""Misbehaviour by name; what it delivers, where it is a model at all, is an average honest one."""
 
 _BOUNDS: dict[tuple[str, str], tuple[float, float]] = {
     ("slow", "rate"): (0.01, 1e9),
@@ -173,24 +172,6 @@ def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
             )
         raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
     return attack(name, **parameters)
-
-
-def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
-    """Pairs key=value as keywords of an attack: numbers as numbers, the rest as text.
-
-    >>> parse_parameters(["z=max", "epsilon=2"])
-    {'z': 'max', 'epsilon': 2}
-    """
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = (piece.strip() for piece in text.partition("="))
-        if not (key and equals and value):
-            raise ValueError(f"parameter {text!r} is not valid: write key=value, such as z=1.5")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
-    return found
 
 
 # --- forging ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The rounds of a hostile member: pull what the honest ones publish, forge, answer each victim before the deadline.
 
 Invariants: it holds a key of the membership and keeps the limits that members have (one body of each a round), so that
-a drill shows what a traitor inside could do and not what a broken network does; it trains nothing and writes nothing.
+a drill shows what a hostile member could do and not what a broken network does; it trains nothing and writes nothing.
 """
 
 import asyncio

@@ -380,7 +380,10 @@ def test_wrong_arguments_are_refused(module: Any) -> None:
 
 
 PROBE = """
-import sys, numpy as np
+import logging, sys, numpy as np
+said = []
+logging.getLogger("rpel").setLevel(logging.INFO)
+logging.getLogger("rpel").addHandler(type("Kept", (logging.Handler,), {"emit": lambda self, x: said.append(x)})())
 import rpel.kernels.compiled as kernels
 from numba.core import event
 with event.install_recorder("numba:compile") as compiling:
@@ -390,6 +393,7 @@ with event.install_recorder("numba:compile") as compiling:
         result = kernels.combine(table, np.arange(9)[None], np.ones((1, 9)))
         assert (result == table.sum(axis=0)).all() and result.dtype == dtype
 ours = [e for _, e in compiling.buffer if e.is_start and e.data["dispatcher"].py_func.__module__.startswith("rpel")]
+assert [record.getMessage()[:17] for record in said] == ["compiling kernels"] * bool(ours), said
 print(len(ours))
 """
 
@@ -433,6 +437,22 @@ def test_processes_that_compile_at_the_same_time_compile_everything_once_and_rig
     alone = compilations(start_probe(tmp_path / "alone", "float32", "float64"))
     assert sum(compilations(process) for process in together) == alone
     assert compilations(start_probe(tmp_path / "together", "float32", "float64")) == 0
+
+
+WORK = """
+import numpy as np, rpel
+from rpel.kernels.cache import folder
+table, index = np.zeros((5000, 1000), np.float32), np.arange(5000)[:, None] % [[1000, 900, 800, 700, 600]]
+for _ in range(2):
+    rpel.rule("trimmed_mean", f=1).aggregate(table, index)  # 2.5e7 values a call
+    print([path.name for path in folder().glob("*.ready")])
+"""
+
+
+def test_many_small_calls_are_worth_a_kernel_of_their_own_as_one_large_call_is(tmp_path: Path) -> None:
+    environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
+    run = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32.ready']"]
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

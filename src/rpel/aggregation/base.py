@@ -142,6 +142,14 @@ class Rule(ABC):
         """Bytes that :meth:`run` needs for each victim beside its result: m × m distances."""
         return 8 * m * m
 
+    def prepare(self, m: int, d: int, dtype: Any, victims: int) -> None:
+        """Have the machine code ready that m vectors of d entries, for so many victims in all rounds, are worth.
+
+        >>> from rpel import rule
+        >>> rule("nnm+median", f=1).prepare(m=5, d=10, dtype=np.float32, victims=100)
+        """
+        return  # most rules need nothing beforehand
+
     def kappa(self, m: int) -> float | None:
         """The robustness coefficient for m vectors, or None where none is known."""
         return None if self.known_kappa is None or self.f is None else self.known_kappa(m, self.f)

@@ -8,6 +8,7 @@ import numpy as np
 from rpel import theory
 from rpel.aggregation.base import Array, Group, Rule
 from rpel.aggregation.linear import krum_scores
+from rpel.kernels import compiled
 from rpel.types import Floats, Integers
 
 
@@ -22,6 +23,10 @@ class Coordinatewise(Rule):
 
     def scratch(self, m: int) -> int:
         return 0
+
+    def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
+        if m >= self.least(self.f or 0):
+            compiled.prepare(m, self.f or 0, self.operation, mixed, dtype, float(victims) * m * d)
 
 
 def trimmed_mean(f: int) -> Rule:

@@ -174,6 +174,10 @@ class Mixed(Rule):
     def scratch(self, m: int) -> int:
         return 0 if self.mixer.nearest and isinstance(self.rule, Coordinatewise) else super().scratch(m)
 
+    def prepare(self, m: int, d: int, dtype: Any, victims: int) -> None:
+        if isinstance(self.rule, Coordinatewise):
+            self.rule.prepare(self.mixer.rows(m), d, dtype, victims, mixed=self.mixer.nearest is not None)
+
     def kappa(self, m: int) -> float | None:
         inner = self.rule.kappa(m)
         if self.mixer.mixed_kappa is None or inner is None or self.mixer.f is None:

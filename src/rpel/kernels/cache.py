@@ -19,6 +19,7 @@ directory.
 
 import atexit
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -114,6 +115,12 @@ def _compiling() -> Iterator[None]:
             _depth -= 1
 
 
+@cache
+def announce() -> None:
+    """Say, the first time, why the caller has to wait."""
+    logging.getLogger("rpel").info("compiling kernels, once for this version: up to half a minute")
+
+
 def compiled(function: F) -> F:
     """numba's njit without the GIL, IEEE arithmetic as written, no bounds checks, stored on disk.
 
@@ -123,12 +130,15 @@ def compiled(function: F) -> F:
     source = Path(function.__code__.co_filename).resolve()
     if not source.is_file():  # what was typed at a prompt has no source to be known by
         return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
-    function.__code__ = function.__code__.replace(co_filename=str(_copy(source)))
+    place = _copy(source)
+    function.__code__ = function.__code__.replace(co_filename=str(place))
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", cache=True)(function)
-    compile_ = dispatcher.compile
+    compile_, name = dispatcher.compile, function.__qualname__.replace("<", "").replace(">", "")
 
     def compile_alone(signature: Any) -> Any:
         with _compiling():
+            if not any(place.parent.rglob(f"{place.stem}.{name}-*.nbi")):
+                announce()
             return compile_(signature)
 
     dispatcher.compile = compile_alone

@@ -153,14 +153,17 @@ def moments(
     return sums.moments(table, _int64(index), means, deviations, result_array(table, h, out))
 
 
-def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any) -> None:
+def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE) -> None:
     """Have the kernels for m rows and this operation ready: loaded from disk or compiled now (a few seconds at most).
 
-    With `mixed` the distances and neighbours before it too.
+    With `mixed` the distances and neighbours before it too. For few `values` (victims · m · d, in all rounds) nothing
+    happens: the kernels for any m will do.
 
     >>> prepare(3, 1, "trimmed_mean", mixed=True, dtype=np.float32)
     """
     check_operation(operation, m, f)
+    if values < coordinates.LARGE:
+        return
     coordinates.prepare(m, f, operation, dtype)
     if mixed:
         distances.prepare(dtype)

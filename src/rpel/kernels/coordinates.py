@@ -12,7 +12,6 @@ values of one victim, `STRIDE` columns of them, stay in the first. float32 table
 (weights in float64).
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from rpel.kernels import distances, pool
 from rpel.kernels.arguments import OPERATIONS, Operation
-from rpel.kernels.cache import compiled, folder
+from rpel.kernels.cache import announce, compiled, folder
 from rpel.kernels.sorting import network, operate
 from rpel.kernels.vectors import BLOCK, add_rows, weigh_rows
 from rpel.types import Floats, Integers
@@ -39,7 +38,6 @@ _ROWS, _SUMS, _WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k row
 
 Int32 = NDArray[np.int32]
 Kernel = Callable[..., None]
-log = logging.getLogger("rpel")
 
 
 @compiled
@@ -228,7 +226,7 @@ def prepare(m: int, f: int, operation: Operation, dtype: Any) -> None:
     key = (m, f, operation, np.dtype(dtype).name)
     special = m <= _LONGEST
     if special and not _mark(*key).exists():
-        log.info("compiling kernels for %d models a node, once", m)
+        announce()
     table, index, mix = np.zeros((1, 1), dtype), np.zeros((1, 1), np.int64), np.zeros((1, m, 1), np.int32)
     coordinatewise(table, index, operation, f, mix, np.empty((1, 1), dtype), specialise=special)
     if special:

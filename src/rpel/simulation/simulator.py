@@ -41,6 +41,7 @@ class Simulation:
         self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, np.arange(h), 1)[:, 0] * spec.rounds).astype(int)
         self._chosen = x.copy() if spec.output == "uniform" else None
+        self.rule.prepare(1 + self.messages // spec.nodes, task.d, x.dtype, victims=h * spec.rounds)
 
     def _ids(self, t: int) -> Integers:
         """The node numbers of the cohort's rows in round t."""

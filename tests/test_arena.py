@@ -115,6 +115,7 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
     assert not re.search(r"https?:|@import|url\(", text)
 
 
+@pytest.mark.integration
 def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(to_toml(TINY))
     command = [sys.executable, "-m", "rpel", "arena", "--preset", "tiny.toml", "--rules", "median,bulyan,mean"]

@@ -46,6 +46,7 @@ def found(folder: Path, **options: Any) -> Founded:
 # --- network new -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "rpel", *arguments]

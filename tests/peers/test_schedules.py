@@ -6,9 +6,8 @@ import pytest
 
 from support.virtual_faults import healed, scheduled
 
-BLOCKS = [pytest.param(0), *(pytest.param(i, marks=pytest.mark.integration) for i in range(1, 10))]
-BLOCKS += [pytest.param(i, marks=pytest.mark.full) for i in range(10, 100)]
-"""Of a hundred blocks of seeds the first is a unit test, ten are part of ``make test``, all of ``make test-all``."""
+BLOCKS = [pytest.param(i, marks=pytest.mark.integration if i < 10 else pytest.mark.full) for i in range(100)]
+"""Of a hundred blocks of seeds ten are part of ``make test``, all of ``make test-all``."""
 
 
 def broken(seed: int) -> list[str]:

@@ -193,6 +193,7 @@ def killed_at(line: int, work: Callable[[], None]) -> bool:
     return code == 9
 
 
+@pytest.mark.integration
 def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None:
     fill(tmp_path / "start", range(1, 5))
     line, died, seen = 0, True, set()

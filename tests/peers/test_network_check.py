@@ -66,6 +66,7 @@ def test_people_read_a_table_and_a_suggestion(tmp_path: Path, capsys: pytest.Cap
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["peer-0", "peer-1", "peer-2"]
     assert "all 3 other members are well" in out
     assert "suggested period" in out
+    assert "2 times the slowest pull" in out
     assert "600 s is enough" in out
 
 

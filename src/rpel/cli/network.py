@@ -222,9 +222,8 @@ def check(
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        console = stdout()
-        console.print(_checked(found.members))
-        console.print(_advice(observer, found))
+        stdout().print(_checked(found.members))
+        print(_advice(observer, found))
     if not found.well:
         raise typer.Exit(1)
 
@@ -253,7 +252,7 @@ def _advice(observer: "Observer", found: "Report") -> str:
     unknown = "" if found.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
     return (
         f"{verdict}\nsuggested period: {found.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
-        f"({MARGIN:g} times [slowest pull {slowest:.2g} s, {m.pull} at once, and {step}], all of it in the "
+        f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in the "
         f"{m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
     )
 

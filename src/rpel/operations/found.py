@@ -93,9 +93,9 @@ def notes(founding: Founding) -> list[str]:
         found.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
     if not founding.strong_catch_up:
         found.append(
-            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: when all hostile peers are silent and "
-            f"{founding.late} honest ones late, a peer that missed rounds catches up with its own old model among the "
-            "answers, so that hostile peers can hold it back for as long as that lasts"
+            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: while the hostile ones are silent and "
+            f"{founding.late} honest late, a peer that missed rounds catches up with its own old model among the "
+            "answers, and hostile peers can hold it back for as long as that lasts"
         )
     return found
 

@@ -1,6 +1,7 @@
 """rpel.Peer in the user's own loop, the examples built on it, and `rpel peer run` as operators start and stop it."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -349,3 +350,35 @@ def test_a_peer_without_its_file_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == f"rpel: there is no file {tmp_path / 'peer.toml'}\n"
+
+
+class Heard(logging.Handler):
+    """Keeps what the library says, and can be waited for."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(logging.INFO)
+        self.wanted, self.said, self.event = wanted, list[str](), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        if self.wanted in self.said[-1]:
+            self.event.set()
+
+
+def test_a_peer_says_whose_clocks_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = a_network(tmp_path, byzantine=1, period=600.0, soon=600.0)
+    heard = Heard("waiting until 2 members tell their clocks; 0 did, not yet: peer-1, peer-2, peer-3")
+    log = logging.getLogger("rpel")
+    caplog.set_level(logging.INFO, "rpel")
+    log.addHandler(heard)
+    network = a_model()
+    with rpel.Peer(path(files, 0)) as peer:
+        loop = threading.Thread(target=lambda: list(peer.rounds(network)), daemon=True)
+        loop.start()
+        try:
+            assert heard.event.wait(120), heard.said
+        finally:
+            peer.stop()
+            loop.join(60)
+            log.removeHandler(heard)
+    assert heard.said[0].startswith("peer-0 listens at 127.0.0.1:")

@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+import rpel
 from rpel.config.spec import Spec
 from rpel.data import Dataset
 from rpel.data import load as dataset
@@ -276,7 +277,7 @@ def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> N
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     keywords = inspect.signature(simulate).parameters
-    others = {"train", "test", "loss", "progress", "force", "tensorboard"}
+    others = {"train", "test", "loss", "metric", "progress", "force", "tensorboard"}
     assert keywords.keys() - others == Spec.model_fields.keys()
     for key, field in Spec.model_fields.items():
         if key != "model":
@@ -383,6 +384,129 @@ def test_own_objects_are_needed_again_to_resume(tmp_path: Path) -> None:
     resume(path, **own)
     assert whole is not None
     same_bytes(whole, path)
+
+
+class Line(nn.Module):
+    """One number from five, with a BatchNorm whose statistics stay with the node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(5), nn.Linear(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.norm(x))
+        return result
+
+
+def numbers(seed: int, count: int = 240) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32)
+    return x, (x @ np.arange(5.0))[:, None].astype(np.float64)
+
+
+def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+FLIPPED: dict[str, Any] = {"loss": squared_error, "partition": "iid", "attack": "label_flip"}
+REGRESSION: dict[str, Any] = {**OWN, "partition": "iid", "lr": 0.1, "rounds": 40, "eval_every": 10}
+
+
+def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = simulate(Line(), numbers(0), numbers(1), squared_error, **REGRESSION, out=tmp_path)
+    losses = plain.history.where("loss")["loss"]
+    assert losses[-1] < 0.2 * plain.nodes["accuracy"][0, 0] * -1, "minus the loss of the initial model"
+    assert plain.accuracy_mean == pytest.approx(-losses[-1])
+
+    def close(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((output - target).abs() < 1.0).float().mean()
+
+    torch.manual_seed(0)
+    ours = simulate(Line(), numbers(0), numbers(1), squared_error, metric=close, **REGRESSION, out=tmp_path)
+    assert ours.path != plain.path, "the metric is in the hash"
+    assert ours.accuracy_mean > ours.nodes["accuracy"][0, 0] + 0.1
+    assert np.array_equal(ours.models, plain.models)
+
+
+def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Line()
+    result = simulate(net, numbers(0), numbers(1), squared_error, **REGRESSION, out=tmp_path)
+    x, y = (torch.from_numpy(a).float() for a in numbers(1))
+    for node in range(7):
+        model = result.model(node)
+        assert not model.training
+        assert -squared_error(model(x), y).item() == pytest.approx(result.nodes["accuracy"][-1, node], rel=1e-4)
+    state = result.state_dict(3)
+    assert state.keys() == net.state_dict().keys()
+    assert not torch.equal(state["norm.running_mean"], net.state_dict()["norm.running_mean"])
+    assert result.path is not None
+    loaded = rpel.load(result.path, model=Line())
+    assert all(torch.equal(value, state[key]) for key, value in loaded.state_dict(3).items())
+    with pytest.raises(ValueError, match=r"came from Python.*rpel\.load"):
+        rpel.load(result.path).model(0)
+    with pytest.raises(ValueError, match="no node 7: the 7 honest nodes are 0 to 6"):
+        result.model(7)
+
+
+def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
+    x, y = blobs(0, 210)
+    parts = [(x[i::7], y[i::7]) for i in range(7)]
+    dataset_of = [torch.utils.data.TensorDataset(torch.from_numpy(a), torch.from_numpy(b)) for a, b in parts]
+    loaders = [torch.utils.data.DataLoader(one, batch_size=3) for one in dataset_of]
+    results = [simulate(fixed_net(), train, blobs(1), **OWN, out=tmp_path) for train in (parts, dataset_of, loaders)]
+    assert len({result.path for result in results}) == 1
+    assert results[0].accuracy_mean > 0.7
+    assert results[0].spec.partition == "own"
+    other = simulate(fixed_net(), [parts[6], *parts[:6]], blobs(1), **OWN, out=tmp_path)
+    assert other.path != results[0].path
+    alone = [(x[y == i % 3], y[y == i % 3]) for i in range(7)]  # one class each: nobody learns all three alone
+    apart = simulate(fixed_net(), alone, blobs(1), **{**OWN, "rounds": 1, "lr": 0.01}, out=None)
+    gradients = apart.models - np.concatenate([p.detach().numpy().ravel() for p in fixed_net().parameters()])
+    assert np.abs(gradients).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"train": [blobs(0)] * 3}, "3 data sets, but there are 7 honest nodes"),
+        ({"train": iter([1, 2])}, "train is a .* cannot be read"),
+        ({"train": numbers(0), "test": numbers(1)}, "float targets need a model= and a loss="),
+        ({"train": numbers(0), "test": numbers(1), "loss": squared_error}, "partition 'dirichlet'.*partition='iid'"),
+        (
+            {
+                "train": numbers(0),
+                "test": numbers(1),
+                "loss": squared_error,
+                "partition": "iid",
+                "attack": "label_flip",
+            },
+            "flips classes",
+        ),
+        ({"train": numbers(0), "test": blobs(1), "loss": squared_error, "partition": "iid"}, "float targets .* do not"),
+    ],
+)
+def test_data_that_do_not_fit_are_one_sentence(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        simulate(fixed_net(), **{"test": blobs(1), **OWN, **arguments}, out=None)
+    assert "\n" not in str(caught.value)
+
+
+def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny(None, progress=True)
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.splitlines()[-1].startswith("run, seed 0: round 6 of 6, accuracy 0.")
+    tiny(None, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rpel.simulation import result
+
+    monkeypatch.setattr(result, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
+        finished.history.to_pandas()
 
 
 def test_half_a_data_set_is_refused() -> None:

@@ -123,6 +123,15 @@ def test_toml_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     assert load(tmp_path / "mine.toml") == spec
 
 
+def test_a_file_may_begin_with_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "mnist-30"\nattack = "foe"\n')
+    assert load(file) == load("mnist-30").but(name="mine", attack="foe")
+    file.write_text('preset = "mnist-3"\n')
+    with pytest.raises(ValueError, match=r"mine\.toml: there is no preset 'mnist-3'; the nearest is 'mnist-30'"):
+        load(file)
+
+
 def test_a_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("nods = 5\n")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rpel.config.spec import Spec
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
-    from rpel.simulation.api import resume, simulate
+    from rpel.simulation.api import load, resume, simulate
     from rpel.simulation.result import Result, Results
 
 _HOMES = {
@@ -28,6 +28,7 @@ _HOMES = {
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
     "chain": "rpel.aggregation",
+    "load": "rpel.simulation.api",
     "plan": "rpel.planning",
     "resume": "rpel.simulation.api",
     "rule": "rpel.aggregation",
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "attack",
     "chain",
+    "load",
     "plan",
     "resume",
     "rule",

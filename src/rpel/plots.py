@@ -62,7 +62,9 @@ def accuracy(
         if len(runs) > 1:
             axes.fill_between(rounds, curve.min(axis=0), curve.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     axes.plot(rounds, lowest, color=COLOURS[2], linestyle="--", label="node that ends lowest")
-    axes.set(xlabel="round", ylabel=label, title=title, ylim=(0, 1.02))
+    axes.set(xlabel="round", ylabel=label, title=title)
+    if values.min() >= 0 and values.max() <= 1:
+        axes.set_ylim(0, 1.02)
     axes.set_xlim(0, float(rounds[-1]) * 1.02)
     axes.legend(frameon=False, loc="best")
     return figure

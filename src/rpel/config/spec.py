@@ -155,16 +155,21 @@ def load_folder(path: Path) -> Spec:
     file = path / "spec.toml"
     if not file.is_file():
         raise ValueError(f"{str(path)!r} is not a run folder: it holds no spec.toml")
-    return _parsed(file.read_text("utf-8"), path.name, str(file), scaled_by_name=True)
+    return _parsed(file.read_text("utf-8"), path.name, str(file), run_folder=True)
 
 
-def _parsed(text: str, name: str, where: str, scaled_by_name: bool = False) -> Spec:
+def _parsed(text: str, name: str, where: str, run_folder: bool = False) -> Spec:
     try:
         fields = {"name": name, **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not TOML: {error}") from None
+    if not run_folder and "preset" in fields:
+        base = fields.pop("preset")
+        if base not in presets():
+            raise ValueError(f"{where}: there is no preset {base!r}; {nearest(str(base), presets())}")
+        return load(base).but(**fields)
     first = str(fields["name"]).partition("-")[0]
-    if scaled_by_name and "scale" not in fields and first in (Scale.SMOKE, Scale.SHORT):
+    if run_folder and "scale" not in fields and first in (Scale.SMOKE, Scale.SHORT):
         fields["scale"] = first  # version 0.1 said it in the run's name alone
     return Spec(**fields)
 

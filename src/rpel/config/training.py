@@ -85,7 +85,9 @@ class Training(Config):
 
     model: str = Field("mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation")
     rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
-    partition: Literal["dirichlet", "iid", "writer", "virtual"] = Field("dirichlet", description="who holds which data")
+    partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = Field(
+        "dirichlet", description="who holds which data"
+    )
     alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")
     lr: Rate = Field(0.5, description="learning rate, or a schedule such as 500:0.5,1000:0.1 (up to round:rate)")
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)

@@ -1,5 +1,6 @@
-"""The public functions of the simulator: simulate, resume."""
+"""The public functions of the simulator: simulate, resume, load."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from rpel.simulation.run import resume as _resume
 from rpel.simulation.run import run as _run
 from rpel.types import Scale
 
-__all__ = ["Interrupted", "Tick", "resume", "simulate"]
+__all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
 
 
 def simulate(
@@ -37,7 +38,7 @@ def simulate(
     placement: Literal["random", "adversarial"] = "random",
     attack: str = "alie",
     attack_params: Mapping[str, Any] | str = {},
-    partition: Literal["dirichlet", "iid", "writer", "virtual"] = "dirichlet",
+    partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = "dirichlet",
     alpha: float = 1.0,
     lr: float | str | Sequence[tuple[int, float]] = 0.5,
     momentum: float = 0.9,
@@ -59,7 +60,8 @@ def simulate(
     out: str | Path | None = "runs",
     name: str = "run",
     scale: Scale | Literal["smoke", "short", "full"] = Scale.FULL,
-    progress: Progress | None = None,
+    metric: Loss | None = None,
+    progress: bool | Progress | None = None,
     force: bool = False,
     tensorboard: bool = False,
 ) -> Result:
@@ -67,8 +69,10 @@ def simulate(
 
     What is trained:
         model: a name, the paper's notation, or any torch.nn.Module, whose values are the common initial model.
-        train, test: torch data sets or pairs of arrays (examples, labels); left out: ``dataset`` from ``data_dir``.
-        loss: loss(output, target); cross-entropy if left out.
+        train, test: pairs of arrays (x, y), torch data sets or loaders (whose batches are drawn anew); train may also
+        be a list with one of these per honest node. Left out: ``dataset`` from ``data_dir``.
+        loss: loss(output, target), a mean over the batch; cross-entropy if left out. Float targets need one, and take
+        metric(output, target) in place of accuracy: larger is better, minus the loss if left out.
         partition, alpha: how the training examples are shared out among the nodes.
     Who takes part:
         nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if left out
@@ -83,7 +87,8 @@ def simulate(
         out, name: the folder for run folders and the first part of the run folder's name; out=None keeps nothing.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
         device, threads, scale: where it runs, and how large it is beside what it stands for.
-        progress: called after every round with a Tick. tensorboard: copy the metrics for TensorBoard.
+        progress: True prints it to stderr; a function is called after every round with a Tick.
+        tensorboard: copy the metrics for TensorBoard.
 
     Returns a :class:`Result`: history (a table with a row a round), models (h, d), certificate, path, plot().
     Raises ValueError, one sentence that names the value and what would be right, for anything that does not fit.
@@ -93,7 +98,7 @@ def simulate(
     (2, True, (5, 7850))
     """
     given = {key: value for key, value in locals().items() if key in Spec.model_fields and key not in ("model", "out")}
-    own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss)
+    own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric)
     if isinstance(model, str):
         given["model"] = model
     if data_dir is not None:
@@ -102,7 +107,8 @@ def simulate(
         given["out"] = str(out)
     if tensorboard and out is None:
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
-    return _run(Spec(**given), own, keep=out is not None, progress=progress, force=force, tensorboard=tensorboard)
+    told = _printed if progress is True else progress or None
+    return _run(Spec(**given), own, keep=out is not None, progress=told, force=force, tensorboard=tensorboard)
 
 
 def resume(
@@ -111,14 +117,15 @@ def resume(
     train: Any = None,
     test: Any = None,
     loss: Loss | None = None,
+    metric: Loss | None = None,
     *,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     download: Download | None = None,
     tensorboard: bool = False,
 ) -> Result:
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
-    path: the run folder. model, train, test, loss: what the run was given from Python, which it needs again.
+    path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
     >>> import tempfile
@@ -127,5 +134,28 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own = Objects(model, train, test, loss)
-    return _resume(Path(path), own, progress=progress, download=download, tensorboard=tensorboard)
+    own, told = Objects(model, train, test, loss, metric), _printed if progress is True else progress or None
+    return _resume(Path(path), own, progress=told, download=download, tensorboard=tensorboard)
+
+
+def load(path: str | Path, model: nn.Module | None = None) -> Result:
+    """The result of a finished run, from its folder.
+
+    path: the run folder. model: the network, where it came from Python and :meth:`Result.model` is to be called.
+    A folder that was edited after the run is read, with a warning that names what was changed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100, out=folder)
+    ...     load(first.path).model(0)[1].weight.shape
+    torch.Size([10, 784])
+    """
+    return Result.load(path, module=model)
+
+
+def _printed(tick: Tick) -> None:
+    """A line on stderr for every tenth of the rounds."""
+    if tick.round == tick.rounds or tick.round * 10 // tick.rounds > (tick.round - 1) * 10 // tick.rounds:
+        seen = "" if tick.accuracy_mean is None else f", accuracy {tick.accuracy_mean:.4f} mean"
+        seen += "" if tick.accuracy_worst is None else f", {tick.accuracy_worst:.4f} worst"
+        print(f"{tick.name}, seed {tick.seed}: round {tick.round} of {tick.rounds}{seen}", file=sys.stderr, flush=True)

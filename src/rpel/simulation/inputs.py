@@ -24,6 +24,7 @@ from rpel.config.spec import OWN, Spec
 from rpel.data import Dataset
 from rpel.simulation.methods import Settled, build_network
 from rpel.tasks import Classification
+from rpel.types import Integers
 
 log = logging.getLogger("rpel")
 
@@ -39,23 +40,37 @@ class Objects:
     train: Any = None
     test: Any = None
     loss: Loss | None = None
+    metric: Loss | None = None
 
     def named(self, spec: Spec) -> Spec:
         """The Spec with the word "own" where something was handed over."""
         changes = {} if self.model is None else {"model": OWN}
         if self.train is not None:
             changes["dataset"] = OWN
+        if _is_one_per_node(self.train):
+            changes["partition"] = OWN
         return spec.but(**changes)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Data, network and loss of a run; ``digests`` identify what was handed over from Python."""
+    """Data, network and loss of a run; ``digests`` identify what was handed over from Python.
+
+    shards: the training examples of each honest node, where the user brought one data set for each.
+    """
 
     dataset: Dataset
     module: nn.Module | None
     loss: Loss | None
+    metric: Loss | None = None
+    shards: list[Integers] | None = None
     digests: dict[str, str] = field(default_factory=dict)
+
+    def subset(self, size: int) -> Integers:
+        """The test examples of an evaluation: as many of every class, and the same for every seed."""
+        targets = self.dataset.test_y
+        classes = np.zeros(len(targets), np.int64) if _is_regression(self.dataset) else targets
+        return data.balanced_subset(classes, size, seed=0)
 
 
 SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
@@ -84,36 +99,111 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
                 f"this run has a {key} of its own: give it from Python, as in "
                 f"rpel.resume(path, model=…, train=…, test=…) or rpel.simulate(model=…, train=…, test=…)"
             )
-    dataset = (
-        data.load(spec.dataset, spec.data_dir, progress=download) if own.train is None else taken(own.train, own.test)
-    )
-    handed = {"model": own.model, "loss": own.loss}
+    shards = None
+    if own.train is None:
+        dataset = data.load(spec.dataset, spec.data_dir, progress=download)
+    elif _is_one_per_node(own.train):
+        dataset, shards = _per_node(own.train, own.test, spec.nodes - spec.byzantine)
+    else:
+        dataset = taken(own.train, own.test)
+    if _is_regression(dataset):
+        _check_regression(spec, own)
+    handed = {"model": own.model, "loss": own.loss, "metric": own.metric}
     digests = {key: digest(thing) for key, thing in handed.items() if thing is not None}
-    return Inputs(dataset, own.model, own.loss, digests)
+    metric = _minus(own.loss) if own.loss is not None and own.metric is None and _is_regression(dataset) else own.metric
+    return Inputs(dataset, own.model, own.loss, metric, shards, digests)
+
+
+# --- data from Python ------------------------------------------------------------------------------------------------
 
 
 def taken(train: Any, test: Any) -> Dataset:
-    """A data set from pairs of arrays, from torch data sets, or as it is.
+    """A data set from pairs of arrays, from torch data sets or loaders, or as it is.
 
     >>> x, y = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
     >>> taken(torch.utils.data.TensorDataset(x, y), (x.numpy(), y.numpy())).classes
     2
     """
-    if not isinstance(train, Dataset):
-        return data.from_arrays(_arrays(train), _arrays(test))
-    content = (train.train_x, train.train_y, train.test_x, train.test_y)
-    return replace(train, checksums=train.checksums or {train.name: digest(content)})
+    if isinstance(train, Dataset):
+        content = (train.train_x, train.train_y, train.test_x, train.test_y)
+        return replace(train, checksums=train.checksums or {train.name: digest(content)})
+    (x, y), (test_x, test_y) = _arrays(train, "train"), _arrays(test, "test")
+    if y.dtype.kind != "f":
+        return data.from_arrays((x, y), (test_x, test_y))
+    for part, examples, targets in (("train", x, y), ("test", test_x, test_y)):
+        if len(examples) != len(targets) or not len(targets) or targets.dtype.kind != "f":
+            raise ValueError(f"the {part} examples {examples.shape} and float targets {targets.shape} do not fit")
+    checksums = {"own/train": digest((x, y)), "own/test": digest((test_x, test_y))}
+    return Dataset(OWN, x, y.astype(np.float32), test_x, test_y.astype(np.float32), 0, (0.0,), (1.0,), checksums)
 
 
-def _arrays(part: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(examples, labels) as arrays; floating-point examples become float32."""
+def _is_one_per_node(train: Any) -> bool:
+    """Whether a list holds data sets, rather than examples or the pair (x, y)."""
+    if not isinstance(train, list) or not train:
+        return False
+    return all(
+        isinstance(one, torch.utils.data.Dataset | torch.utils.data.DataLoader)
+        or (isinstance(one, tuple | list) and len(one) == 2 and np.ndim(one[1]) >= 1)
+        for one in train
+    )
+
+
+def _per_node(train: list[Any], test: Any, honest: int) -> tuple[Dataset, list[Integers]]:
+    """One data set of all nodes' examples, and which of them each node holds."""
+    if len(train) != honest:
+        raise ValueError(f"train has {len(train)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
+    parts = [_arrays(one, f"train[{i}]") for i, one in enumerate(train)]
+    ends = np.cumsum([len(y) for _, y in parts])
+    if min(len(y) for _, y in parts) == 0:
+        raise ValueError("each honest node needs at least one example")
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    found = taken((x, y), test)
+    sizes = hashlib.sha256(str(ends.tolist()).encode()).hexdigest()
+    return replace(found, checksums={**found.checksums, "own/nodes": sizes}), np.split(np.arange(len(y)), ends[:-1])
+
+
+def _arrays(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(examples, targets) as arrays; floating-point examples become float32. A loader stands for its data set."""
+    if isinstance(part, torch.utils.data.DataLoader):
+        part = part.dataset
     if isinstance(part, torch.utils.data.TensorDataset):
         part = part.tensors
-    if not isinstance(part, tuple | list) or len(part) != 2:
-        pairs = [part[i] for i in range(len(part))]
-        part = (np.stack([np.asarray(x) for x, _ in pairs]), np.array([int(y) for _, y in pairs]))
-    x, y = (np.asarray(values) for values in part)
+    try:
+        if not isinstance(part, tuple | list) or len(part) != 2:
+            pairs = [part[i] for i in range(len(part))]
+            part = (np.stack([np.asarray(x) for x, _ in pairs]), np.array([np.asarray(y) for _, y in pairs]))
+        x, y = (np.asarray(values) for values in part)
+    except (TypeError, ValueError, KeyError, NotImplementedError) as error:
+        raise ValueError(
+            f"{name} is a {type(part).__name__} that cannot be read as examples and targets ({error}): it takes "
+            "(x, y) arrays, a torch Dataset with a length, or a list with one of these per honest node"
+        ) from None
     return (x.astype(np.float32) if x.dtype.kind == "f" else x), y
+
+
+def _is_regression(dataset: Dataset) -> bool:
+    return dataset.train_y.dtype.kind == "f"
+
+
+def _check_regression(spec: Spec, own: Objects) -> None:
+    """What float targets need: a module, a loss, and a partition that asks for no classes."""
+    if own.loss is None or own.model is None:
+        raise ValueError("float targets need a model= and a loss= of your own: cross-entropy and our networks classify")
+    if spec.partition not in ("iid", OWN):
+        raise ValueError(
+            f"partition {spec.partition!r} shares out classes, and float targets have none: use partition='iid', or "
+            "give train= as a list with one data set per honest node"
+        )
+    if attack(spec.attack, **spec.attack_params).trains:
+        raise ValueError(f"attack {spec.attack!r} flips classes, and float targets have none: the nearest is 'alie'")
+
+
+def _minus(loss: Loss) -> Loss:
+    """What stands in place of an accuracy where nothing else is given: larger is better."""
+    return lambda output, target: -loss(output, target)
+
+
+# --- the task --------------------------------------------------------------------------------------------------------
 
 
 def build_task(spec: Settled, inputs: Inputs) -> Classification:
@@ -124,7 +214,9 @@ def build_task(spec: Settled, inputs: Inputs) -> Classification:
     module = inputs.module or models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
     trains = attack(spec.attack, **spec.attack_params).trains
     hostile = _hostile(spec) if trains else []
-    shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
+    shards: Any = inputs.shards
+    if shards is None:
+        shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
     if trains and isinstance(shards, list):
         honest = np.setdiff1d(np.arange(spec.nodes), hostile)
         shards = dict(zip(honest.tolist(), shards, strict=True))
@@ -133,6 +225,7 @@ def build_task(spec: Settled, inputs: Inputs) -> Classification:
         shards,
         module,
         inputs.loss,
+        inputs.metric,
         batch_size=spec.batch_size,
         seed=spec.seed,
         device=spec.device,

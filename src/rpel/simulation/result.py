@@ -1,5 +1,6 @@
 """What a run gives back: history, models, certificate, where it lies, and a picture; for one seed or for several."""
 
+import copy
 import csv
 import functools
 import html
@@ -9,6 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plots
-from rpel.config.spec import Spec, load_folder
+from rpel.config.spec import OWN, Spec, load_folder
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.metrics import number
 from rpel.types import Seal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import nn
 
 Floats = NDArray[np.float64]
 log = logging.getLogger("rpel")
@@ -48,18 +52,59 @@ class Result:
     nodes: dict[str, NDArray[Any]]
     path: Path | None = None
     reused: bool = False
-    kept: NDArray[np.float32] | None = field(default=None, repr=False)
+    kept: "dict[str, NDArray[Any]] | None" = field(default=None, repr=False)
+    module: "nn.Module | None" = field(default=None, repr=False)
 
     @cached_property
-    def models(self) -> NDArray[np.float32]:
-        """(h, d) the honest nodes' models; read from disk when first asked for."""
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """What models.safetensors holds: models (h, d), ids (h,), and local (h, q) where there are buffers."""
         if self.kept is not None:
             return self.kept
         from safetensors.numpy import load_file
 
         assert self.path is not None
-        found: NDArray[np.float32] = load_file(self.path / "models.safetensors")["models"]
+        found: dict[str, NDArray[Any]] = load_file(self.path / "models.safetensors")
         return found
+
+    @property
+    def models(self) -> NDArray[np.float32]:
+        """(h, d) the honest nodes' models; read from disk when first asked for."""
+        return self.tensors["models"]
+
+    def model(self, node: int) -> "nn.Module":
+        """A new torch module with the model of the node in that row of :attr:`models`, buffers included.
+
+        A loaded run whose network came from Python needs it again: rpel.load(path, model=…).
+        """
+        import torch
+
+        from rpel.models import unflatten
+
+        rows = len(self.models)
+        if not -rows <= node < rows:
+            raise ValueError(f"there is no node {node}: the {rows} honest nodes are 0 to {rows - 1}")
+        module = copy.deepcopy(self._network())
+        unflatten(module, torch.from_numpy(np.array(self.models[node])))
+        if "local" in self.tensors:
+            local, at = torch.from_numpy(np.array(self.tensors["local"][node])), 0
+            for buffer in module.buffers():
+                buffer.copy_(local[at : at + buffer.numel()].reshape(buffer.shape))
+                at += buffer.numel()
+        return module.eval()
+
+    def state_dict(self, node: int) -> dict[str, Any]:
+        """The state_dict of :meth:`model`."""
+        return dict(self.model(node).state_dict())
+
+    def _network(self) -> "nn.Module":
+        if self.module is not None:
+            return self.module
+        if self.spec.model == OWN or self.spec.dataset == OWN:
+            raise ValueError("this run's network came from Python: give it again, as in rpel.load(path, model=…)")
+        from rpel import data, models
+
+        found = data.load(self.spec.dataset, self.spec.data_dir)
+        return models.model(self.spec.model, found.shape, found.classes, seed=self.spec.seed)
 
     @property
     def final(self) -> dict[str, Any]:
@@ -114,7 +159,7 @@ class Result:
         )
 
     @staticmethod
-    def load(path: str | Path, reused: bool = False) -> "Result":
+    def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Result":
         """The stored result of a finished run."""
         folder = RunFolder(Path(path))
         certificate = folder.certificate()
@@ -124,7 +169,9 @@ class Result:
         if seal is Seal.EDITED:
             log.warning("%s was edited after it was finished: %s", path, ", ".join(changed))
         nodes = folder.read_arrays("nodes.npz")
-        return Result(load_folder(folder.path), Table(folder.metrics()), certificate, nodes, folder.path, reused)
+        return Result(
+            load_folder(folder.path), Table(folder.metrics()), certificate, nodes, folder.path, reused, None, module
+        )
 
 
 class Results(Result):
@@ -148,9 +195,13 @@ class Results(Result):
     runs: tuple[Result, ...]
 
     @cached_property
-    def models(self) -> NDArray[np.float32]:
-        """(seeds, h, d) the honest nodes' models."""
-        return np.stack([run.models for run in self.runs])
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """models (seeds, h, d), ids (seeds, h), and local where there are buffers."""
+        return {key: np.stack([run.tensors[key] for run in self.runs]) for key in self.runs[0].tensors}
+
+    def model(self, node: int) -> "nn.Module":
+        """Not of several seeds at once: runs[0].model(node)."""
+        raise ValueError(f"there are {len(self.runs)} runs: ask one of them, as in result.runs[0].model({node})")
 
     @property
     def seconds(self) -> float:
@@ -299,9 +350,10 @@ class Table:
         return text.getvalue()
 
     def to_pandas(self) -> Any:
-        """The table as a pandas DataFrame; pandas must be installed."""
-        import pandas  # type: ignore[import-untyped, unused-ignore]
-
+        """The table as a pandas DataFrame."""
+        if find_spec("pandas") is None:
+            raise ValueError("pandas is not installed: pip install 'rpel[pandas]'")
+        pandas = import_module("pandas")
         return pandas.DataFrame(self._rows, columns=list(self.columns))
 
     def _sample(self) -> list[dict[str, Any] | None]:

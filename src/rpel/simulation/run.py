@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from rpel import plots
 from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.config.values import parse_seeds
-from rpel.data import balanced_subset
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
 from rpel.simulation.certificate import certificate, versions
@@ -194,8 +193,7 @@ class Run:
         self.stop = stop or Stop()
         self.simulation = Simulation(spec, build_task(spec, inputs))
         self.metrics = Metrics(spec.rounds, self.simulation.honest)
-        # the same examples for every seed
-        self.subset = balanced_subset(inputs.dataset.test_y, spec.eval_size, seed=0)
+        self.subset = inputs.subset(spec.eval_size)
         self.path = None if folder is None else folder.path
         self.saved = 0
 
@@ -291,20 +289,29 @@ class Run:
             guarantee=METHODS[self.spec.method].guarantee,
             objects=self.inputs.digests,
         )
-        models, nodes = np.ascontiguousarray(self.simulation.models(), np.float32), self.metrics.nodes()
-        result = Result(self.spec.but(), Table(self.metrics.rows), proof, nodes, self.path, kept=models)
+        module = getattr(self.simulation.task, "module", None)
+        nodes = self.metrics.nodes()
+        rows = Table(self.metrics.rows)
+        result = Result(self.spec.but(), rows, proof, nodes, self.path, kept=self._tensors(), module=module)
         if self.folder is not None:
             self._write(self.folder, result)
         return result
 
+    def _tensors(self) -> dict[str, NDArray[Any]]:
+        """What is kept of the honest nodes: their output models, and what never left them (BatchNorm's statistics)."""
+        honest = self.metrics.honest.astype(np.int64)
+        tensors: dict[str, NDArray[Any]] = {
+            "ids": honest, "models": np.ascontiguousarray(self.simulation.models(), np.float32),
+        }  # fmt: skip
+        local = self.simulation.state()["local"]
+        if local.size:
+            tensors["local"] = local if len(local) == len(honest) else local[honest]
+        return tensors
+
     def _write(self, folder: RunFolder, result: Result) -> None:
         """All files of a finished run, the certificate last."""
         honest = self.metrics.honest.astype(np.int64)
-        tensors: dict[str, NDArray[Any]] = {"ids": honest, "models": result.models}
-        local = self.simulation.state()["local"]
-        if local.size:  # what never left the nodes: BatchNorm's statistics after the last round
-            tensors["local"] = local if len(local) == len(honest) else local[honest]
-        folder.write_tensors("models.safetensors", tensors)
+        folder.write_tensors("models.safetensors", result.tensors)
         folder.write_arrays("nodes.npz", result.nodes)
         ids = honest
         if self.spec.roaming:  # (T, h): who the nodes were in each round

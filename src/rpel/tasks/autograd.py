@@ -96,8 +96,10 @@ def _with_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
 class AutogradEngine:
     """Gradients of any module and any loss(output, target), node by node."""
 
-    def __init__(self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device) -> None:
-        self.module, self.loss, self.device = module, loss, device
+    def __init__(
+        self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device, metric: Loss | None = None
+    ) -> None:
+        self.module, self.loss, self.device, self.metric = module, loss, device, metric
         self.own = Own()
         self.hidden = self._draws_elsewhere(probe)
         self.noisy = self.hidden or any(type(layer) is nn.Dropout for layer in module.modules())
@@ -131,8 +133,8 @@ class AutogradEngine:
         return torch.stack(results)
 
     def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
-        return scored(self.outputs(x, local, inputs), labels, self.loss)
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric, and its losses, summed."""
+        return scored(self.outputs(x, local, inputs), labels, self.loss, self.metric)
 
     def _copy(self, dtype: torch.dtype) -> _Copy:
         """This thread's copy."""

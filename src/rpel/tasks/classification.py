@@ -37,6 +37,7 @@ class Classification:
     training examples with labels C − 1 − y instead. module: a module, whose parameters are the initial model, or a
     function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over the batch;
     cross-entropy if left out, which is also the negative log-likelihood of a module that ends in log-softmax.
+    metric(output, target): a mean over the batch that stands in place of the accuracy, for targets that are no classes.
     fast=False keeps to autograd.
 
     >>> from rpel.data import iid, load
@@ -58,6 +59,7 @@ class Classification:
         shards: Shards,
         module: nn.Module | Callable[[], nn.Module],
         loss: Loss | None = None,
+        metric: Loss | None = None,
         *,
         batch_size: int,
         seed: int,
@@ -66,18 +68,18 @@ class Classification:
         fast: bool = True,
     ) -> None:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped)
-        self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
+        self.seed, self.batch_size, self.loss, self.metric = seed, batch_size, loss or F.cross_entropy, metric
         self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
-        self.engine = self._engine(torch.device(device), fast and loss is None)
+        self.engine = self._engine(torch.device(device), fast and loss is None and metric is None)
 
     def _engine(self, device: torch.device, fast: bool) -> Engine:
         """The fastest engine that knows this network."""
         layers = recognise(self.module) if fast and device.type == "cpu" else None
         if layers is None:
             probe = self.examples.train(np.zeros((1, 2), np.int64), None, torch.float32)[0]
-            return AutogradEngine(self.module, self.loss, probe, device)
+            return AutogradEngine(self.module, self.loss, probe, device, self.metric)
         return ConvolutionEngine(layers, self.examples.dataset.shape) if layers.convolutions else LinearEngine(layers)
 
     def initial(self) -> NDArray[np.float32]:
@@ -186,7 +188,8 @@ class Classification:
             for rows, weight in blocks:
                 inputs = self.examples.train(rows[None], None, x_.dtype)
                 inputs = inputs.expand(nodes, *inputs.shape[1:])
-                labels = torch.from_numpy(self.examples.dataset.train_y[rows]).expand(nodes, -1)
+                labels = torch.from_numpy(self.examples.dataset.train_y[rows])
+                labels = labels.expand(nodes, *labels.shape)
                 self.engine.gradient(x_[some], local_[some], inputs, labels, [], part, train=False)
                 out[some] += weight * part.numpy()
 

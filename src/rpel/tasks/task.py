@@ -81,9 +81,12 @@ class Engine(Protocol):
         """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
 
 
-def scored(outputs: Tensor, labels: Tensor, loss: Loss) -> tuple[Floats, Floats]:
-    """Of outputs (c, N, classes): how many are right (c,), and the sum of the losses (c,)."""
-    right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
+def scored(outputs: Tensor, labels: Tensor, loss: Loss, metric: Loss | None = None) -> tuple[Floats, Floats]:
+    """Of outputs (c, N, classes): how many are right (c,), or the sum of the metric, and the sum of the losses (c,)."""
+    if metric is None:
+        right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
+    else:
+        right = np.array([float(metric(one, labels)) * len(labels) for one in outputs])
     if loss is F.cross_entropy:
         found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
         lost = -found.mean(dim=(1, 2), dtype=torch.float64)

@@ -133,7 +133,7 @@ class AutogradEngine:
         return torch.stack(results)
 
     def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric, and its losses, summed."""
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric; its losses. Sums."""
         return scored(self.outputs(x, local, inputs), labels, self.loss, self.metric)
 
     def _copy(self, dtype: torch.dtype) -> _Copy:

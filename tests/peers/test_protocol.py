@@ -327,6 +327,50 @@ def test_liars_who_repeat_the_old_model_hold_a_peer_back_only_while_2_b_hat_answ
     assert np.all((victim.x >= honest.min(axis=0) - 1e-9) & (victim.x <= honest.max(axis=0) + 1e-9))
 
 
+# --- 10: accountability ----------------------------------------------------------------------------------------------
+
+
+def test_whoever_tells_every_victim_something_else_is_convicted_and_its_answers_count_no_longer() -> None:
+    def equivocating(net: VirtualNetwork, me: int, t: int) -> tuple[float, np.ndarray]:
+        return 0.01, np.full(3, net.coins.uniform(-2, 2))
+
+    net = hostile(VirtualNetwork(3, rounds=12), equivocating)
+    net.signs = True
+    net.run()
+    assert net.broken == []
+    assert outcomes(net) == {"aggregated"}
+    for peer in net.peers:
+        assert {proof.member for proof in peer.proofs} == set(net.hostile)
+        late = [peer.reports[-1].results.get(member) for member in net.hostile]
+        assert set(late) <= {"refused", None}
+        assert peer.reports[-1].trim == 2  # as before: a conviction never lowers it
+
+
+def test_a_member_that_signs_one_model_a_round_is_never_convicted() -> None:
+    def consistent(net: VirtualNetwork, me: int, t: int) -> tuple[float, np.ndarray]:
+        return 0.01, np.full(3, -5.0 - t)
+
+    net = hostile(VirtualNetwork(3, rounds=8), consistent)
+    net.signs = True
+    net.run()
+    assert net.broken == []
+    assert all(peer.proofs == [] for peer in net.peers)
+
+
+@pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD])
+def test_no_fault_convicts_an_honest_peer(fault: Fault) -> None:
+    stops = 0
+    for seed in range(40):
+        net = VirtualNetwork(seed, rounds=14)
+        net.signs = True
+        fault.strike(net, net.peers[0], (seed % 4) * PERIOD + net.coins.uniform(0.5, 9.5))
+        net.run()
+        stops += net.peers[0].stops
+        assert net.broken == []
+        assert net.outcomes(0)[-1] == "aggregated"
+    assert (stops > 0) == (fault in (Fault.EMPTIED, Fault.SET_BACK))  # shown its own signature, it starts anew
+
+
 def test_after_catching_up_the_momentum_is_forgotten() -> None:
     net = VirtualNetwork(1, rounds=14)
     net.at(4 * PERIOD + 8, lambda: net.peers[0].crash(4.3 * PERIOD))

@@ -83,6 +83,8 @@ class MemoryStore:
     desk: Desk = field(default_factory=Desk)
     files: dict[int, int] = field(default_factory=dict)
     answered: list[tuple[int, int, int]] = field(default_factory=list)
+    signatures: dict[int, bytes] = field(default_factory=dict)
+    told: dict[int, dict[str, object]] = field(default_factory=dict)
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
@@ -96,6 +98,12 @@ class MemoryStore:
 
     def open_body(self, round: int) -> Body | None:
         return Body(os.dup(self.files[round]), 0, self.sig.size) if round in self.files else None
+
+    def signature_of(self, round: int) -> bytes | None:
+        return self.signatures.get(round)
+
+    def seen(self, round: int) -> dict[str, object] | None:
+        return self.told.get(round)
 
     def position(self) -> float:
         return asyncio.get_running_loop().time() + self.ahead

@@ -86,6 +86,18 @@ def emptied(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, hit)
 
 
+def set_back(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """A copy of the state folder, made a round or two before, is put back while the peer restarts."""
+
+    def hit() -> None:
+        if peer.up:
+            peer.crash(net.coins.uniform(0.1, PERIOD))
+            net.set_back(peer)
+
+    net.at(begin - net.coins.uniform(0.2, 2) * PERIOD, peer.disk.snapshot)
+    net.at(begin, hit)
+
+
 def wall_clock(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, lambda: setattr(peer, "wall_error", net.coins.choice([-3600.0, 3600.0])))
 
@@ -110,6 +122,7 @@ class Fault(Enum):
     DAMAGED_CHECKPOINT = (damaged_checkpoint,)
     DAMAGED_RECORD = (damaged_record,)
     EMPTIED = (emptied,)
+    SET_BACK = (set_back,)
     WALL_CLOCK = (wall_clock,)
     DRIFT = (drift,)
 
@@ -122,6 +135,7 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     """A net of twelve with one to five faults and two hostile peers, all drawn from the seed; not run yet."""
     net = VirtualNetwork(seed, rounds=rounds)
     coins = net.coins
+    net.signs = seed % 2 == 1
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 5)):
@@ -140,6 +154,7 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     n, b, s, b_hat, late = coins.choice(PLANS)
     end = faulty + 2  # what strikes in the last faulty round is over by then
     net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
+    net.signs = seed % 2 == 1
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 4)):

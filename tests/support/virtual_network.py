@@ -5,6 +5,7 @@ and everything random comes from its seed, so any run replays. What must never h
 ``VirtualNetwork.broken`` as it happens.
 """
 
+import hashlib
 import heapq
 import random
 from collections import defaultdict
@@ -18,6 +19,7 @@ from rpel.aggregation import rule
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
 from rpel.peer.desk import SERVED, Desk
+from rpel.peer.evidence import Proof, Signed, Witness
 from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want
 from rpel.types import Models, Outcome, PullResult
 
@@ -37,6 +39,7 @@ class Disk:
         self.checkpoints: dict[int, Checkpoint] = {}
         self.damaged: set[int] = set()
         self.full = False
+        self._snapshot: tuple[dict[int, tuple[Record, Models]], dict[int, Checkpoint]] = ({}, {})
 
     def persist(self, record: Record, momentum: Models) -> bool:
         if not self.full:
@@ -52,6 +55,16 @@ class Disk:
             for old in sorted(self.checkpoints)[:-2]:
                 del self.checkpoints[old]
         return not self.full
+
+    def snapshot(self) -> None:
+        """A copy of the state folder is made."""
+        self._snapshot = (dict(self.records), dict(self.checkpoints))
+
+    def set_back(self) -> None:
+        """The state folder is what it was when the copy was made."""
+        records, checkpoints = self._snapshot
+        self.records, self.checkpoints = dict(records), dict(checkpoints)
+        self.damaged.clear()
 
     def empty(self) -> None:
         """Somebody deleted the state folder."""
@@ -109,6 +122,8 @@ class Peer:
         self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
         self.refused: str | None = None
         self.retired = False  # down for good
+        self.stops = 0  # because its own signature was shown to it
+        self.proofs: list[Proof] = []  # on disk, so to say
 
     # --- from start to crash ---
 
@@ -123,6 +138,10 @@ class Peer:
         self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
         self.wants = protocol.rounds(self.net.terms(self.number, 1), self.clock, self.draw, lambda: np.zeros(D))
         self.momentum = np.zeros(D)
+        pins = tuple(map(str, range(self.net.n)))
+        self.witness = Witness(self.number, pins, signed_by, last=max(self.disk.records, default=0))
+        for proof in self.proofs:
+            self.witness.restore(proof)
         self.go(None)
 
     def crash(self, down: float) -> None:
@@ -207,6 +226,8 @@ class Peer:
         self.later(self.compute, self.go, want.x - 0.3 * self.momentum)
 
     def on_persist(self, want: protocol.Persist) -> None:
+        half = want.record.half
+        self.witness.recorded(want.record.round, None if half is None else digest(half))
         self.later(0.05, lambda: self.go(self.disk.persist(want.record, self.momentum)))
 
     def on_publish(self, want: protocol.Publish) -> None:
@@ -252,6 +273,9 @@ class Peer:
         if asking.over:
             return
         member, t = asking.want.members[place], asking.want.round
+        if str(member) in self.witness.convicted:
+            asking.results[member] = PullResult.REFUSED
+            return
         born = self.incarnation
 
         def reply(code: int, model: Models | None, position: float) -> None:
@@ -272,10 +296,26 @@ class Peer:
         result = PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if model is None else PullResult.OK
         if model is not None and result is PullResult.OK:
             asking.table[place + 1] = model
+            self.sees(member, asking.want.round, model)
             asking.offsets.append(position - self.clock.position())
         asking.results[member] = result
         if len(asking.results) == len(asking.want.members):
             self.later(0.0, self.close, asking)
+
+    def sees(self, member: int, t: int, model: Models) -> None:
+        """A model came, signed; with it comes what its sender saw in the round before."""
+        if not self.net.signs:
+            return
+        found = [self.witness.saw(member, t, signed(member, t, digest(model)))]
+        found += self.witness.hear(t - 1, self.net.told_by(member, t - 1))
+        for proof in found:
+            if proof is not None:
+                self.proofs.append(proof)
+                if proof.member not in self.net.hostile:
+                    self.net.break_("an honest peer was convicted", proof.member, proof.round)
+        if self.witness.impostor:
+            self.stops += 1
+            self.later(0.0, self.crash, 2 * PERIOD)
 
     def close(self, asking: Asking) -> None:
         if not asking.over:
@@ -319,6 +359,19 @@ class Peer:
             self.net.after(way, lambda: reply(SERVED, body, position))
 
 
+def digest(model: Models) -> bytes:
+    return hashlib.sha256(model.tobytes()).digest()
+
+
+def signed(member: int, t: int, found: bytes) -> Signed:
+    """A signature that only this member makes, as far as this network goes."""
+    return Signed(found, hashlib.sha256(f"{member} {t} ".encode() + found).digest())
+
+
+def signed_by(member: int, t: int, found: bytes, signature: bytes) -> bool:
+    return signature == signed(member, t, found).signature
+
+
 class VirtualNetwork:
     """n peers, the last b of them hostile, joined by a network that does what it is told."""
 
@@ -334,6 +387,7 @@ class VirtualNetwork:
         self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
+        self.signs = False  # protocol 2
         self.trace: list[tuple[Any, ...]] = []
         self._draws: dict[tuple[int, int], tuple[int, ...]] = {}
         self._versions: dict[tuple[int, int], bytes] = {}
@@ -387,6 +441,15 @@ class VirtualNetwork:
         else:
             self.after(0.01, lambda: reply(0, None, 0.0))
 
+    def told_by(self, member: int, t: int) -> dict[str, Any]:
+        """What a member says it saw; the hostile repeat what is true, and add what is not."""
+        if member not in self.hostile:
+            return self.peers[member].witness.seen(t)
+        told = self.coins.choice(self.peers)
+        entries = list(told.witness.seen(t)["seen"]) if told.incarnation else []
+        lie = [self.coins.randrange(self.n), "A" * 44, "A" * 44]
+        return {"seen": [*entries, lie], "proofs": [[0, max(t, 1), "A" * 44, "A" * 44, "B" * 44, "A" * 44], "no"]}
+
     def terms(self, number: int, t: int) -> Terms:
         return Terms(number, self.n, self.b, self.pull, self.rule, DEADLINE, self.rounds)
 
@@ -436,6 +499,11 @@ class VirtualNetwork:
     def damage(self, peer: Peer) -> None:
         """Truncate the newest checkpoint; what is then expected to be there is the one before."""
         peer.disk.truncate_newest()
+        self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
+
+    def set_back(self, peer: Peer) -> None:
+        """A peer's disk is what it was when it was copied."""
+        peer.disk.set_back()
         self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
 
     def emptied(self, peer: Peer) -> None:

@@ -106,6 +106,7 @@ def new(
         rule=rule,
         local_steps=local_steps,
         hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
+        protocol=2,  # half-steps are signed
     )
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):

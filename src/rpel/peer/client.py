@@ -6,6 +6,7 @@ only if it is a model of this network in the round wanted, and goes straight int
 """
 
 import asyncio
+import base64
 import math
 import re
 import socket
@@ -17,7 +18,8 @@ from typing import Any
 
 from rpel.certificates import check_certificate
 from rpel.config.membership import Membership
-from rpel.peer.http import CLOCK, INIT, MODEL, STATUS, Connection, Head, Refused, Sink, Text
+from rpel.peer.evidence import SIGNED_PROTOCOL, Signed, facts, signed_by
+from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Text
 from rpel.peer.identity import KeyFile, client_context, leaf_fingerprint
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models, PullResult
@@ -42,7 +44,8 @@ class Answer:
     """What came of asking one member, and why not more.
 
     ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
-    for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0
+    for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0 ·
+    ``signed``: the hash of the body and its signature, where half-steps are signed
     """
 
     result: PullResult
@@ -51,6 +54,7 @@ class Answer:
     membership: str = ""
     received: int = 0
     status: int = 0
+    signed: Signed | None = None
 
 
 class Client:
@@ -97,19 +101,31 @@ class Client:
         """
         path = f"{MODEL}{round}" if round else INIT
         offsets: list[float] = []
+        came: list[tuple[Reception, str]] = []
+        signatures = round > 0 and self._membership.protocol >= SIGNED_PROTOCOL
 
         def judge(head: Head, sent: float) -> Sink:
             if head.status != 200:
                 raise Refused(head)
-            reception = Reception(self._signature, row, round)
+            reception = Reception(self._signature, row, round, hashed=signatures)
             reception.head(head.status, head.headers)
             offsets[:] = _offset(head.headers, sent, self._position())
+            came[:] = [(reception, head.headers.get("rpel-signature", ""))]
             return reception
 
+        membership = self._membership
         answer = await self._ask(member, path, judge, deadline)
         if answer.result is not PullResult.OK:
             return answer
-        return Answer(PullResult.OK, offset=offsets[0] if offsets else None, received=self._signature.size)
+        signed = _signed(*came[0], membership, member, round) if signatures else None
+        if signatures and signed is None:
+            return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
+        offset = offsets[0] if offsets else None
+        return Answer(PullResult.OK, offset=offset, received=self._signature.size, signed=signed)
+
+    async def seen(self, member: int, round: int, deadline: float) -> dict[str, Any] | Answer:
+        """What a member saw signed in a round; an Answer if it does not say."""
+        return await self._text(member, f"{SEEN}{round}", deadline)
 
     async def clocks(self, deadline: float) -> list[float]:
         """How far the clocks of the members that answer by the deadline (the loop's time) are ahead of this one."""
@@ -221,6 +237,17 @@ class Client:
             transport.abort()
             raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
         return connection
+
+
+def _signed(reception: Reception, header: str, membership: Membership, member: int, round: int) -> Signed | None:
+    """The hash of a body with its signature, if the member's key made that; None otherwise."""
+    try:
+        found = Signed(reception.digest, base64.b64decode(header, validate=True))
+    except ValueError:
+        return None
+    certificate = membership.members[member].certificate
+    valid = signed_by(certificate, facts(membership), round, found.digest, found.signature)
+    return found if valid else None
 
 
 async def _reached(host: str, port: int) -> socket.socket:

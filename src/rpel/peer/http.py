@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 
 from rpel.peer.wire import Malformed
 
-MODEL, INIT, CLOCK, STATUS = "/v1/model/", "/v1/init", "/v1/clock", "/v1/status"
+MODEL, SEEN, INIT, CLOCK, STATUS = "/v1/model/", "/v1/seen/", "/v1/init", "/v1/clock", "/v1/status"
 LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
 _MOST_HEADERS = 16

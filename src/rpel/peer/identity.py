@@ -24,12 +24,10 @@ from rpel.aggregation import rule
 from rpel.certificates import check_certificate, fingerprint, read_certificate
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
+from rpel.peer.evidence import FIXED
 from rpel.peer.protocol import Terms
 
 log = logging.getLogger("rpel")
-
-_FIXED = ("run", "epoch", "period", "model_header_sha256", "init_sha256")
-"""What a running network cannot change: another one would be meant."""
 
 
 def write_key(path: Path, secret: bytes) -> None:
@@ -258,7 +256,7 @@ class News:
 
 def _successor(now: Membership, coming: Membership) -> Membership:
     """The coming membership, if it can follow the present one."""
-    for key in _FIXED:
+    for key in FIXED:
         if getattr(coming, key) != getattr(now, key):
             raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")
     return coming

@@ -54,6 +54,7 @@ class Metrics:
         self._trim = self._gauge("rpel_trim_count", "Hostile models the last aggregation could survive")
         self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
         self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
+        self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
         self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
 
     def _counters(self) -> None:
@@ -101,6 +102,10 @@ class Metrics:
         """One request of a member was answered with this status and so many bytes of a model."""
         self._serve.labels(peer, str(code)).inc()
         self._bytes.labels("sent").inc(sent)
+
+    def convicted(self, members: int) -> None:
+        """So many members' keys signed two half-steps of one round."""
+        self._convicted.set(members)
 
     def saved(self) -> None:
         """A checkpoint is on disk."""

@@ -33,7 +33,8 @@ from rpel.peer.background import Background, Woken
 from rpel.peer.client import Answer
 from rpel.peer.clock import RoundClock, ticks
 from rpel.peer.desk import Desk
-from rpel.peer.identity import News, take
+from rpel.peer.evidence import AUDIT_FILE, Audit, Notary
+from rpel.peer.identity import News, read_key, take
 from rpel.peer.learner import Learner
 from rpel.peer.limits import reserve_descriptors
 from rpel.peer.metrics import Metrics, Pages, Repeats, RoundLog, line
@@ -97,6 +98,10 @@ def from_os(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
     return tuple(secrets.SystemRandom().sample([i for i in range(nodes) if i != me], s))
 
 
+class SecondInstanceError(OSError):
+    """This peer's key signed what this peer did not."""
+
+
 class Node:
     """One peer from its start to its end: a context manager, inside which :meth:`live` is the training."""
 
@@ -114,6 +119,8 @@ class Node:
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
         self._silent: tuple[int, ...] = ()
+        self._came: dict[int, str] = {}
+        self._gossiping: set[asyncio.Task[None]] = set()
 
     def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
@@ -127,6 +134,9 @@ class Node:
             self._quieten(opened)
             reserve_descriptors(len(self.standing.membership.members))
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
+            self.notary = Notary(self.config.state_dir / "evidence", self._store.last_round)
+            self._appoint()
+            self._audit = Audit(self.config.state_dir / AUDIT_FILE)
             self._background = Background()
             opened.callback(self._background.close)
             self._open_pages(opened)
@@ -168,6 +178,9 @@ class Node:
         except OSError as error:
             raise OSError(f"listen {self.config.listen} cannot be used ({error.strerror or error})") from None
         opened.callback(lambda: self._background.call(self.transport.stop()))
+
+    def _appoint(self) -> None:
+        self.notary.rotate(self.standing.membership, self.standing.me, read_key(self.standing.key))
 
     def _identify(self) -> None:
         self.metrics.identity(self.standing.membership.hash, self.standing.expiry)
@@ -220,6 +233,11 @@ class Node:
             self._finish()
         except Woken:
             self.unready = "stopped"
+            if self.notary.impostor:
+                raise SecondInstanceError(
+                    f"somebody else signed a half-step of round {self.notary.impostor} with this peer's key: a second "
+                    f"peer runs with it, or the folder {self.config.state_dir} was set back or emptied"
+                ) from None
         finally:
             living.close()
 
@@ -339,6 +357,7 @@ class Node:
                 return None
             self.standing = take(self.config, coming)
             self._compile(self.standing.terms)
+            self._appoint()
             self._background.call(self._rotate())
             self._identify()
             log.info("membership %s is in force", coming.hash[:12])
@@ -348,7 +367,8 @@ class Node:
         if record.half is None:
             log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
         self._digest = "" if record.half is None else wire.digest(self.signature, record.half)
-        return self._store.persist(record, learner.state())
+        signature = self.notary.sign(record.round, bytes.fromhex(self._digest)) if self._digest else b""
+        return self._store.persist(record, learner.state(), signature)
 
     def _save(self, checkpoint: Checkpoint) -> bool:
         self._x = checkpoint.x
@@ -362,6 +382,7 @@ class Node:
         names = self.names(max(report.results, default=0))
         self.metrics.ended(report, names)
         self._log.write(line(report, names, self._digest, time.time()))
+        self._account(report, names)
         self.unready = "frozen: too few members answer" if report.frozen else ""
         assert self._x is not None, "saved just before"
         accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
@@ -370,6 +391,25 @@ class Node:
         if self.progress is not None:
             self.progress(report, accuracy)
 
+    def _account(self, report: Report, names: tuple[str, ...]) -> None:
+        """A line of the audit log: what was aggregated, by its hash; and who is convicted."""
+        aggregated = {names[member]: digest for member, digest in self._came.items()}
+        content = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "round": report.round,
+            "membership": self.standing.membership.hash,
+            "outcome": report.outcome,
+            "asked": [names[member] for member in report.results],
+            "trim": report.trim,
+            "own": self._digest,
+            "aggregated": {} if report.outcome is Outcome.LOCAL_ONLY else aggregated,
+        }
+        try:
+            self._audit.write(content)
+        except OSError as error:
+            log.warning("the audit log cannot be written (%s): rounds go on without it", error.strerror)
+        self.metrics.convicted(len(self.notary.convicted))
+
     def _pull(self, want: Pull) -> Pulled:
         """All members at once, each into its row."""
         if len(self._table) != 1 + len(want.members):  # another plan came with another membership
@@ -377,6 +417,8 @@ class Node:
         if want.half is not None and not np.may_share_memory(want.half, self._table[0]):
             self._table[0] = want.half
         answers = self._background.call(self._pull_all(want))
+        pairs = zip(want.members, answers, strict=True)
+        self._came = {member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None}
         self._compare()
         offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
         return Pulled(self._table, tuple(answer.result for answer in answers), offsets)
@@ -406,6 +448,8 @@ class Node:
     async def ask(self, member: int, round: int, row: Models, deadline: float) -> Answer:
         """Pull one member's model of a round into its row; whatever goes wrong is an Answer."""
         began = time.monotonic()
+        if self.names(member)[member] in self.notary.convicted:  # a no-show, whatever it would say
+            return Answer(PullResult.REFUSED, reason="it was convicted of signing two half-steps of one round")
         try:
             answer = await self.transport.pull(member, round, row, deadline)
         except Exception as error:  # whatever a member makes of its answer, it must not end this peer
@@ -414,7 +458,20 @@ class Node:
         self.metrics.pulled(time.monotonic() - began, answer.received)
         if answer.result is not PullResult.OK:
             log.debug("round %d: %s is %s: %s", round, self.names(member)[member], answer.result, answer.reason)
+        elif answer.signed is not None:
+            self.notary.saw(member, round, answer.signed)
+            asking = asyncio.get_running_loop().create_task(self._gossip(member, round - 1, deadline))
+            self._gossiping.add(asking)
+            asking.add_done_callback(self._gossiping.discard)
         return answer
+
+    async def _gossip(self, member: int, round: int, deadline: float) -> None:
+        """What a member saw signed in the round before; whoever does not say is not asked again."""
+        told = await self.transport.client.seen(member, round, deadline) if round > 0 else None
+        if isinstance(told, dict):
+            self.notary.hear(round, told)
+        if self.notary.impostor:
+            self._background.wake()  # see live
 
     def names(self, most: int) -> tuple[str, ...]:
         """Ids by number, up to ``most``: a draw from before a change of membership may hold numbers beyond it."""
@@ -427,6 +484,14 @@ class Node:
         else:
             self.desk.skip(round)
         self.transport.announce()
+
+    def signature_of(self, round: int) -> bytes | None:
+        """The signature of a published half-step."""
+        return self._store.signature(round)
+
+    def seen(self, round: int) -> dict[str, object] | None:
+        """What this peer saw signed in a round."""
+        return self.notary.seen(round)
 
     async def _rotate(self) -> None:
         self.transport.rotate(self.standing.membership, self.standing.certificate, self.standing.key)
@@ -441,7 +506,11 @@ class Node:
 
     def status(self) -> dict[str, object]:
         """What `rpel watch` shows of this peer."""
-        return self.summary() | {"position": self.position(), "ready": not self.unready}
+        return self.summary() | {
+            "position": self.position(),
+            "ready": not self.unready,
+            "convicted": list(self.notary.convicted),
+        }
 
     def served(self, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""

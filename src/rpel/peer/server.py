@@ -8,6 +8,7 @@ cutting it off brings nothing.
 """
 
 import asyncio
+import base64
 import logging
 import re
 import socket
@@ -20,7 +21,7 @@ from rpel.config.membership import Membership
 from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
-from rpel.peer.http import CLOCK, INIT, MODEL, STATUS, Line, Reply, Request, json_reply, reply_head
+from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Line, Reply, Request, json_reply, reply_head
 from rpel.peer.identity import KeyFile, leaf_fingerprint, server_context
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from rpel.peer.store import Body
@@ -29,6 +30,7 @@ from rpel.types import Models
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
+_SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
 _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
 _log = logging.getLogger("rpel")
 
@@ -41,6 +43,12 @@ class Service(Protocol):
 
     def open_body(self, round: int) -> Body | None:
         """The half-step of a published round; round 0: the common initial model."""
+
+    def signature_of(self, round: int) -> bytes | None:
+        """The signature of the half-step of a published round; None where none are made."""
+
+    def seen(self, round: int) -> dict[str, object] | None:
+        """What this peer saw signed in a round; None where signatures are not made."""
 
     def position(self) -> float:
         """This peer's round clock."""
@@ -299,6 +307,9 @@ class Server:
             return Reply(409, headers={"RPEL-Membership": own})
         if found := _MODEL.fullmatch(request.path):
             return await self._model(line, member, int(found[1]))
+        if found := _SEEN.fullmatch(request.path):
+            seen = self._service.seen(int(found[1]))
+            return Reply(404) if seen is None else json_reply(seen)
         if request.path == INIT:
             return await self._model(line, member, 0)
         if request.path == CLOCK:
@@ -347,6 +358,8 @@ class Server:
             "RPEL-Position": f"{self._service.position():.6f}",
             "RPEL-Waited": f"{waited:.6f}",
         }
+        if (signature := self._service.signature_of(round)) is not None:
+            headers["RPEL-Signature"] = base64.b64encode(signature).decode()
         try:
             async with asyncio.timeout(self.limits.write):
                 line.writer.write(reply_head(200, body.size, headers))

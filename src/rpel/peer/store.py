@@ -11,6 +11,7 @@ state of training; in a checkpoint the values of the model, then those of its bu
 round ``model.safetensors`` is the model for use elsewhere.
 """
 
+import base64
 import fcntl
 import hashlib
 import json
@@ -111,8 +112,11 @@ class Store:
             published=tuple(t for t in sorted(self._whole) if self._whole[t].entries["body"]),
         )
 
-    def persist(self, record: Record, state: Bytes = b"") -> bool:
-        """Record a round once, with the local state of training; False: the disk would not, and older ones stand."""
+    def persist(self, record: Record, state: Bytes = b"", signature: bytes = b"") -> bool:
+        """Record a round once, with the local state of training and the signature of its half-step, if there is one.
+
+        False: the disk would not, and older records stand.
+        """
         if record.round <= self._last:
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
         self._last = record.round
@@ -125,6 +129,8 @@ class Store:
             "body": sum(map(len, body)),
             "state": len(state),
         }
+        if signature:
+            entries["signature"] = base64.b64encode(signature).decode()
         head = self._write(self._record(record.round), entries, [*body, state])
         if head is None:
             return False
@@ -163,6 +169,16 @@ class Store:
         with open(self._record(round), "rb") as file:
             file.seek(head.offset + head.entries["body"])
             return file.read(head.entries["state"])
+
+    def signature(self, round: int) -> bytes | None:
+        """The signature that was recorded with a half-step; None if there is none."""
+        head = self._whole.get(round)
+        return base64.b64decode(head.entries["signature"]) if head and "signature" in head.entries else None
+
+    @property
+    def last_round(self) -> int:
+        """The newest round ever recorded, readable or not; 0: none."""
+        return self._last
 
     def open_body(self, round: int) -> Body | None:
         """The bytes to serve for a round, from a record that is whole; None if there is none, or no longer."""

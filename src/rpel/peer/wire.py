@@ -222,12 +222,20 @@ class Reception:
     ([1.0, 2.0], 0)
     """
 
-    def __init__(self, sig: Signature, row: Models, round: int) -> None:
+    def __init__(self, sig: Signature, row: Models, round: int, hashed: bool = False) -> None:
+        """``hashed``: work out the :attr:`digest` as the bytes come."""
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
         self._sig, self._values, self._round = sig, raw(sig, row), round
         self._received = 0
         self._open = False
+        self._hash = hashlib.sha256() if hashed else None
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of the whole body, once it is there."""
+        assert self._hash is not None, "asked for with hashed"
+        return self._hash.digest()
 
     @property
     def missing(self) -> int:
@@ -260,6 +268,8 @@ class Reception:
         part = memoryview(data).cast("B")
         if len(part) > self.missing:
             self._broken(f"more than the {self._sig.size} bytes of a model")
+        if self._hash is not None:
+            self._hash.update(part)
         header = self._sig.header
         if self._received < len(header):
             start = self._received

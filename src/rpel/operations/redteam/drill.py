@@ -5,6 +5,7 @@ stand for the victim's honest peers, less its own. A new misbehaviour is one fun
 """
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -17,7 +18,7 @@ from rpel.attacks import ATTACKS, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
 from rpel.errors import nearest
 from rpel.kernels.compiled import finite_rows
-from rpel.peer.wire import Signature, raw
+from rpel.peer.wire import Signature, digest, raw
 from rpel.randomness import stream
 from rpel.types import Integers, Models
 
@@ -36,9 +37,11 @@ class Reply:
     round: int
     position: float
     model: Models
+    sign: Callable[[int, bytes], bytes] | None = None
+    """(round, hash of the body) → its signature, where half-steps are signed."""
 
-    def head(self, *, round: int | None = None, size: int | None = None) -> bytes:
-        """The head of a right reply, or of one with another round or size."""
+    def head(self, *, round: int | None = None, size: int | None = None, model: Models | None = None) -> bytes:
+        """The head of a right reply, or of one with another round, size or model."""
         lines = [
             "HTTP/1.1 200 OK",
             f"Content-Length: {self.sig.size if size is None else size}",
@@ -46,6 +49,9 @@ class Reply:
             f"RPEL-Round: {self.round if round is None else round}",
             f"RPEL-Position: {self.position:.6f}",
         ]
+        if self.sign is not None:
+            body = bytes.fromhex(digest(self.sig, self.model if model is None else model))
+            lines.append(f"RPEL-Signature: {b64encode(self.sign(self.round, body)).decode()}")
         return "\r\n".join([*lines, "", ""]).encode()
 
     async def send(self, *parts: bytes | memoryview) -> None:
@@ -100,7 +106,7 @@ async def wrong_size(reply: Reply, extra: int = 4) -> None:
 async def nan(reply: Reply) -> None:
     """A whole model of values that are not numbers."""
     model = np.full(reply.sig.d, np.nan, reply.sig.dtype)
-    await reply.send(reply.head(), reply.sig.header, raw(reply.sig, model))
+    await reply.send(reply.head(model=model), reply.sig.header, raw(reply.sig, model))
 
 
 async def garbage(reply: Reply, size: int = 512) -> None:

@@ -22,8 +22,9 @@ from rpel.operations.redteam.drill import Reply, drill, forge, plainly
 from rpel.operations.redteam.server import HostileServer, early, gone
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
+from rpel.peer.evidence import SIGNED_PROTOCOL, facts, sign
 from rpel.peer.http import CLOCK, STATUS
-from rpel.peer.identity import server_context, take
+from rpel.peer.identity import read_key, server_context, take
 from rpel.peer.store import initial_model
 from rpel.types import Models
 
@@ -81,6 +82,7 @@ class RedTeam:
         ours = {self.standing.me, *(m.index(ally) for ally in allies)}
         self._ours = len(ours)
         self._honest = [number for number in range(m.nodes) if number not in ours]
+        self._key = read_key(self.standing.key)
         self._sig, self._initial = initial_model(config, m)
         self._clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=time.monotonic)
         self._state: State = {}
@@ -212,12 +214,16 @@ class RedTeam:
             return
         forged = await asyncio.shield(self._waiting(round)) if round else {}
         model = forged.get(member, self._initial)
-        reply = Reply(reader, writer, self._sig, member, round, self._clock.position(), model)
+        sign = self._sign if round and self.standing.membership.protocol >= SIGNED_PROTOCOL else None
+        reply = Reply(reader, writer, self._sig, member, round, self._clock.position(), model, sign)
         if not round:
             await plainly(reply)
             return
         self._answered.setdefault(round, set()).add(member)
         await self._drill.deliver(reply, **self._drill.parameters)
+
+    def _sign(self, round: int, digest: bytes) -> bytes:
+        return sign(self._key, facts(self.standing.membership), round, digest)
 
     def _waiting(self, t: int) -> "asyncio.Future[dict[int, Models]]":
         if t not in self._forged:

@@ -1,0 +1,461 @@
+"""Who signed what: signatures of half-steps, proofs that a member signed two for one round, and the audit log.
+
+Invariants:
+- a half-step is signed once, over facts that no later membership may change, the round, and the hash of its bytes: two
+  different hashes signed by one key for one round are a proof, whatever the membership, that anybody can check;
+- only valid signatures make a proof, so nobody can be convicted by what others say;
+- an honest peer never makes one: whoever is shown its own signature for a round it has not recorded, or another hash
+  for one that it has, stops, because a second peer with its key is alive or its state folder was set back;
+- a proof convicts a key, not an intention; another key for the member, by a change of membership, clears it.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from rpel.certificates import read_certificate
+from rpel.config.membership import Membership, content_hash
+from rpel.files import atomic
+
+FIXED = ("run", "epoch", "period", "model_header_sha256", "init_sha256")
+"""What a running network cannot change: with another value another network would be meant."""
+
+SIGNED_PROTOCOL = 2
+"""The ``protocol`` of members.toml from which half-steps are signed."""
+
+FORMAT = "rpel evidence 1"
+AUDIT_FILE = "audit.jsonl"
+_PURPOSE = b"rpel half-step 1\0"
+_CURVE = ec.ECDSA(hashes.SHA256())
+_LARGEST = 64 << 10
+_KEPT = 3  # rounds of which is remembered what was seen
+_MOST_PROOFS = 16  # told in one reply
+_FIRST = "0" * 64
+_log = logging.getLogger("rpel")
+
+
+def facts(membership: Membership) -> dict[str, Any]:
+    """What every signature of a network is about."""
+    return {name: getattr(membership, name) for name in FIXED}
+
+
+def message(about: Mapping[str, Any], round: int, digest: bytes) -> bytes:
+    """The bytes that are signed: purpose, SHA-256 of the facts as canonical JSON, round (8 bytes), SHA-256 of the body.
+
+    >>> len(message({"run": "ward-7"}, 7, bytes(32)))
+    89
+    """
+    return _PURPOSE + bytes.fromhex(content_hash(dict(about))) + round.to_bytes(8, "big") + digest
+
+
+def sign(key: ec.EllipticCurvePrivateKey, about: Mapping[str, Any], round: int, digest: bytes) -> bytes:
+    """The signature (ECDSA on P-256 with SHA-256, DER) of a half-step with this hash."""
+    return key.sign(message(about, round, digest), _CURVE)
+
+
+def signed_by(certificate: str, about: Mapping[str, Any], round: int, digest: bytes, signature: bytes) -> bool:
+    """Whether the key of a certificate (PEM) signed this half-step."""
+    key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey), "members' certificates are checked when their file is read"
+    if len(digest) != hashlib.sha256().digest_size or not 0 < round < 1 << 63:
+        return False
+    try:
+        key.verify(signature, message(about, round, digest), _CURVE)
+    except InvalidSignature:
+        return False
+    return True
+
+
+# --- proofs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signed:
+    """One signed half-step: its hash and the signature."""
+
+    digest: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Two different half-steps of one round, signed by the same key."""
+
+    member: int
+    fingerprint: str
+    round: int
+    first: Signed
+    second: Signed
+
+
+def evidence(proof: Proof, membership: Membership) -> dict[str, Any]:
+    """A proof as a file holds it: everything that is needed to check it, but the list of members."""
+    member = membership.members[proof.member]
+    pair = (proof.first, proof.second)
+    return {
+        "format": FORMAT,
+        "facts": facts(membership),
+        "member": member.id,
+        "fingerprint": proof.fingerprint,
+        "round": proof.round,
+        "digests": [signed.digest.hex() for signed in pair],
+        "signatures": [base64.b64encode(signed.signature).decode() for signed in pair],
+        "certificate": member.certificate,
+    }
+
+
+def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
+    """The proof that a file of evidence holds against a member; ValueError in one sentence if it holds none.
+
+    Nothing of the file is trusted: the certificate must be that of a member, and both signatures those of its key over
+    the facts of this membership.
+    """
+    found = _read(Path(path))
+    if found["format"] != FORMAT:
+        raise ValueError(f"{path} has the format {found['format']!r}: {FORMAT!r} is known")
+    if found["facts"] != facts(membership):
+        raise ValueError(f"{path} is about another network than the members' file: their facts differ")
+    number = membership.by_fingerprint(str(found["fingerprint"]))
+    if number is None:
+        raise ValueError(
+            f"{path} names the key {found['fingerprint']}, which is no member's: use the file of that time"
+        )
+    member = membership.members[number]
+    try:
+        same = read_certificate(found["certificate"]).fingerprint == member.fingerprint and found["member"] == member.id
+        digests = [bytes.fromhex(text) for text in found["digests"]]
+        signatures = [base64.b64decode(text, validate=True) for text in found["signatures"]]
+        first, second = (Signed(*pair) for pair in zip(digests, signatures, strict=True))
+        round = int(found["round"])
+    except (TypeError, ValueError, AttributeError, binascii.Error):
+        raise ValueError(f"{path} is not evidence: its certificate, digests or signatures are damaged") from None
+    if not same:
+        raise ValueError(f"{path} names {found['member']!r}, but its certificate is not the one of {member.id!r}")
+    if first.digest == second.digest or {len(first.digest), len(second.digest)} != {32} or round < 1:
+        raise ValueError(f"{path} proves nothing: it takes two different hashes of one round")
+    for signed in (first, second):
+        if not signed_by(member.certificate, found["facts"], round, signed.digest, signed.signature):
+            raise ValueError(f"{path} proves nothing: a signature in it is not that of {member.id!r}")
+    return Proof(number, member.fingerprint, round, first, second)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes()
+        found = json.loads(text) if len(text) <= _LARGEST else None
+    except (ValueError, RecursionError):
+        found = None
+    keys = ("format", "facts", "member", "fingerprint", "round", "digests", "signatures", "certificate")
+    if not isinstance(found, dict) or any(key not in found for key in keys):
+        raise ValueError(f"{path} is not evidence: a JSON object with {', '.join(keys)}")
+    return found
+
+
+# --- what a peer sees ------------------------------------------------------------------------------------------------
+
+Verifier = Callable[[int, int, bytes, bytes], bool]
+"""(member, round, digest, signature) → whether that member signed it."""
+
+
+class Witness:
+    """What one peer saw signed in the last rounds, what others told it, and who is convicted by that. No files, no I/O.
+
+    >>> witness = Witness(me=0, pins=("a", "b", "c"), verifier=lambda member, round, digest, signature: True)
+    >>> witness.saw(1, 4, Signed(b"x", b"1"))
+    >>> proofs = witness.hear(4, {"seen": [[1, "eQ==", "Mg=="]]})
+    >>> [(proof.member, proof.round) for proof in proofs], witness.convicted
+    ([(1, 4)], {'b'})
+    """
+
+    def __init__(self, me: int, pins: tuple[str, ...], verifier: Verifier, last: int = 0) -> None:
+        """``last``: the last round that this peer's folder holds a record of when it starts."""
+        self._me, self._pins, self._verifier, self._last = me, pins, verifier, last
+        self._seen: dict[int, dict[str, Signed]] = {}  # by round and pin; valid
+        self._told: dict[int, dict[str, Signed]] = {}  # by others; valid only if it says so here when they differ
+        self._own: dict[int, bytes] = {}
+        self._proofs: dict[str, Proof] = {}
+        self.impostor = 0
+        """The round of an own signature that this peer did not make; 0: none was shown to it."""
+
+    @property
+    def convicted(self) -> set[str]:
+        """The pins of keys that signed two half-steps of one round."""
+        return set(self._proofs)
+
+    def rotate(self, me: int, pins: tuple[str, ...]) -> None:
+        """Another membership is in force."""
+        self._me, self._pins = me, pins
+        self._proofs = {pin: proof for pin, proof in self._proofs.items() if pin in pins}
+
+    def recorded(self, round: int, digest: bytes | None) -> None:
+        """The own half-step of a round (None: nothing is served for it), before anybody sees it."""
+        if digest is not None:
+            self._own[round] = digest
+        self._forget(round)
+
+    def saw(self, member: int, round: int, signed: Signed) -> Proof | None:
+        """A member's half-step came, with a valid signature; the proof, if it had signed another for that round."""
+        pin = self._pins[member]
+        mine = self._seen.setdefault(round, {})
+        told = mine.get(pin) or self._told.get(round, {}).get(pin)
+        mine[pin] = signed
+        self._forget(round)
+        if told is None or told.digest == signed.digest or not self._valid(member, round, told):
+            return None
+        return self._convict(Proof(member, pin, round, told, signed))
+
+    def seen(self, round: int) -> dict[str, Any]:
+        """What this peer tells others of a round: what it saw signed, and proofs."""
+        found = self._seen.get(round, {})
+        numbers = {pin: number for number, pin in enumerate(self._pins)}
+        entries = [[numbers[pin], *_packed(signed)] for pin, signed in found.items() if pin in numbers]
+        proofs = [
+            [numbers[pin], proof.round, *_packed(proof.first), *_packed(proof.second)]
+            for pin, proof in list(self._proofs.items())[:_MOST_PROOFS]
+        ]
+        return {"seen": entries} | ({"proofs": proofs} if proofs else {})
+
+    def hear(self, round: int, told: Mapping[str, Any]) -> list[Proof]:
+        """What another peer tells of a round; new proofs. Verified is only what differs from what is known."""
+        found: list[Proof] = []
+        for member, signed in _entries(told.get("seen"), len(self._pins)):
+            if member == self._me:
+                self._shown(round, signed)
+            elif (proof := self._compared(member, round, signed)) is not None:
+                found.append(proof)
+        for proof in _proofs(told.get("proofs"), self._pins):
+            valid = (self._valid(proof.member, proof.round, one) for one in (proof.first, proof.second))
+            if proof.member != self._me and proof.fingerprint not in self._proofs and all(valid):
+                found += [made for made in [self._convict(proof)] if made is not None]
+        return found
+
+    def restore(self, proof: Proof) -> None:
+        """A proof from an earlier start."""
+        self._proofs.setdefault(proof.fingerprint, proof)
+
+    def _compared(self, member: int, round: int, signed: Signed) -> Proof | None:
+        pin = self._pins[member]
+        told = self._told.setdefault(round, {})
+        known = self._seen.get(round, {}).get(pin) or told.setdefault(pin, signed)
+        if known.digest == signed.digest or pin in self._proofs or not self._valid(member, round, signed):
+            return None
+        if not self._valid(member, round, known):  # somebody told us nonsense before
+            told[pin] = signed
+            return None
+        return self._convict(Proof(member, pin, round, known, signed))
+
+    def _shown(self, round: int, signed: Signed) -> None:
+        """An own signature, as others have it: is it one that this peer made?"""
+        own = self._own.get(round)
+        strange = round > self._last if own is None else own != signed.digest
+        if strange and self._valid(self._me, round, signed):
+            self.impostor = round
+
+    def _valid(self, member: int, round: int, signed: Signed) -> bool:
+        return self._verifier(member, round, signed.digest, signed.signature)
+
+    def _convict(self, proof: Proof) -> Proof | None:
+        if proof.fingerprint in self._proofs:
+            return None
+        self._proofs[proof.fingerprint] = proof
+        return proof
+
+    def _forget(self, round: int) -> None:
+        for kept in (self._seen, self._told, self._own):
+            for old in [t for t in kept if t <= round - _KEPT]:
+                del kept[old]
+
+
+def _packed(signed: Signed) -> list[str]:
+    return [base64.b64encode(signed.digest).decode(), base64.b64encode(signed.signature).decode()]
+
+
+def _unpacked(digest: Any, signature: Any) -> Signed:
+    return Signed(base64.b64decode(digest, validate=True), base64.b64decode(signature, validate=True))
+
+
+def _entries(told: Any, members: int) -> Iterable[tuple[int, Signed]]:
+    """The entries of a reply that are what they should be, at most one for each member."""
+    found: dict[int, Signed] = {}
+    for entry in told if isinstance(told, list) else []:
+        try:
+            member, digest, signature = entry
+            if type(member) is int and 0 <= member < members:
+                found.setdefault(member, _unpacked(digest, signature))
+        except (TypeError, ValueError):
+            continue
+    return found.items()
+
+
+def _proofs(told: Any, pins: tuple[str, ...]) -> Iterable[Proof]:
+    for entry in told[:_MOST_PROOFS] if isinstance(told, list) else []:
+        try:
+            member, round, *parts = entry
+            first, second = _unpacked(*parts[:2]), _unpacked(*parts[2:])
+            numbers = type(member) is int and type(round) is int and 0 <= member < len(pins) and 0 < round < 1 << 63
+            if numbers and first.digest != second.digest:
+                yield Proof(member, pins[member], round, first, second)
+        except (TypeError, ValueError):
+            continue
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def keep(folder: Path, proof: Proof, membership: Membership) -> Path:
+    """Write a proof into the folder for evidence; returns where."""
+    path = folder / f"{membership.members[proof.member].id}-{proof.round}.json"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with atomic(path, mode=0o600) as file:
+        file.write(json.dumps(evidence(proof, membership), indent=1).encode() + b"\n")
+    return path
+
+
+def kept(folder: Path, membership: Membership) -> list[Proof]:
+    """The proofs in the folder for evidence that hold under this membership."""
+    found = []
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            found.append(verify(path, membership))
+        except (ValueError, OSError) as error:
+            _log.info("%s", error)
+    return found
+
+
+class Notary:
+    """Signs what its peer serves, judges what others signed, and keeps proofs as files; silent under protocol 1."""
+
+    def __init__(self, folder: Path, last: int) -> None:
+        """``folder`` for evidence; ``last``: the last round that the peer has a record of when it starts."""
+        self._folder, self._lock = folder, threading.Lock()
+        self._witness = Witness(0, (), self._verified, last)
+
+    def rotate(self, membership: Membership, me: int, key: ec.EllipticCurvePrivateKey) -> None:
+        """From now on this membership and key count."""
+        with self._lock:
+            self._membership, self._key, self._facts = membership, key, facts(membership)
+            self._witness.rotate(me, tuple(member.fingerprint for member in membership.members))
+            for proof in kept(self._folder, membership) if self.active else ():
+                self._witness.restore(proof)
+
+    @property
+    def active(self) -> bool:
+        """Whether this network signs."""
+        return self._membership.protocol >= SIGNED_PROTOCOL
+
+    @property
+    def impostor(self) -> int:
+        """The round of an own signature that this peer did not make; 0: none was shown to it."""
+        return self._witness.impostor
+
+    @property
+    def convicted(self) -> tuple[str, ...]:
+        """The ids of members whose key signed two half-steps of one round."""
+        found = self._witness.convicted if self.active else ()
+        return tuple(member.id for member in self._membership.members if member.fingerprint in found)
+
+    def sign(self, round: int, digest: bytes) -> bytes:
+        """The signature of the own half-step, made once, before it is recorded; empty where none are made."""
+        if not self.active:
+            return b""
+        with self._lock:
+            self._witness.recorded(round, digest)
+        return sign(self._key, self._facts, round, digest)
+
+    def saw(self, member: int, round: int, signed: Signed) -> None:
+        """A member's half-step came with a valid signature."""
+        with self._lock:
+            if (proof := self._witness.saw(member, round, signed)) is not None:
+                self._keep(proof)
+
+    def hear(self, round: int, told: Mapping[str, Any]) -> None:
+        """What another peer saw of a round."""
+        with self._lock:
+            for proof in self._witness.hear(round, told):
+                self._keep(proof)
+
+    def seen(self, round: int) -> dict[str, Any] | None:
+        """What this peer tells others of a round; None where nothing is signed."""
+        return self._witness.seen(round) if self.active else None
+
+    def _verified(self, member: int, round: int, digest: bytes, signature: bytes) -> bool:
+        return signed_by(self._membership.members[member].certificate, self._facts, round, digest, signature)
+
+    def _keep(self, proof: Proof) -> None:
+        member = self._membership.members[proof.member]
+        try:
+            where = str(keep(self._folder, proof, self._membership))
+        except OSError as error:
+            where = f"not on disk ({error})"
+        _log.warning(
+            "%s signed two different half-steps of round %d: its answers count no longer; the proof is %s",
+            member.id,
+            proof.round,
+            where,
+        )
+
+
+class Audit:
+    """One JSON line a round, each with the hash of the line before, so that what a peer did can be shown later."""
+
+    def __init__(self, path: Path) -> None:
+        """Continue the file; a last line that was cut off by a crash is taken away."""
+        self._path = path
+        self._prev = _FIRST
+        if path.exists():
+            with path.open("r+b") as file:
+                content = file.read()
+                whole = content[: content.rfind(b"\n") + 1]
+                file.truncate(len(whole))
+            if whole:
+                self._prev = _line_hash(whole[:-1].rpartition(b"\n")[2])
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Append a line; OSError if the disk will not."""
+        line = json.dumps({**content, "prev": self._prev}).encode()
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "ab") as file:
+            file.write(line + b"\n")
+        self._prev = _line_hash(line)
+
+
+def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of an audit log whose chain is whole; ValueError names the first line that does not fit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     audit = Audit(Path(folder) / "audit.jsonl")
+    ...     audit.write({"round": 1})
+    ...     audit.write({"round": 2})
+    ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
+    [1, 2]
+    """
+    found, prev = [], _FIRST
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        try:
+            content = json.loads(line)
+            named = content["prev"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"{path}, line {number} is not a line of an audit log") from None
+        if named != prev:
+            raise ValueError(f"{path}, line {number} does not follow line {number - 1}: the log was changed")
+        found.append(content)
+        prev = _line_hash(line)
+    return found
+
+
+def _line_hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

@@ -1,0 +1,274 @@
+"""Signatures of half-steps: honest peers are never convicted, a liar is, and anybody can check the proof."""
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpel import certificates
+from rpel.config.membership import Member, Membership
+from rpel.operations.redteam import RedTeam
+from rpel.peer import evidence
+from rpel.peer.evidence import Audit, Proof, Signed, Witness, check_audit, facts, keep, sign, verify
+from rpel.peer.node import Node, SecondInstanceError
+from support.loopback import membership as a_membership
+from support.thread_network import QuadraticLearner, Running, ended, found
+
+PERIOD = 2.0
+DIGESTS = (bytes(range(32)), bytes(range(1, 33)))
+
+
+def key_of(secret: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(secret, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+@pytest.fixture(scope="module")
+def network() -> tuple[Membership, list[ec.EllipticCurvePrivateKey]]:
+    made = [certificates.create(f"peer-{i}") for i in range(3)]
+    members = [Member.of(f"peer-{i}", f"https://127.0.0.1:{i + 1}", pem) for i, (_, pem) in enumerate(made)]
+    return replace(a_membership(members), protocol=2), [key_of(secret) for secret, _ in made]
+
+
+Network = tuple[Membership, list[ec.EllipticCurvePrivateKey]]
+
+
+def proof(network: Network, member: int = 1, round: int = 4) -> Proof:
+    m, keys = network
+    pair = [Signed(digest, sign(keys[member], facts(m), round, digest)) for digest in DIGESTS]
+    return Proof(member, m.members[member].fingerprint, round, *pair)
+
+
+# --- a proof as a file -----------------------------------------------------------------------------------------------
+
+
+def test_two_signed_half_steps_of_one_round_are_a_proof_for_anybody(network: Network, tmp_path: Path) -> None:
+    m, _ = network
+    path = keep(tmp_path / "evidence", proof(network), m)
+    content = json.loads(path.read_text())
+    assert list(content) == [
+        "format", "facts", "member", "fingerprint", "round", "digests", "signatures", "certificate",
+    ]  # fmt: skip
+    assert (verify(path, m).member, verify(path, m).round) == (1, 4)
+    later = replace(m, rounds=99, pull=2, from_round=7)  # another membership of the same network
+    assert verify(path, later).round == 4
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "another format": (lambda e: e.update(format="rpel evidence 9"), "format"),
+    "another network": (lambda e: e["facts"].update(run="elsewhere"), "another network"),
+    "a stranger's key": (lambda e: e.update(fingerprint="0" * 64), "no member's"),
+    "another member": (lambda e: e.update(member="peer-0"), "certificate is not the one of"),
+    "another round": (lambda e: e.update(round=5), "a signature in it is not that of"),
+    "no round": (lambda e: e.update(round=0), "two different hashes"),
+    "the same twice": (lambda e: e.update(digests=[e["digests"][0]] * 2, signatures=[e["signatures"][0]] * 2), "two"),
+    "a changed hash": (lambda e: e["digests"].__setitem__(1, "ab" * 32), "a signature in it is not that of"),
+    "signatures swapped": (lambda e: e["signatures"].reverse(), "a signature in it is not that of"),
+    "a damaged signature": (lambda e: e["signatures"].__setitem__(0, "%%%"), "damaged"),
+    "one signature": (lambda e: e["signatures"].pop(), "damaged"),
+    "no certificate": (lambda e: e.pop("certificate"), "is not evidence"),
+    "numbers for text": (lambda e: e.update(certificate=7), "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_evidence_that_was_changed_proves_nothing(network: Network, tmp_path: Path, name: str) -> None:
+    m, _ = network
+    change, sentence = DAMAGE[name]
+    path = keep(tmp_path, proof(network), m)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=sentence):
+        verify(path, m)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "{" * 70_000, '"x"', "\x00"])
+def test_a_file_that_is_no_evidence_is_one_sentence(network: Network, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is not evidence"):
+        verify(path, network[0])
+
+
+def test_a_key_that_is_no_members_any_longer_is_cleared(network: Network, tmp_path: Path) -> None:
+    m, _ = network
+    path = keep(tmp_path, proof(network), m)
+    fresh = certificates.create("peer-1")[1]
+    rotated = replace(m, members=(m.members[0], Member.of("peer-1", m.members[1].url, fresh), m.members[2]))
+    with pytest.raises(ValueError, match="no member's"):
+        verify(path, rotated)
+    assert evidence.kept(tmp_path, m) != []
+    assert evidence.kept(tmp_path, rotated) == []
+
+
+# --- what a peer makes of what it is told ----------------------------------------------------------------------------
+
+
+def witness(network: Network, me: int = 0, last: int = 0) -> Witness:
+    m, _ = network
+    pins = tuple(member.fingerprint for member in m.members)
+
+    def verified(member: int, round: int, digest: bytes, signature: bytes) -> bool:
+        return evidence.signed_by(m.members[member].certificate, facts(m), round, digest, signature)
+
+    return Witness(me, pins, verified, last)
+
+
+def told(*entries: tuple[int, Signed]) -> dict[str, Any]:
+    packed = [[n, base64.b64encode(s.digest).decode(), base64.b64encode(s.signature).decode()] for n, s in entries]
+    return {"seen": packed}
+
+
+def test_what_was_seen_and_what_is_told_of_it_make_a_proof_that_is_passed_on(network: Network) -> None:
+    two = proof(network)
+    first, second = witness(network), witness(network, me=2)
+    first.saw(1, 4, two.first)
+    assert first.hear(4, told((1, two.first))) == []
+    assert [found.round for found in first.hear(4, told((1, two.second)))] == [4]
+    assert first.convicted == {two.fingerprint}
+    assert first.hear(4, told((1, two.second))) == []  # once
+    passed_on = second.hear(9, first.seen(9))
+    assert [found.member for found in passed_on] == [1]
+    second.rotate(2, ("a", "b", "c"))
+    assert second.convicted == set()
+
+
+def test_two_that_others_saw_make_a_proof_too(network: Network) -> None:
+    two, here = proof(network), witness(network)
+    assert here.hear(4, told((1, Signed(DIGESTS[1], b"nonsense")))) == []
+    assert here.hear(4, told((1, two.first))) == []
+    assert len(here.hear(4, told((1, two.second)))) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["AAAA", "//=="]),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["seen", "proofs", "x"]), inner),
+    max_leaves=30,
+)
+
+
+@given(content=st.dictionaries(st.sampled_from(["seen", "proofs"]), JSON, max_size=2))
+def test_whatever_a_hostile_member_tells_nobody_is_convicted_by_it(network: Network, content: dict[str, Any]) -> None:
+    here, two = witness(network), proof(network)
+    here.saw(1, 4, two.first)
+    assert here.hear(4, content) == []
+    assert here.impostor == 0
+
+
+def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one_is_not(network: Network) -> None:
+    two = proof(network, member=0)
+    here = witness(network, last=3)
+    here.hear(4, told((0, Signed(two.first.digest, b"forged"))))
+    assert here.impostor == 0
+    here.hear(3, told((0, replace(proof(network, 0, 3).first))))  # it may have signed that before it started
+    assert here.impostor == 0
+    here.hear(4, told((0, two.first)))
+    assert here.impostor == 4
+    signing = witness(network, last=3)
+    signing.recorded(4, two.first.digest)
+    signing.hear(4, told((0, two.first)))
+    assert signing.impostor == 0
+    signing.hear(4, told((0, two.second)))
+    assert signing.impostor == 4
+
+
+def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:
+    s = 30
+    key = ec.generate_private_key(ec.SECP256R1())
+    here = Witness(0, tuple(map(str, range(s + 1))), lambda *_: True)
+    for member in range(1, s + 1):
+        here.saw(member, 10**9, Signed(bytes(32), sign(key, {"run": "x"}, 10**9, bytes(32))))
+    assert len(json.dumps(here.seen(10**9))) <= 170 * s
+
+
+# --- the audit log ---------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    Audit(path).write({"round": 1})
+    with path.open("a") as file:
+        file.write('{"round": 2, "outc')  # the power failed
+    again = Audit(path)
+    again.write({"round": 2})
+    again.write({"round": 3})
+    assert [line["round"] for line in check_audit(path)] == [1, 2, 3]
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text(path.read_text().replace('"round": 2', '"round": 9'))
+    with pytest.raises(ValueError, match="line 3 does not follow line 2"):
+        check_audit(path)
+
+
+# --- whole peers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_peers_of_either_protocol_train_together_and_account_for_it(tmp_path: Path, protocol: int) -> None:
+    files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=6.0, byzantine=1, protocol=protocol)
+    running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
+    with ended(running):
+        for peer in running:
+            peer.start()
+        for peer in running:
+            assert peer.join().node.summary()["outcomes"] == {"aggregated": 3, "local_only": 0, "caught_up": 0}
+    logs = [check_audit(config.state_dir / "audit.jsonl") for config in files.configs]
+    for number, log in enumerate(logs):
+        assert [line["round"] for line in log] == [1, 2, 3]
+        for t, line in enumerate(log):
+            others = {f"peer-{i}": logs[i][t]["own"] for i in range(4) if i != number}
+            assert line["aggregated"] == (others if protocol == 2 else {})
+    text = (tmp_path / "members.toml").read_text()
+    assert ("protocol" in text) == (protocol == 2)
+    assert not (files.configs[0].state_dir / "evidence").exists()
+
+
+def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: Path) -> None:
+    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1, protocol=2)
+    running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs[:4])]
+    team = RedTeam(files.configs[4], "gaussian")
+    hostile = threading.Thread(target=lambda: asyncio.run(team.run()), daemon=True)
+    with ended(running):
+        for peer in running:
+            peer.start()
+        hostile.start()
+        for peer in running:
+            peer.join()
+    hostile.join(60)
+    assert not hostile.is_alive()
+    for peer, config in zip(running, files.configs[:4], strict=True):
+        (path,) = (config.state_dir / "evidence").glob("*.json")
+        assert verify(path, files.membership).member == 4
+        assert peer.node.notary.convicted == ("peer-4",)
+        assert peer.node.summary()["outcomes"]["aggregated"] == 6
+        lines = [json.loads(text) for text in (config.state_dir.parent / "rounds.jsonl").read_text().splitlines()]
+        assert lines[0]["results"]["peer-4"] == "ok"
+        assert lines[-1]["results"]["peer-4"] == "refused"
+        assert {line["trim"] for line in lines} == {1}
+
+
+def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
+    files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1, protocol=2)
+    running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
+    copy = replace(files.configs[3], state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
+    second = Running(Node(copy), QuadraticLearner(9))
+    with ended([*running, second]):
+        for peer in (*running, second):
+            peer.start()
+        with pytest.raises(SecondInstanceError, match="somebody else signed a half-step of round"):
+            second.join()
+        for peer in running:
+            peer.join()
+    assert all(peer.node.notary.convicted == () for peer in running)
+    assert running[3].node.summary()["round"] == 8

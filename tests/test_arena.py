@@ -12,6 +12,7 @@ from rpel import arena
 from rpel.arena import Outcome
 from rpel.config.spec import Spec, load, to_toml
 from rpel.experiments.sweep import State
+from support.waiting import PATIENCE
 
 TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
 
@@ -122,7 +123,7 @@ def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path
     command += ["--attacks", "foe", "--out", "out", "--json"]
     shown = []
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         shown.append(json.loads(done.stdout))
     assert "runs: 2, finished before: 2, cannot run: 1" in done.stderr

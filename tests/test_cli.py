@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
+
 PLAN_KEYS = {
     "nodes", "byzantine", "rounds", "pull", "b_hat", "fraction", "probability", "confidence", "feasible",
     "best_below_half", "messages_per_round", "messages_all_to_all", "bytes_per_round", "method", "kappa", "alpha",
@@ -15,7 +17,7 @@ PLAN_KEYS = {
 
 
 def rpel(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run([sys.executable, "-m", "rpel", *arguments], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-m", "rpel", *arguments], capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == code, found.stderr
     return found
 

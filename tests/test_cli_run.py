@@ -18,6 +18,7 @@ from rpel.config.spec import Spec
 from rpel.simulation.api import simulate
 from rpel.simulation.checkpoint import RunFolder
 from support.runs import same_bytes
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +47,7 @@ def started(out: Path, rounds: int, checkpoint_every: int) -> "subprocess.Popen[
 
 def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
     """Wait until the run has written that many lines; returns its folder."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         for path in out.glob("*/metrics.jsonl"):
             if path.read_bytes().count(b"\n") >= round_:
@@ -97,7 +98,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_leaves_with_130(
     process = started(tmp_path, 300, checkpoint_every=0)
     path = reached(tmp_path, 20, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, "")
     ((saved, _),) = RunFolder(path).checkpoints
     assert f"interrupted after round {saved} of 300, saved; go on with: rpel resume {path}" in err

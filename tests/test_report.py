@@ -29,6 +29,7 @@ from rpel.report.drawing import values
 from rpel.simulation.certificate import Robustness, survival
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
+from support.waiting import PATIENCE
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
 PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
@@ -471,7 +472,7 @@ def in_chromium(text: str, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "driven.html").write_text(text, "utf-8")
     command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900", "--dump-dom"]
     done = subprocess.run(
-        [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
+        [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rpel.cli.sweep import _live as live_table
 from rpel.experiments.sweep import Sweep, cells, read
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +79,7 @@ def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:
     # a pull of 2 cannot survive the two hostile nodes
     file.write_text(SMALL + "rounds = 3\n[grid]\nbyzantine = [1, 2]\npull = [2, 4]\n", "utf-8")
     process = started(file, out, "--jobs", "2", "--json")
-    shown, said = process.communicate(timeout=120)
+    shown, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, said
     rows = json.loads(shown)
     assert [row["status"] for row in rows] == ["done", "done", "failed", "done"]
@@ -103,13 +104,13 @@ def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
     text = SMALL + "byzantine = 1\nrounds = 600\ncheckpoint_every = 0\n[grid]\nattack = ['foe', 'alie']\n"
     file.write_text(text, "utf-8")
     process = started(file, out, "--jobs", "2")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not any(path.read_bytes().count(b"\n") > 5 for path in out.glob("runs/*/metrics.jsonl")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "the same command goes on" in said
     begun = [path.parent for path in out.glob("runs/*/metrics.jsonl") if path.read_bytes()]
@@ -119,7 +120,7 @@ def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
     stopped = json.loads((out / "sweep.json").read_text("utf-8"))
     assert [row["status"] for row in stopped] == ["stopped", "stopped"]
     process = started(file, out, "--jobs", "2", "--json")
-    shown, said = process.communicate(timeout=120)
+    shown, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     assert [row["status"] for row in json.loads(shown)] == ["done", "done"]
     logs = [path.read_text("utf-8") for path in out.glob("cells/*.log")]

@@ -34,6 +34,7 @@ from rpel.peer.wire import Signature, digest
 from rpel.types import Outcome
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +88,7 @@ def together(n: int, work: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     for result in results:
         if isinstance(result, BaseException):
@@ -337,7 +338,7 @@ def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, s
     assert "peer-0 listens at 127.0.0.1:" in said[0]
     assert "one of 3 members" in said[0]
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert "everything is on disk" in err
     assert "Traceback" not in err

@@ -15,6 +15,7 @@ from rpel import cli
 from rpel.operations import demo
 from rpel.operations.demo import Demonstration, Scene
 from rpel.processes import ChildError, Children
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -91,17 +92,19 @@ def test_ctrl_c_ends_all_processes_and_leaves_130(tmp_path: Path, number: signal
         for line in running.stderr:
             if "processes are started" in line:
                 break
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while len([text for text in left_running(out) if "peer\0run" in text]) < 4:
             assert time.monotonic() < until, "the peers do not start"
         running.send_signal(number)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=PATIENCE)
     finally:
         running.kill()
     assert running.returncode == 130
     assert "all peers have been ended" in said
     assert "Traceback" not in said
-    until = time.monotonic() + 20  # a signal in the moment of a start: that one sees by itself that its starter is gone
+    until = (
+        time.monotonic() + PATIENCE
+    )  # a signal in the moment of a start: that one sees by itself that its starter is gone
     while left_running(out) and time.monotonic() < until:
         time.sleep(0.1)
     assert left_running(out) == []
@@ -110,7 +113,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_130(tmp_path: Path, number: signal
 def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
     with Children() as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
-        children.all[0].process.wait(60)
+        children.all[0].process.wait(PATIENCE)
         with pytest.raises(ChildError, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
             children.check()
 

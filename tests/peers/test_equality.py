@@ -30,6 +30,7 @@ from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models
 from support.thread_network import NetworkFiles, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +54,7 @@ class Together:
 
     def sleep(self, until: float) -> None:
         self.until = until
-        self.everybody.wait(timeout=300)
+        self.everybody.wait(timeout=PATIENCE)
 
 
 class Paced(Node):

@@ -15,6 +15,7 @@ from rpel.operations.check import MARGIN, Checked, suggestion
 from rpel.peer.node import Node
 from rpel.types import Health
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +26,7 @@ def waiting(net: NetworkFiles, numbers: list[int]) -> Iterator[None]:
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in numbers]
     with ended(peers):
         for peer in peers:
-            assert peer.entered.wait(60)
+            assert peer.entered.wait(PATIENCE)
             assert peer.error is None
         yield
 
@@ -102,7 +103,7 @@ def test_a_wrong_clock_is_named(
         peer.start()
     with ended(peers):
         for peer in peers:
-            assert peer.entered.wait(60)
+            assert peer.entered.wait(PATIENCE)
         told = checked(net, capsys, status=1)
     assert [member["well"] for member in told["members"]] == [True, False, True]
     assert told["members"][1]["health"] == "wrong_clock"

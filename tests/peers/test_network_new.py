@@ -24,6 +24,7 @@ from rpel.config.values import parse_pairs
 from rpel.operations.found import Founded, new, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
+from support.waiting import PATIENCE
 
 EPOCH = 4e9
 
@@ -50,7 +51,9 @@ def found(folder: Path, **options: Any) -> Founded:
 def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "rpel", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
+        ).stdout
 
     text = run("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "30", "--epoch", "+3600")
     assert "rpel peer init" in text

@@ -25,6 +25,7 @@ from rpel.peer.node import Node, Round, from_os, make_ready, sizes
 from rpel.peer.store import Store, initial_body
 from rpel.types import Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -177,7 +178,7 @@ def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
 def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=5, period=PERIOD, soon=3600.0)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0)).start()
-    peer.entered.wait(60)
+    peer.entered.wait(PATIENCE)
     peer.node.stop()
     assert peer.join().rounds == []
     assert "stopp" in peer.node.unready

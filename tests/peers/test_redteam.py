@@ -21,6 +21,7 @@ from rpel.peer.server import HttpsTransport
 from rpel.types import Models
 from support.loopback import MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -179,7 +180,7 @@ def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> N
         for peer in peers:
             peer.join()
     for drilling in drills:
-        drilling.thread.join(60)
+        drilling.thread.join(PATIENCE)
     lines = [json.loads(text) for i in range(honest) for text in _log(net, i)]
     assert {line["outcome"] for line in lines if line["received"] >= 4} == {"aggregated"}
     asked = [line["results"] for line in lines]

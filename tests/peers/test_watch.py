@@ -16,6 +16,7 @@ from rpel.peer.client import Answer
 from rpel.peer.node import Node
 from rpel.types import PullResult
 from support.thread_network import QuadraticLearner, Running, ended, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -104,7 +105,7 @@ def test_a_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.Captu
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(3)]
     with ended(peers):
         for peer in peers:
-            assert peer.entered.wait(60)
+            assert peer.entered.wait(PATIENCE)
         path = net.configs[3].state_dir.parent / "peer.toml"
         with pytest.raises(SystemExit, match="0"):
             cli.main(["watch", "--config", str(path), "--once", "--json"])

@@ -21,6 +21,7 @@ from rpel.peer.server import HttpsTransport
 from rpel.peer.store import Body
 from rpel.peer.wire import Signature
 from rpel.types import Models
+from support.waiting import PATIENCE
 
 SMALL = Signature(("w",), ((1000,),), np.dtype("float32"))
 
@@ -178,7 +179,7 @@ async def loopback(
 async def connections_closed(before: set["asyncio.Task[Any]"]) -> None:
     """Wait until all tasks that were not there before have ended; aborted connections end in the loop's next turns."""
     if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
-        _, late = await asyncio.wait(left, timeout=60)
+        _, late = await asyncio.wait(left, timeout=PATIENCE)
         assert not late, late
     for _ in range(3):
         await asyncio.sleep(0)

@@ -31,9 +31,9 @@ from rpel.operations.join import join
 from rpel.peer import wire
 from rpel.types import Models
 from support.paths import TESTS
+from support.waiting import PATIENCE
 
 PORT, METRICS = 7443, 9464
-PATIENCE = 120.0  # seconds for what needs two; only a machine that stands still lets them pass
 
 
 @dataclass

@@ -18,6 +18,7 @@ from rpel.peer import identity, wire
 from rpel.peer.learner import Blob, Learner
 from rpel.peer.node import Node, Round
 from rpel.types import Models
+from support.waiting import PATIENCE
 
 D = 6
 SIGNATURE = wire.Signature(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
@@ -154,7 +155,7 @@ class Running:
 
     def join(self) -> "Running":
         """Wait for the end; what went wrong in the thread is raised here."""
-        self.thread.join(timeout=120)
+        self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive(), "the peer does not end"
         if self.error is not None:
             raise self.error
@@ -169,7 +170,7 @@ def ended(peers: list[Running]) -> Iterator[list[Running]]:
     finally:
         for peer in peers:
             if peer.thread.is_alive():
-                peer.entered.wait(60)
+                peer.entered.wait(PATIENCE)
                 peer.node.stop()
         for peer in peers:
-            peer.thread.join(60)
+            peer.thread.join(PATIENCE)

@@ -6,13 +6,13 @@ sorting network on values in the first cache (two vector instructions a cycle). 
 bytes it must move and the vector instructions its busiest unit must execute; the share says how much of it is reached.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import machine
 from rpel.kernels import compiled as kernels
 from rpel.kernels import pool as threads
 from rpel.kernels.arguments import OPERATIONS, Operation
@@ -35,15 +35,10 @@ class Setting(NamedTuple):
 SETTINGS = (Setting(100, 10, 15, 7, 176_050), Setting(20, 3, 6, 3, 1_310_922), Setting(10_000, 1_000, 30, 13, 650))
 
 
-def seconds(function: Callable[[], object], repeats: int = 5) -> float:
+def seconds(function: Callable[[], object]) -> float:
     """The best of a few runs, after one to warm up."""
     function()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return machine.best(function)
 
 
 def round_of(setting: Setting) -> tuple[Array, Array]:

@@ -1,44 +1,101 @@
-"""A full round of the preset scale-100k at growing n: seconds, time per honest node, memory.
+"""A round among many nodes with a small model, part by part, beside what this machine could do.
 
-Run: python benchmarks/scale.py [NODES …] (1000 and 10000 by default; 100000 needs 12 GB and three minutes). Each size
-runs in a process of its own, so that its memory is its own.
+Run: python benchmarks/scale.py [NODES …] [--million] (1,000, 10,000 and 100,000 by default). The setting is that of the
+presets scale-100k and scale-1m: softmax regression on 8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the
+nodes hostile. Each size runs in a process of its own, so that its memory is its own; the cache of kernels is empty at
+first.
+
+Limits, at the rates measured in the same process: local step, forging and evaluation need their bytes moved or their
+arithmetic done, whichever is longer; aggregation as in rules.py; the draw as long as NumPy needs for as many numbers of
+the same generator, on every core. A table larger than the last cache is read anew for every victim.
 """
 
+import math
 import resource
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 
+import machine
 from rpel.config.spec import Spec
-from rpel.data import load, virtual
+from rpel.data import balanced_subset, load, virtual
+from rpel.kernels.pool import threads
+from rpel.learning import exchange, local_step
 from rpel.models import model
+from rpel.randomness import stream
 from rpel.simulation.methods import settle
 from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
+from rules import limit
+
+DATA, BATCH, PULL, B_HAT, SHOWN = "mnist-sample-8x8", 25, 34, 17, 1000
+LAST_CACHE = 32 << 20
+
+
+def resident() -> float:
+    """Largest memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1e3
+
+
+def simulation(nodes: int) -> Simulation:
+    data = load(DATA)
+    shards = virtual(data.train_y, nodes - nodes // 10, math.inf, seed=0)
+    task = Classification(data, shards, lambda: model("linear", data.shape), batch_size=BATCH, seed=0)
+    spec = Spec(nodes=nodes, byzantine=nodes // 10, pull=PULL, b_hat=B_HAT, rounds=200, lr=0.5, attack="alie")
+    return Simulation(settle(spec), task)
+
+
+def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
+    """Seconds of each part of a round, and the least it could take."""
+    power, c, s = machine.measure(), run.cohort, run.spec
+    h, d = c.x.shape
+    half = run.table[:h]
+    subset = balanced_subset(load(DATA).test_y, SHOWN, seed=0)
+
+    def best(work: Callable[[], object]) -> float:
+        return machine.best(work, repeats)
+
+    step = best(lambda: local_step(c, 1, 0, run, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=half))
+    draw = best(lambda: run.topology.sample(1, c.ids))
+    ask = next(exchange(type(c)(c.ids, half, c.m, c.local), 1, run.topology, run.rule))
+    forge = best(lambda: run.network.deliver(ask))
+    inbox = run.network.deliver(ask)
+    aggregate = best(lambda: run.rule.aggregate(inbox.table, inbox.index, out=c.x))
+    evaluate = best(lambda: run.evaluate(subset))
+    m, row = inbox.index.shape[1], 4 * d
+    honest = (PULL * (1 - s.byzantine / s.nodes)) if run.table.nbytes > LAST_CACHE else 1
+    numbers = machine.best(lambda: stream(0, "pull").random(10**6)) / 10**6
+    part = slice(0, min(h, 20_000))
+    return {
+        "local step": (step, h * power.limit(6 * row + BATCH * 64 * 4, 2 * 2 * BATCH * d)),
+        "draw": (draw, h * PULL * numbers / threads()),
+        "forge": (forge, h * power.limit((honest + 1) * row, 0, 2 * 3 * PULL * 0.9 * d)),
+        "aggregate": (aggregate, h * limit(m, B_HAT, d, inbox.index[part], power)),
+        "evaluate": (evaluate, h * power.limit(row, 2 * SHOWN * d)),
+    }
 
 
 def measure(nodes: int) -> None:
-    honest = nodes - nodes // 10
-    data = load()
-    shards = virtual(data.train_y, honest, 1.0, seed=0)
-    task = Classification(data, shards, lambda: model("linear"), batch_size=25, seed=0)
-    spec = Spec(nodes=nodes, byzantine=nodes // 10, pull=34, b_hat=17, rounds=5, lr=0.1, attack="alie")
-    run = Simulation(settle(spec), task)
+    imported = resident()
+    run = simulation(nodes)
     run.step()  # compiles, and touches all memory
-    start = time.perf_counter()
-    run.step()
-    seconds = time.perf_counter() - start
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(
-        f"{nodes:>8,} nodes {seconds:8.2f} s a round {seconds / honest * 1e3:6.2f} ms a node {used:6.1f} GB", flush=True
-    )
+    h, d = run.cohort.x.shape
+    repeats = max(2, min(9, 200_000 // nodes))
+    whole = machine.best(run.step, repeats)
+    used = (resident() - imported) / (4 * h * d)
+    print(f"{nodes:,} nodes, {h:,} honest: {whole:.2f} s a round, memory above the import {used:.1f} x the models")
+    found = parts(run, repeats)
+    for name, (seconds, least) in found.items():
+        print(f"  {name:10} {seconds / h * 1e3:8.4f} ms a node   {seconds / least:5.1f} x the limit")
+    print(f"  {'round':10} {whole / h * 1e3:8.4f} ms a node", flush=True)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         measure(int(sys.argv[2]))
         return
-    for nodes in sys.argv[1:] or ["1000", "10000"]:
+    sizes = [size for size in sys.argv[1:] if size != "--million"] or ["1000", "10000", "100000"]
+    for nodes in sizes + ["1000000"] * ("--million" in sys.argv):
         subprocess.run([sys.executable, __file__, "--one", nodes], check=True)
 
 

@@ -81,6 +81,15 @@ def test_ls_tells_finished_unfinished_and_broken_runs_of_old_folders_too(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = simulate(**TINY, out=tmp_path).path
+    assert path is not None
+    (path / "metrics.jsonl").write_text((path / "metrics.jsonl").read_text().replace("0.", "0.9", 1))
+    (row,) = json.loads(rpel("ls", str(tmp_path), "--json", capsys=capsys)[0])
+    assert row["edited"] == ["metrics.jsonl"]
+    assert "edited: metrics.jsonl" in " ".join(rpel("ls", str(tmp_path), capsys=capsys)[0].split())
+
+
 def test_ls_does_not_import_torch() -> None:
     script = (
         "import sys, contextlib, rpel.cli\n"

@@ -17,10 +17,11 @@ from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
-from rpel.experiments.scales import ScaleName, shortened, sized, stamp
+from rpel.experiments.scales import shortened, sized
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick
+from rpel.types import Scale
 from support.data_files import femnist, leaf_file
 
 pytestmark = pytest.mark.integration
@@ -70,8 +71,7 @@ def test_every_run_is_valid_at_every_size() -> None:
         for curve in panel.curves:
             spec = curve.spec()
             assert settle(spec).pull == spec.pull, (panel.name, curve.label)
-    scales: tuple[ScaleName, ...] = ("smoke", "short")
-    for scale in scales:
+    for scale in (Scale.SMOKE, Scale.SHORT):
         for name in ("mnist-left", "cifar10-alpha0.5-s6", "femnist-b3-local3", "extra-stragglers"):
             for runs in sized(find(name), scale).runs:
                 assert settle(runs[0]).plan.feasible, (scale, name)
@@ -82,7 +82,7 @@ def test_full_size_is_the_papers() -> None:
     seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
     sizes = {"mnist": (200, 25, 0.9, 1e-4), "cifar10": (2000, 50, 0.99, 1e-2), "femnist": (500, 50, 0.99, 1e-4)}
     for panel in PANELS:
-        for runs in sized(panel, "full").runs:
+        for runs in sized(panel, Scale.FULL).runs:
             s = runs[0]
             assert len(runs) == seeds[s.dataset]
             assert (s.rounds, s.batch_size, s.momentum, s.weight_decay) == sizes[s.dataset]
@@ -91,7 +91,7 @@ def test_full_size_is_the_papers() -> None:
         ("cifar10-left", "cifar10-20"),
         ("femnist-b3-local1", "femnist-30"),
     ):
-        alie = sized(find(name), "full").runs[2][0]
+        alie = sized(find(name), Scale.FULL).runs[2][0]
         assert spec_hash(settle(alie), {}) == spec_hash(settle(load(preset)), {})
 
 
@@ -101,8 +101,8 @@ def test_mean_and_worst_show_the_same_runs() -> None:
     for worst in pairs:
         mean = find(worst.name.replace("-worst-", "-mean-"))
         assert (worst.measure, mean.measure) == ("worst", "mean")
-        assert sized(worst, "full").runs == sized(mean, "full").runs
-    assert sized(find("alie-mean-s3-b0"), "full").runs == sized(find("dissensus-mean-s3-b0"), "full").runs
+        assert sized(worst, Scale.FULL).runs == sized(mean, Scale.FULL).runs
+    assert sized(find("alie-mean-s3-b0"), Scale.FULL).runs == sized(find("dissensus-mean-s3-b0"), Scale.FULL).runs
 
 
 def test_short_keeps_the_plan() -> None:
@@ -110,22 +110,21 @@ def test_short_keeps_the_plan() -> None:
     short = shortened(spec, 0.3)
     assert short.rounds == 60
     assert short.b_hat == settle(spec).b_hat
-    left = sized(find("cifar10-left"), "short", part=0.05)
+    left = sized(find("cifar10-left"), Scale.SHORT, part=0.05)
     assert [len(runs) for runs in left.runs] == [1, 1, 1]
     assert left.runs[0][0].rounds == 100
     assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
     assert left.runs[0][0].name == "short-cifar10-n20-b3-s6-rpel-sf"
     with pytest.raises(ValueError, match="part 2 is not valid"):
-        sized(find("cifar10-left"), "short", part=2)
+        sized(find("cifar10-left"), Scale.SHORT, part=2)
 
 
-def test_a_run_that_is_not_at_full_size_says_so_in_its_name() -> None:
+@pytest.mark.parametrize("scale", Scale)
+def test_a_run_carries_its_scale(scale: Scale) -> None:
     """Reports stamp by it, wherever the run folder went."""
-    scales: tuple[ScaleName, ...] = ("smoke", "short", "full")
-    expected = {"smoke": "SMOKE", "short": "SHORT", "full": ""}
     for panel in (*PANELS, *EXTRAS):
-        for scale in scales:
-            assert {stamp(run.name) for runs in sized(panel, scale).runs for run in runs} <= {expected[scale]}
+        assert {run.scale for runs in sized(panel, scale).runs for run in runs} <= {scale}
+    assert sized(find("mnist-left"), scale).runs[0][0].scale is scale
 
 
 def test_figures_have_their_places() -> None:
@@ -198,7 +197,11 @@ def test_csv_holds_the_runs_numbers(made: tuple[Path, list[dict[str, Any]]]) -> 
     rows = read_rows(out / "alie-worst-s3-b1.csv")
     assert {row["curve"] for row in rows} == {"RPEL", "CS+", "GTS", "ClippedGossip"}
     assert {f"runs/{row['run']}" for row in rows} == set(entries[0]["runs"])
+    assert {row["round"] for row in rows} == {0, 2, 4, 6, 8, 10}
+    assert all(row["bytes"] == 0 and 0 <= row["accuracy_worst"] <= 0.3 for row in rows if row["round"] == 0)
     for row in rows:
+        if row["round"] == 0:
+            continue
         metrics = RunFolder(out / "runs" / row["run"]).metrics()
         told = metrics[row["round"] - 1]
         for key in ("accuracy_mean", "accuracy_worst"):
@@ -210,7 +213,7 @@ def test_csv_holds_the_runs_numbers(made: tuple[Path, list[dict[str, Any]]]) -> 
 
 def test_short_figures_are_stamped_too(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     rows = read_rows(made[0] / "alie-mean-s3-b1.csv")
-    save(find("alie-mean-s3-b1"), rows, "SHORT: 60 of 200 rounds, 1 of 2 seeds", tmp_path / "short")
+    save(find("alie-mean-s3-b1"), rows, "60 of 200 rounds", tmp_path / "short", Scale.SHORT)
     save(find("alie-mean-s3-b1"), rows, "200 rounds, 2 seeds", tmp_path / "full")
     assert "<!-- SHORT -->" in (tmp_path / "short.svg").read_text("utf-8")
     assert "<!-- S" not in (tmp_path / "full.svg").read_text("utf-8").replace("<!-- SF", "")
@@ -319,7 +322,8 @@ def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
     work = reproduce.prepare(["femnist-b0-local1"], "short", tmp_path / "out", part=0.002, data_dir=str(folder))
     (entry,) = reproduce.make(work)
     assert entry["note"] == "SHORT: 1 of 500 rounds, 1 of 2 seeds"
-    (row,) = read_rows(tmp_path / "out" / "femnist-b0-local1.csv")
+    before, row = read_rows(tmp_path / "out" / "femnist-b0-local1.csv")
+    assert (before["round"], row["round"]) == (0, 1)
     assert row["run"].startswith("short-femnist-n30-b0-s6-rpel-none-")
     assert row["bytes"] == 30 * 6 * 4 * 2_368_318
 

@@ -34,7 +34,7 @@ def ls(
     for run in found.runs:
         ends = {key: run.rows[-1][key] for key in ("accuracy_mean", "accuracy_worst")}
         rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **ends})
-        rows[-1] |= {"held": run.proof.held}
+        rows[-1] |= {"held": run.proof.held, "edited": list(run.edited)}
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
     ]
@@ -67,7 +67,8 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
     what = f"{row['method']}{rule}, {row['attack']}, n {row['nodes']} b {row['byzantine']} s {row['pull']}"
     rounds = str(row["rounds"]) if row["state"] == "finished" else f"{row['done']}/{row['rounds']}"
     ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in ("accuracy_mean", "accuracy_worst")]
-    return name, Text(f"{what}, seed {row['seed']}"), rounds, *ends
+    edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
+    return name, Text(f"{what}, seed {row['seed']}") + Text(edited, "red"), rounds, *ends
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

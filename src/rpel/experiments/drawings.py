@@ -1,6 +1,6 @@
 """A panel's numbers and its picture.
 
-Law: the picture is drawn from the rows of the panel's CSV and nothing else, so whatever one sees can be read there.
+Invariant: the picture is drawn from the rows of the panel's CSV alone, so whatever one sees can be read there.
 """
 
 import csv
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rpel import planning, plots
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
-from rpel.experiments.scales import stamp
 from rpel.simulation.result import Result, interval
+from rpel.types import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,10 +97,10 @@ def _value(text: str) -> Any:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def save(panel: Panel, rows: Sequence[Row], note: str, stem: Path) -> None:
+def save(panel: Panel, rows: Sequence[Row], note: str, stem: Path, scale: Scale = Scale.FULL) -> None:
     """Draw one panel to STEM.svg and STEM.png."""
     sketch, axes = plots.canvas(6.4, 4.4)
-    _draw(axes, panel, rows, note)
+    _draw(axes, panel, rows, scale)
     place = "" if panel.name.startswith("extra-") else panel.figure.partition(" (")[0] + ": "
     axes.set_title(place + panel.title, fontsize=11)
     axes.legend(frameon=False, fontsize=9, ncols=2 if panel.kind == "fraction" else 1)
@@ -108,7 +108,9 @@ def save(panel: Panel, rows: Sequence[Row], note: str, stem: Path) -> None:
     _write(sketch, stem)
 
 
-def save_together(panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], note: str, stem: Path) -> None:
+def save_together(
+    panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], note: str, stem: Path, scale: Scale = Scale.FULL
+) -> None:
     """Draw a figure of several panels in the paper's arrangement; a panel without rows stays empty and says so."""
     from matplotlib.figure import Figure
 
@@ -125,7 +127,7 @@ def save_together(panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], no
             axes.set_axis_off()
             axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color="#666666")
             continue
-        _draw(axes, panel, rows[panel.name], note)
+        _draw(axes, panel, rows[panel.name], scale)
         axes.label_outer()
         labelled |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     sketch.suptitle(panels[0].figure)
@@ -141,8 +143,8 @@ def _write(sketch: Any, stem: Path) -> None:
         plots.save(sketch, stem.with_name(stem.name + suffix))
 
 
-def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], note: str) -> None:
-    plots.stamp(axes, stamp(note))
+def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], scale: Scale) -> None:
+    plots.stamp(axes, scale.stamp)
     kinds: dict[str, Callable[[Axes, Panel, Sequence[Row]], None]] = {
         "accuracy": partial(_draw_runs, against="round"),
         "bytes": partial(_draw_runs, against="bytes"),

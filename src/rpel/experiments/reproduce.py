@@ -17,7 +17,7 @@ from typing import Any
 from rpel.config.spec import Spec
 from rpel.experiments import drawings
 from rpel.experiments.panels import PANELS, Panel, chosen
-from rpel.experiments.scales import ScaleName, Sized, checked, sized
+from rpel.experiments.scales import Sized, scale_named, sized
 from rpel.files import atomic
 from rpel.processes import Stop
 from rpel.simulation.certificate import versions
@@ -27,6 +27,7 @@ from rpel.simulation.methods import settle
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result
 from rpel.simulation.run import Progress, Run, folder_name, pinned, run
+from rpel.types import Scale
 
 Row = drawings.Row
 Say = Callable[[str], None]
@@ -57,7 +58,7 @@ class Work:
     """
 
     out: Path
-    scale: ScaleName
+    scale: Scale
     panels: tuple[PanelRuns, ...]
     specs: dict[Path, Spec]
     missing: dict[str, str]
@@ -108,7 +109,7 @@ def prepare(
     """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made."""
     if tensorboard:
         check_tensorboard()
-    size, wanted = checked(scale), chosen(names)
+    size, wanted = scale_named(scale), chosen(names)
     if not wanted:
         raise ValueError("name a panel, or all: rpel reproduce --list shows the names")
     where = {"out": str(Path(out) / "runs"), "data_dir": data_dir, "threads": threads}
@@ -313,7 +314,7 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         both = zip(panel.curves, panel_runs.paths, strict=True)
         rows = [row for curve, paths in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in paths])]
     _write_csv(work.out / f"{panel.name}.csv", rows)
-    drawings.save(panel, rows, note, work.out / panel.name)
+    drawings.save(panel, rows, note, work.out / panel.name, work.scale)
     entry = {
         "name": panel.name,
         "figure": panel.figure,
@@ -353,4 +354,4 @@ def _write_together(work: Work, number: str) -> None:
     }
     if len(together) > 1 and there:
         note = "; ".join(dict.fromkeys(notes[name] for name in there))
-        drawings.save_together(together, there, note, work.out / number)
+        drawings.save_together(together, there, note, work.out / number, work.scale)

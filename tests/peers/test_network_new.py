@@ -24,6 +24,7 @@ from rpel.config.values import parse_pairs
 from rpel.operations.found import Founded, new, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
+from rpel.peer.evidence import Proof, Signed, facts, keep, sign
 from support.waiting import PATIENCE
 
 EPOCH = 4e9
@@ -417,3 +418,37 @@ def test_what_is_no_entry_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixtu
 )
 def test_a_peer_listens_where_its_url_can_be_reached(url: str, listen: str) -> None:
     assert usual_listen(url) == listen
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_is_verified_by_anybody_who_has_the_members_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = found(tmp_path, nodes=4, byzantine=1, protocol=2)
+    for number in range(4):
+        rpel(capsys, "network", "add", str(entry(tmp_path, number)), "--members", str(result.members))
+    m = Membership.load(result.members)
+    key = identity.read_key(tmp_path / "c2" / "peer.key")
+    pair = [Signed(digest, sign(key, facts(m), 7, digest)) for digest in (bytes(32), bytes([1] * 32))]
+    path = keep(tmp_path / "evidence", Proof(2, m.members[2].fingerprint, 7, *pair), m)
+    command = ("verify", str(path), "--members", str(result.members))
+    assert "proven: c2 (no organisation named) signed two models of round 7" in rpel(capsys, *command).out
+    told = json.loads(rpel(capsys, *command, "--json").out)
+    assert (told["proven"], told["member"], told["round"]) == (True, "c2", 7)
+    path.write_text(path.read_text().replace('"round": 7', '"round": 8'))
+    assert rpel(capsys, *command, code=1).out.startswith("not proven: ")
+    assert json.loads(rpel(capsys, *command, "--json", code=1).out)["proven"] is False
+    assert "No such file" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
+
+
+@pytest.mark.parametrize(("option", "protocol"), [((), 2), (("--protocol", "1"), 1)])
+def test_a_new_network_signs_its_models_unless_told_not_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], protocol: int
+) -> None:
+    rpel(
+        capsys, "network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "9", *option, "--out", str(tmp_path)
+    )
+    assert Membership.load(tmp_path / "members.toml", draft=True).protocol == protocol
+    assert ("protocol" in (tmp_path / "members.toml").read_text()) == (protocol == 2)

@@ -69,10 +69,23 @@ def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
         {"outcomes": {"local_only": "many"}},
         {"pulls": {"ok": [1]}},
         {"pulls": "x" * 60_000},
+        {"convicted": "peer-1"},
+        {"convicted": [1]},
+        {"convicted": ["\x1b[2J"]},
+        {"convicted": ["a"] * 1001},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(said: Any) -> None:
     assert seen("a", HONEST | said, rounds=9) == Seen("a", "malformed")
+
+
+def test_a_member_is_shown_as_convicted_when_more_than_b_others_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [seen(id, HONEST | {"convicted": ["c"] if id != "c" else ["a"]}, 9) for id in "abc"]
+    assert watch.convicted(rows, byzantine=1) == {"c"}
+    stdout().print(members_now("network demo", rows, convicted=watch.convicted(rows, byzantine=1)))
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "training", "training", "convicted"
+    ]  # fmt: skip
 
 
 def test_after_the_last_round_a_member_that_left_is_finished() -> None:

@@ -39,8 +39,11 @@ app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
 app.command(name="list")(list_names)
-for command in (doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report, peer.red_team, watch):
+for command in (doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report):
     app.command()(command)
+app.command()(peer.red_team)
+app.command()(watch)
+app.command()(network.verify)
 network.app.command()(demo)
 for group in (network, peer):
     app.add_typer(group.app)
@@ -93,7 +96,9 @@ def _usage(error: Any) -> str:
         sentence = str(error.format_message()).rstrip(".").replace("\n", " ")
     else:
         example = {"int_parsing": "a whole number such as 100", "float_parsing": "a number such as 0.99"}
-        wanted = example.get(detail["type"], "one of " + detail["msg"].partition("one of ")[2].rstrip("."))
+        choices = detail["msg"].partition("one of ")[2].rstrip(".")
+        bound = f"a value {detail['msg'].partition('be ')[2]}"
+        wanted = example.get(detail["type"]) or (f"one of {choices}" if choices else bound)
         sentence = f"{error.param.opts[0]} {detail['input']!r} is not valid: it takes {wanted}"
     return sentence + (f" (see {error.ctx.command_path} --help)" if error.ctx else "")
 

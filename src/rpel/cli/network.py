@@ -73,6 +73,10 @@ def new(
             metavar="KEY=VALUE",
         ),
     ] = None,
+    protocol: Annotated[
+        int,
+        typer.Option(help="2: models are signed, so that whoever tells victims different things is convicted; 1: not."),
+    ] = 2,
     run: Annotated[
         str | None, typer.Option(help="The network's name.", show_default="the task's and eight random digits")
     ] = None,
@@ -105,8 +109,8 @@ def new(
         no_shows=no_shows,
         rule=rule,
         local_steps=local_steps,
+        protocol=protocol,
         hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
-        protocol=2,  # half-steps are signed
     )
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):
@@ -227,6 +231,39 @@ def check(
         print(_advice(observer, found))
     if not found.well:
         raise typer.Exit(1)
+
+
+def verify(
+    evidence: Annotated[Path, typer.Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
+
+    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an intention: two
+    machines that run with one key are convicted, too. Exit status 0: proven; 1: not.
+
+    Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
+    """
+    from rpel.config.membership import Membership
+    from rpel.peer.evidence import verify
+
+    membership = Membership.load(members)
+    try:
+        proof = verify(evidence, membership)
+    except ValueError as error:
+        print(json.dumps({"proven": False, "reason": str(error)}) if as_json else f"not proven: {error}")
+        raise typer.Exit(1) from None
+    member = membership.members[proof.member]
+    digests = [signed.digest.hex() for signed in (proof.first, proof.second)]
+    facts = {"proven": True, "member": member.id, "fingerprint": member.fingerprint, "round": proof.round}
+    if as_json:
+        print(json.dumps(facts | {"digests": digests}))
+        return
+    print(
+        f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
+        f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
+    )
 
 
 async def _check(observer: "Observer", timeout: float, step: float | None) -> "Report":

@@ -38,7 +38,8 @@ def watch(
     Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What is shown of
     a member is what it says of itself: a hostile one may lie. After the last round peers leave; a member that no longer
     answers then is shown as finished. The columns ok, late, refused and failed count pulls; degraded counts rounds that
-    ended with too few answers.
+    ended with too few answers. A member is shown as convicted when more than b others say that they have proof that its
+    key signed two models of one round (see rpel verify).
 
     Example: rpel watch --config peer.toml
     """
@@ -61,9 +62,9 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
             if as_json:
                 print(json.dumps(_as_dict(observer, found)), flush=True)
             elif live is not None:
-                live.update(members_now(_title(observer), found), refresh=True)
+                live.update(_table(observer, found), refresh=True)
             else:
-                console.print(members_now(_title(observer), found), soft_wrap=True)
+                console.print(_table(observer, found), soft_wrap=True)
             if once:
                 return
             await asyncio.sleep(every)
@@ -71,6 +72,12 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
         await observer.close()
         if live is not None:
             live.stop()
+
+
+def _table(observer: "Observer", found: list["Seen"]) -> Table:
+    from rpel.operations.watch import convicted
+
+    return members_now(_title(observer), found, convicted=convicted(found, observer.standing.membership.byzantine))
 
 
 def _title(observer: "Observer") -> str:
@@ -85,7 +92,9 @@ def _as_dict(observer: "Observer", found: list["Seen"]) -> dict[str, object]:
     return {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": members}
 
 
-def members_now(title: str, seen: Sequence["Seen"], hostile: Collection[str] = ()) -> Table:
+def members_now(
+    title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
+) -> Table:
     """One row a member; those known to be hostile are marked, since what they say of themselves means nothing."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold")
     table.padding, table.pad_edge = (0, 1, 0, 0), False
@@ -98,6 +107,9 @@ def members_now(title: str, seen: Sequence["Seen"], hostile: Collection[str] = (
             table.add_row(Text(_short(member.id), "magenta"), *[""] * 7, Text("hostile", "magenta"))
             continue
         numbers = _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
+        if member.id in convicted:
+            table.add_row(_short(member.id), *numbers, Text("convicted", "magenta"))
+            continue
         state = "other file" if member.state == "other membership" else member.state
         table.add_row(_short(member.id), *numbers, Text(state, _STYLES.get(state, "red")))
     return table

@@ -6,10 +6,12 @@ And they may lie: what is shown of a member is its own claim.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rpel.certificates import check_id
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.client import Answer, Client
@@ -20,6 +22,7 @@ from rpel.peer.wire import Signature
 from rpel.types import Models, Outcome, PullResult
 
 _LARGEST = 10**12
+_MOST_CONVICTED = 1000
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Seen:
     """One member at one moment. ``state``: starting, training, frozen, finished; or why it did not say.
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
-    ``degraded``: rounds that ended with the half-step alone, for lack of answers
+    ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of whom it
+    says that it has a proof against their key
     """
 
     id: str
@@ -67,6 +71,7 @@ class Seen:
     pulls: Mapping[str, int] = field(default_factory=dict)
     degraded: int = 0
     caught_up: int = 0
+    convicted: tuple[str, ...] = ()
 
     @property
     def answered(self) -> bool:
@@ -92,7 +97,7 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
 
     >>> seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
     Seen(id='a', state='training', round=7, accuracy=0.5, pulls={'ok': 12, 'late': 0, 'refused': 0, 'malformed': 0,
-    'unreachable': 0}, degraded=0, caught_up=0)
+    'unreachable': 0}, degraded=0, caught_up=0, convicted=())
     >>> seen("b", {"round": "7" * 1000}, rounds=9).state, seen("c", Answer(PullResult.LATE), rounds=9).state
     ('malformed', 'late')
     """
@@ -104,11 +109,22 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
         round, frozen = _count(said, "round"), said.get("frozen", False) is True
         outcomes = {name.value: _count(_table(said, "outcomes"), name) for name in Outcome}
         pulls = {name.value: _count(_table(said, "pulls"), name) for name in PullResult}
-        accuracy = _share(said.get("accuracy"))
+        accuracy, convicted = _share(said.get("accuracy")), _ids(said.get("convicted", []))
     except ValueError:
         return Seen(id, "malformed")
     state = "frozen" if frozen else "starting" if not round else "finished" if round >= rounds else "training"
-    return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"])
+    return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted)
+
+
+def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:
+    """The members of whom more than b others say that they hold a proof: at least one of these is honest.
+
+    >>> sure = Seen("a", "training", convicted=("c",))
+    >>> convicted([sure, Seen("b", "training")], byzantine=1), convicted([sure, sure], byzantine=1)
+    (set(), {'c'})
+    """
+    counts = Counter(id for member in looked for id in member.convicted if id != member.id)
+    return {id for id, count in counts.items() if count > byzantine}
 
 
 def _count(table: Mapping[str, Any], key: str) -> int:
@@ -123,6 +139,12 @@ def _table(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(key)
     return value
+
+
+def _ids(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_CONVICTED or not all(isinstance(id, str) for id in value):
+        raise ValueError("convicted")
+    return tuple(sorted({check_id(id) for id in value}))
 
 
 def _share(value: object) -> float | None:

@@ -52,7 +52,10 @@ class Demonstration:
     seed: int = 0
 
     def founding(self, rule: str = ROBUST, period: float = 60.0) -> Founding:
-        """What `rpel network new` would be told."""
+        """What `rpel network new` would be told; without signatures, because what is shown is what the rule survives.
+
+        With them hostile peers that tell their victims different things are convicted after a round or two.
+        """
         return Founding(
             run=f"demo-{self.seed}",
             nodes=self.peers,

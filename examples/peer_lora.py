@@ -51,20 +51,33 @@ def my_texts(count: int = 256) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def train(path: Path, steps: int = 1000) -> float:
-    """Take part to the network's last round; the mean loss on fresh sequences at the end."""
-    from transformers import Trainer, TrainingArguments
-
-    model = make_model()
-    arguments = TrainingArguments(
-        output_dir=str(path.parent / "trainer"), max_steps=steps, per_device_train_batch_size=32, learning_rate=1e-2,
-        report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, logging_strategy="no",
-    )  # fmt: skip
-    with rpel.Peer(path) as peer:
-        Trainer(model=model, args=arguments, train_dataset=my_texts(), callbacks=[transformers_callback(peer)]).train()
+def loss(model: Any) -> float:
+    """The mean loss on fresh sequences."""
     batch = {key: torch.stack([text[key] for text in my_texts(64)]) for key in ("input_ids", "labels")}
     with torch.no_grad():
         return float(model(**batch).loss)
+
+
+def train(path: Path, steps: int = 1000) -> tuple[float, float]:
+    """Take part to the network's last round; the loss before and after."""
+    from transformers import Trainer, TrainingArguments
+
+    model = make_model()
+    before = loss(model)
+    arguments = TrainingArguments(
+        output_dir=str(path.parent / "trainer"),
+        max_steps=steps,  # training ends with the network's last round
+        per_device_train_batch_size=32,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    with rpel.Peer(path) as peer:
+        Trainer(model=model, args=arguments, train_dataset=my_texts(), callbacks=[transformers_callback(peer)]).train()
+    return before, loss(model)
 
 
 def main() -> None:
@@ -75,7 +88,7 @@ def main() -> None:
     if given.initial:
         save_file(trained(make_model()), given.initial)
     elif given.config:
-        print(f"loss {train(given.config):.3f}")
+        print("loss {:.3f} before, {:.3f} after".format(*train(given.config)))
     else:
         parser.error("give a peer.toml, or --initial FILE")
 

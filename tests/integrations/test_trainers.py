@@ -57,10 +57,10 @@ def test_peers_exchange_lora_adapters_alone_and_learn(tmp_path: Path) -> None:
     ends = finished(
         "transformers, peft, rpel.peer.api",
         f"import runpy; runpy.run_path({str(example)!r}, run_name='__main__')",
-        lambda: found(tmp_path, 3, rounds=12, period=4.0, soon=8.0, signature=signature, initial=flat(adapters)),
+        lambda: found(tmp_path, 3, rounds=12, period=6.0, soon=8.0, signature=signature, initial=flat(adapters)),
     )
-    losses = [float(re.findall(r"loss ([\d.]+)", out)[-1]) for out in ends]
-    assert max(losses) < 2.5  # 3.8 before the first round; guessing among 16 tokens: ln 16 = 2.77
+    losses = [re.findall(r"loss ([\d.]+) before, ([\d.]+) after", out)[-1] for out in ends]
+    assert all(float(after) < float(before) - 0.15 for before, after in losses), losses
 
 
 LIGHTNING = """

@@ -60,7 +60,7 @@ NAMED: dict[str, Callable[[dict[str, Any]], bool]] = {
 @pytest.mark.parametrize("line", commands())
 def test_a_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
     """Its options exist, its values are of the right kind, and the panels, presets and files it names are there."""
-    _, name, *arguments = shlex.split(line, comments=True)
+    _, name, *arguments = shlex.split(line.partition(" > ")[0].removesuffix(" &"), comments=True)
     arguments = [word for argument in arguments for word in expanded(argument.replace("…", "x"))]
     command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     if hasattr(command, "commands"):  # rpel network new …

@@ -159,8 +159,8 @@ def _infeasible(p: planning.Plan) -> str:
 def _show_plan(console: Console, p: planning.Plan) -> None:
     """The answer, what it costs, the neighbouring choices, and whether the theorem applies."""
     console.print(
-        f"[bold]pull s = {p.pull}[/], survive b_hat = {p.b_hat} hostile answers "
-        f"(b_hat/(s+1) = {p.b_hat}/{p.pull + 1} = {p.fraction:.4f})"
+        f"[bold]pull s = {p.pull}[/] random peers a round, survive b_hat = {p.b_hat} hostile answers among them "
+        f"({p.b_hat} of {p.pull + 1} models, {p.fraction:.4f})"
     )
     source = "lemma's lower bound" if p.method == "bound" else "exact"
     console.print(
@@ -179,12 +179,15 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
             f"with {quiet}{p.no_shows} honest ones late at least {left} answers come, {2 * p.b_hat} are needed"
         )
     console.print(_choices(p))
+    console.print(
+        "kappa: how far b_hat liars can at worst move the result, against the honest models' spread; less is better"
+    )
     _advice(console, p)
 
 
 def _choices(p: planning.Plan) -> Table:
     table = Table(title="neighbouring choices", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("s", "b_hat", "b_hat/(s+1)", "probability", "kappa"):
+    for column in ("s", "b_hat", "hostile share", "probability", "kappa"):
         table.add_column(column, justify="right")
     for choice in p.alternatives:
         style = "bold green" if choice.pull == p.pull else None
@@ -201,15 +204,19 @@ def _advice(console: Console, p: planning.Plan) -> None:
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
         console.print(
-            f"comfortable: s = {c.pull} with b_hat = {c.b_hat} (fraction {c.fraction:.3f}); the smallest feasible s "
-            f"has the worst kappa"
+            f"comfortable: s = {c.pull} with b_hat = {c.b_hat} (hostile share {c.fraction:.3f}, kappa {c.kappa:.4g}); "
+            f"the smallest s has the worst kappa"
         )
     if p.theorem_applies:
         console.print(
-            f"contraction: alpha = {p.alpha:.4g} < 1, lambda = {p.lambda_:.4g}: the convergence theorem applies"
+            f"the convergence theorem applies: an exchange leaves at most alpha = {p.alpha:.4g} < 1 of the nodes' "
+            f"disagreement (lambda = {p.lambda_:.4g})"
         )
     elif p.alpha is not None:
-        console.print(f"the convergence theorem does not apply to this setting (alpha = {p.alpha:.4g}, it needs < 1)")
+        console.print(
+            f"the convergence theorem does not apply to this setting (alpha = {p.alpha:.4g}, it needs < 1); "
+            f"it bounds the worst case"
+        )
     else:
         console.print("the convergence theorem does not apply: b_hat is not a minority of the s + 1 models")
 

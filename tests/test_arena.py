@@ -12,8 +12,10 @@ from rpel import arena
 from rpel.arena import Outcome
 from rpel.config.spec import Spec, load, to_toml
 from rpel.experiments.sweep import State
+from support.browser import in_chromium
 from support.waiting import PATIENCE
 
+DRIVE = (Path(__file__).parent / "browser" / "arena.js").read_text("utf-8")
 TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
 
 
@@ -117,6 +119,24 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
 
 
 @pytest.mark.integration
+def test_in_a_browser_a_heading_sorts_the_rules_and_a_rule_the_attacks(tmp_path: Path) -> None:
+    found = played(
+        {
+            "median": {"alie": [0.5], "foe": [0.7], "inf": [0.6]},
+            "mean": {"alie": [0.9], "foe": [0.1], "inf": [None]},
+            "krum": {"alie": [0.8], "foe": [0.2], "inf": [0.3]},
+        },
+        ["alie", "foe", "inf"],
+    )
+    seen = in_chromium(arena.page(found), DRIVE, tmp_path)
+    assert seen["problems"] == []
+    assert seen["byColumn"] == ["0.9", "0.8", "0.5"]
+    assert seen["byColumnUp"] == ["0.5", "0.8", "0.9"]
+    assert seen["byRow"] == {"attacks": ["foe", "inf", "alie"], "values": ["0.7", "0.6", "0.5"]}
+    assert "median against foe: seed 0: mean 0.8000, worst 0.7000" in seen["hover"]
+    assert seen["width"] <= seen["window"], "the page does not scroll sideways"
+
+
 def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(to_toml(TINY))
     command = [sys.executable, "-m", "rpel", "arena", "--preset", "tiny.toml", "--rules", "median,bulyan,mean"]

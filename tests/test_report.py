@@ -1,8 +1,6 @@
 """The report keeps its promises: right numbers, nothing hostile comes through, nothing leaves the machine, it works."""
 
-import base64
 import csv
-import hashlib
 import html
 import json
 import os
@@ -29,7 +27,7 @@ from rpel.report.drawing import values
 from rpel.simulation.certificate import Robustness, survival
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
-from support.waiting import PATIENCE
+from support.browser import in_chromium
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
 PLAN = {"pull": 4, "b_hat": 1, "fraction": 0.2, "probability": 0.97, "confidence": 0.99}
@@ -447,42 +445,11 @@ def test_reading_runs_needs_no_torch() -> None:
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--enable-logging=stderr", "--virtual-time-budget=5000",
-)  # fmt: skip
-CATCH = """
-window.problems = [];
-addEventListener("error", (event) => problems.push(String(event.message)));
-addEventListener("securitypolicyviolation", (event) => problems.push("policy: " + event.violatedDirective));
-"""
 DRIVE = (Path(__file__).parent / "browser" / "report.js").read_text("utf-8")
 
 
-def in_chromium(text: str, tmp_path: Path) -> dict[str, Any]:
-    """What the driving script finds in the page; it is let in through the page's own policy, by hash."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs chromium")
-    hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (CATCH, DRIVE)]
-    text = text.replace("script-src ", "script-src " + "".join(f"'sha256-{one}' " for one in hashes), 1)
-    text = text.replace("<title>", f"<script>{CATCH}</script><title>", 1)
-    text = text.replace("</body>", f'<pre id="found"></pre><script>{DRIVE}</script></body>')
-    (tmp_path / "driven.html").write_text(text, "utf-8")
-    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900", "--dump-dom"]
-    done = subprocess.run(
-        [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr
-    content: dict[str, Any] = json.loads(html.unescape(found[1]))
-    content["problems"] += [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return content
-
-
 def test_in_a_browser_a_toggle_hides_its_curve_a_sort_sorts_and_nothing_complains(runs: Path, tmp_path: Path) -> None:
-    found = in_chromium(page(collect([runs])), tmp_path)
+    found = in_chromium(page(collect([runs])), DRIVE, tmp_path)
     assert found["problems"] == []
     assert found["charts"] == 6
     assert found["toggle"] == {
@@ -512,7 +479,7 @@ def test_in_a_browser_a_toggle_hides_its_curve_a_sort_sorts_and_nothing_complain
 def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
     for seed in range(2):
         put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=f"<img src=x onerror=alert({seed})>")
-    found = in_chromium(page(collect([tmp_path / "runs"])), tmp_path)
+    found = in_chromium(page(collect([tmp_path / "runs"])), DRIVE, tmp_path)
     assert found["problems"] == []
     assert found["images"] == 0
 

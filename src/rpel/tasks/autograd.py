@@ -9,7 +9,7 @@ Invariants:
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from rpel.tasks.task import Loss, Own, scored
 from rpel.types import Floats
+
+DropoutLayer = Callable[[float], nn.Module]
+"""Makes what stands in a module for nn.Dropout(p)."""
 
 
 class _Dropout(nn.Module):
@@ -33,12 +36,15 @@ class _Dropout(nn.Module):
         return x * kept.div_(1 - self.p) if self.p < 1 else x * kept
 
 
-class _Copy:
-    """One thread's copy of the module."""
+class Copy:
+    """One thread's copy of the module, with dropout(p) in the place of each nn.Dropout."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, device: torch.device, dropout: DropoutLayer | None = None
+    ) -> None:
         self.generator = torch.Generator(device)
-        self.module = _with_dropout(copy.deepcopy(module), self.generator).to(device, dtype)
+        layer = dropout or (lambda p: _Dropout(p, self.generator))
+        self.module = with_dropout(copy.deepcopy(module), layer).to(device, dtype)
         if device.type == "cpu":
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(self.module.parameters())
@@ -84,12 +90,18 @@ def _spread(vector: Tensor, tensors: list[Tensor] | list[nn.Parameter]) -> None:
         at += tensor.numel()
 
 
-def _with_dropout(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """The module with each nn.Dropout, at any depth, replaced by one that draws from the generator."""
+def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
+    """The module with each nn.Dropout, at any depth, replaced by layer(p).
+
+    >>> with_dropout(nn.Sequential(nn.Dropout(0.5)), lambda p: nn.Identity())
+    Sequential(
+      (0): Identity()
+    )
+    """
     if type(module) is nn.Dropout:
-        return _Dropout(module.p, generator)
+        return layer(module.p)
     for name, child in module.named_children():
-        setattr(module, name, _with_dropout(child, generator))
+        setattr(module, name, with_dropout(child, layer))
     return module
 
 
@@ -136,15 +148,15 @@ class AutogradEngine:
         """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric; its losses. Sums."""
         return scored(self.outputs(x, local, inputs), labels, self.loss, self.metric)
 
-    def _copy(self, dtype: torch.dtype) -> _Copy:
+    def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""
         if getattr(self.own, "dtype", None) != dtype:
-            self.own.copy, self.own.dtype = _Copy(self.module, dtype, self.device), dtype
-        found: _Copy = self.own.copy
+            self.own.copy, self.own.dtype = Copy(self.module, dtype, self.device), dtype
+        found: Copy = self.own.copy
         return found
 
     @contextmanager
-    def _seeded(self, own: _Copy, seed: int) -> Iterator[None]:
+    def _seeded(self, own: Copy, seed: int) -> Iterator[None]:
         own.generator.manual_seed(seed)
         if not self.hidden:
             yield
@@ -155,7 +167,7 @@ class AutogradEngine:
 
     def _draws_elsewhere(self, probe: Tensor) -> bool:
         """Whether a training step moves torch's global generator."""
-        own = _Copy(self.module, probe.dtype, self.device)
+        own = Copy(self.module, probe.dtype, self.device)
         own.module.train()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()

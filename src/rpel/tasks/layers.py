@@ -39,6 +39,8 @@ def recognise(module: nn.Module) -> Layers | None:
     >>> recognise(model("cifar10")) is None
     True
     """
+    if type(module) is nn.Linear:
+        module = nn.Sequential(module)
     if type(module) is not nn.Sequential:
         return None
     children = list(module)

@@ -347,6 +347,7 @@ def test_that_the_sampling_held_never_says_that_the_rule_does(
     text = page(collect([tmp_path]))
     assert text.count(f'<td {sampling} data-key="0.0">within the plan') == 2, "in both tables"
     assert text.count(f"<td {second}>") == 2
+    assert ("the rule of 1 setting is not robust" in text) == (robustness is Robustness.NONE)
     green = '"held"' in text.partition("<main>")[2]
     assert green == (robustness is not Robustness.NONE), "nothing about mean is green"
 

@@ -338,7 +338,7 @@ def latex(found: Outcome) -> str:
 def facts(base: Spec) -> str:
     """The setting in a few words."""
     size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {base.pull or 'planned'}"
-    return f"{size}, {base.rounds} rounds, alpha {base.alpha:g}, {base.local_steps} local steps"
+    return f"{size}, {base.rounds} rounds, alpha {base.alpha:g}, {count(base.local_steps, 'local step')}"
 
 
 def page(found: Outcome) -> str:

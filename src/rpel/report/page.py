@@ -14,9 +14,10 @@ from string import Template
 
 from rpel.plots import COLOURS
 from rpel.report import drawing, tables
-from rpel.report.certificates import proof
+from rpel.report.certificates import of_run, proof
 from rpel.report.collect import Collection, Run
 from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs
+from rpel.simulation.certificate import Robustness
 from rpel.text import count
 from rpel.version import __version__
 
@@ -113,6 +114,9 @@ def _summary(found: Collection, groups: Sequence[Group]) -> str:
         parts.append(
             f"the plan was violated in {violated:,}" if violated else "the sampling of all stayed within the plan"
         )
+    fragile = sum(of_run(group.runs[0]).robustness is Robustness.NONE for group in groups)
+    if fragile:
+        parts.append(f"the rule of {count(fragile, 'setting')} is not robust")
     copies = len(found.runs) - sum(len(group.runs) for group in groups)
     others = {"more are copies": copies, "unfinished": len(found.unfinished), "broken": len(found.broken)}
     parts += [f"{how_many:,} {words}" for words, how_many in others.items() if how_many]

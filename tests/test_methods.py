@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import rpel
+from rpel.attacks import View
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.simulation.methods import METHODS, build_network, messages, settle
@@ -202,6 +203,45 @@ def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str
         run.step()
         found.append(run.models().copy())
     assert np.allclose(found[0], found[1]) is same
+
+
+@pytest.mark.parametrize("method", ["rpel", "gts"])
+def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -> None:
+    """The models before the local steps, and whom each honest node asks; both only for those that need them."""
+    seen: list[View] = []
+
+    def curious(view: View) -> Array:
+        seen.append(view)
+        return view.moments()
+
+    spec = BASE.but(method=method, local_steps=2, lr=0.1)
+    for needs in (frozenset(), frozenset({"before", "graph"})):
+        curious.needs = needs  # type: ignore[attr-defined]
+        run = simulation(spec, Quadratic())
+        run.network.attack = rpel.attack(curious)
+        run.step()
+        before = run.cohort.x.copy()
+        run.step()
+    assert seen[1].before is None
+    assert seen[1].graph is None
+    view, ids, hostile = seen[3], run.roster.honest_ids(2), run.roster.hostile(2)
+    np.testing.assert_array_equal(view.before, before)
+    assert view.graph is not None
+    for i, asked in enumerate(run.topology.sample(2, ids)):
+        wanted = [j for j in asked if j >= 0 and not hostile[j]]
+        assert sorted(ids[view.graph[i][view.graph[i] >= 0]]) == sorted(wanted)
+
+
+@pytest.mark.parametrize("attack", ["fang", "spectral", "min_max", "min_sum"])
+@pytest.mark.parametrize("method", ["rpel", "cs-plus"])
+def test_attacks_that_see_more_run_in_every_kind_of_method(attack: str, method: str) -> None:
+    run = simulation(BASE.but(method=method, attack=attack), Quadratic())
+    calm = simulation(BASE.but(method=method, attack="none"), Quadratic())
+    for _ in range(3):
+        run.step()
+        calm.step()
+    assert np.isfinite(run.models()).all()
+    assert not np.allclose(run.models(), calm.models())
 
 
 def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:

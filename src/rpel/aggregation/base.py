@@ -179,7 +179,15 @@ class Rule(ABC):
         return self if ids is None else replace(self, moment=replace(self.moment, ids=ids[nodes]))
 
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
-        """Aggregate x (…, m, d) to (…, d); rules on graphs take ``weights`` (…, m) or (m,), self first."""
+        """Aggregate x (…, m, d) to (…, d); rules on graphs take ``weights`` (…, m) or (m,), self first.
+
+        A list of m arrays, tensors, lists of tensors or state_dicts comes back as one of its kind.
+        """
+        if isinstance(x, list | tuple):
+            from rpel.aggregation.structures import stacked
+
+            rows, restore = stacked(x, self.name)
+            return restore(self(rows, weights=weights, hostile=hostile))
         x, back = to_kernels(x, self.name)
         table, index = as_table(x, self.name)
         *batch, m, d = x.shape

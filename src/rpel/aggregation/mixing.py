@@ -16,6 +16,7 @@ import numpy as np
 from rpel import theory
 from rpel.aggregation.base import Array, Group, Rule, host, is_tensor, kernels_for, nbytes, to_kernels
 from rpel.aggregation.coordinatewise import Coordinatewise
+from rpel.aggregation.structures import stacked
 from rpel.types import Floats, Integers
 
 Mixing = Integers | Floats
@@ -44,6 +45,9 @@ class Mixer(Rule):
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
         """All rows: x (…, m, d) to (…, m′, d); rows with non-finite entries come last, untouched, unless m′ = m."""
         self.refuse_weights(weights, hostile)
+        if isinstance(x, list | tuple):
+            rows, restore = stacked(x, self.name)
+            return [restore(row) for row in self(rows)]
         x, back = to_kernels(x, self.name)
         *batch, m, d = x.shape
         h, kernels = int(np.prod(batch, dtype=np.int64)), kernels_for(x)

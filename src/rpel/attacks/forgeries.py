@@ -5,7 +5,8 @@ end. μ and σ are the coordinate-wise mean and standard deviation (divisor k �
 peers sent. No Python loop over victims.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -17,6 +18,16 @@ from rpel.types import Floats, Integers, Models
 
 State = dict[str, Any]
 """What an attack remembers from round to round: arrays and numbers, checkpointed with the run."""
+
+
+def needs(*what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare what an attack must see besides the half-steps, which is kept only then: "before" or "graph"."""
+
+    def declared(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.needs = frozenset(what)  # type: ignore[attr-defined]
+        return function
+
+    return declared
 
 
 def none(view: View) -> Models:
@@ -116,45 +127,238 @@ def gaussian(view: View, mu: float = 0.0, sigma: float = 1.0) -> Models:
     return view.space
 
 
+# --- hidden in the spread of the honest models -----------------------------------------------------------------------
+
+
+def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
+    """As far along a direction as no honest model is from another: μ + aγp (Shejwalkar, Houmansadr, 2021).
+
+    p is −σ ("std"), −μ/‖μ‖ ("unit") or −sign μ ("sign"), and γ the largest with max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
+    """
+    spread, (length, along) = view.spread, _aside(view, direction)
+    room = np.maximum(spread.diameter[:, None] - spread.to_mean, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        root = np.sqrt(along**2 + length[:, None] * room)  # of ‖p‖²γ² + 2γ⟨p, μ − x⟩ = room, without cancellation
+        steps = np.where(along > 0, room / (along + root), (root - along) / length[:, None])
+    steps = np.where(view.sources >= 0, steps, np.inf).min(axis=1)
+    hides = (length > 0) & (spread.diameter > 0) & np.isfinite(steps)  # not finite: the honest models have diverged
+    return _along(view, direction, np.asarray(a) * np.where(hides, steps, 0.0))
+
+
+def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
+    """The same with squared distances summed: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (Shejwalkar, Houmansadr, 2021)."""
+    spread, (length, _) = view.spread, _aside(view, direction)
+    room = np.maximum(spread.total - spread.to_mean.sum(axis=1), 0.0)
+    scale = spread.count * length
+    hides = (scale > 0) & np.isfinite(scale + room)
+    gamma = np.sqrt(np.where(hides, room, 0.0) / np.where(hides, scale, 1.0))
+    return _along(view, direction, np.asarray(a) * gamma)
+
+
+def _along(view: View, direction: str, gamma: Floats) -> Models:
+    """μ + γp, written to the forged rows; γ (v,)."""
+    if direction == "std":
+        return view.moments(1.0, -gamma)
+    view.moments(1.0)
+    if direction == "unit":
+        norm = _norms(view)
+        return view.moments(1.0 - np.where(norm > 0, gamma / np.where(norm > 0, norm, 1.0), 0.0))
+    block = max(1, 4_000_000 // view.victims)
+    for start in range(0, view.space.shape[1], block):
+        part = view.space[:, start : start + block]
+        part -= gamma[:, None] * np.sign(part)
+    return view.space
+
+
+def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
+    """‖p‖² (v,) and ⟨p, μ − x⟩ (v, k) for the models x of A; the latter from the distances to μ + p."""
+    spread = view.spread
+    if direction == "std":
+        length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
+    else:
+        view.moments(1.0)
+        length = np.count_nonzero(view.space, axis=1) if direction == "sign" else np.where(_norms(view) > 0, 1.0, 0.0)
+    moved = _along(view, direction, np.ones(view.victims))
+    reached = np.asarray(view.kernels.distances_to(view.honest, view.sources, moved))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(length, np.float64), (reached - length[:, None] - spread.to_mean) / 2
+
+
+def _norms(view: View) -> Floats:
+    """(v,) the lengths of the forged rows."""
+    squared = view.kernels.distances_to(view.space, np.arange(view.victims)[:, None], None)
+    return np.asarray(np.sqrt(squared[:, 0]))
+
+
+@needs("before")
+def fang(view: View) -> Models:
+    """Against the honest change of each coordinate, beyond the honest extremes (after Fang et al., 2020).
+
+    δ is the sign of the honest nodes' mean change in this round's local step. Where δ ≥ 0 the value is
+    min − u(max − min) over A, else max + u(max − min), with one u ~ U(0, 1) for each round and coordinate; where
+    max = min, a thousandth of it takes the place of the range.
+    """
+    rising = view.change >= 0
+    u: Floats = stream(view.seed, "fang", view.round).random((len(rising),))
+    rows = np.where(view.sources >= 0, view.sources, view.sources[:, :1])
+    block = max(1, 4_000_000 // rows.size)  # coordinates at a time: what is gathered stays below 32 MB
+    for start in range(0, len(u), block):
+        at = slice(start, start + block)
+        x = view.honest[:, at][rows]
+        low, high = x.min(axis=1).astype(np.float64), x.max(axis=1).astype(np.float64)
+        beyond = np.where(high > low, u[at] * (high - low), 1e-3 * np.abs(low))
+        view.space[:, at] = np.where(rising[at], low - beyond, high + beyond)
+    return view.space
+
+
+# --- along the honest graph's weakest cut ----------------------------------------------------------------------------
+
+MOST_SPECTRAL = 2000
+
+
+@needs("graph")
+def spectral(view: View, a: float | Floats = 1.0) -> Models:
+    """SpH: x_i + a·v_i·Σ_j v_j x_j, v the second eigenvector of the honest graph (Gaucher et al., 2025).
+
+    j runs over the honest nodes; v belongs to the second-smallest eigenvalue of their Laplacian, and an edge joins two
+    of them if either asks the other this round: the two sides of the graph's weakest cut are driven apart.
+    """
+    if view.graph is None:
+        raise ValueError("spectral needs the round's graph (needs = {'graph'})")
+    n = len(view.honest)
+    if n > MOST_SPECTRAL:
+        raise ValueError(f"spectral needs all eigenvalues of the honest graph: at most {MOST_SPECTRAL} nodes, not {n}")
+    adjacency = np.zeros((n, n), dtype=bool)
+    who, whom = np.repeat(np.arange(n), view.graph.shape[1]), view.graph.reshape(-1)
+    adjacency[who[whom >= 0], whom[whom >= 0]] = True
+    v = second_eigenvector(np.packbits(adjacency | adjacency.T).tobytes(), n, view.seed)
+    push = np.asarray(view.kernels.combine(view.honest, np.arange(n)[None], v[None]))[0]
+    np.multiply((np.asarray(a) * v[view.own])[:, None], push[None], out=view.space, casting="same_kind")
+    np.add(view.space, view.honest[view.own], out=view.space)
+    return view.space
+
+
+@lru_cache(maxsize=2)
+def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
+    """(n,) of the graph's Laplacian, of length 1; the adjacency (n, n) as packed bits.
+
+    Among eigenvalues within 1e-9 of the second, a drawn direction of their space; the first non-zero entry is positive.
+
+    >>> path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=bool)
+    >>> second_eigenvector(np.packbits(path).tobytes(), 3, seed=0).round(3) + 0.0
+    array([ 0.707,  0.   , -0.707])
+    """
+    import torch  # its solver can be held to one thread, so that the result does not depend on how many there are
+
+    adjacency = np.unpackbits(np.frombuffer(packed, np.uint8), count=n * n).reshape(n, n).astype(np.float64)
+    np.fill_diagonal(adjacency, 0.0)
+    laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        values, vectors = (part.numpy() for part in torch.linalg.eigh(torch.from_numpy(laplacian)))
+    finally:
+        torch.set_num_threads(threads)
+    space = vectors[:, np.abs(values - values[min(1, n - 1)]) <= 1e-9]
+    v = space[:, 0] if space.shape[1] == 1 else space @ (space.T @ stream(seed, "spectral").standard_normal(n))
+    v = v / np.linalg.norm(v)
+    return np.asarray(v * np.sign(v[np.abs(v) > 1e-12][0]))
+
+
 # --- strongest: a search of the factor against the victim's actual rule ----------------------------------------------
 
-FACTORS = {"alie": "z", "foe": "zeta", "inner_product_manipulation": "tau", "dissensus": "epsilon"}
+FACTORS = {
+    "alie": "z",
+    "foe": "zeta",
+    "inner_product_manipulation": "tau",
+    "dissensus": "epsilon",
+    "min_max": "a",
+    "min_sum": "a",
+    "spectral": "a",
+}
+"""The attacks that have a factor a ≥ 0, and what it is called there."""
+
+PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
 
 
-def strongest(view: View, of: str = "alie", evaluations: int = 16) -> Models:
-    """The given attack with the factor a ≥ 0 that moves the victim's own aggregate farthest from its honest mean.
+def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
+    """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
-    J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖ for every victim at once, J(0) included in the budget. From a = 0
-    with step 1, move while better and double the step; then shrink the step by .8 before each try, trying a + step and
-    a − step in turn.
+    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual rule.
+    ``of`` is one attack, several (a list, or joined by +), or "all". What is found is a lower bound of the worst.
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
-    name = ALIASES.get(of, of)
-    if name not in FACTORS:
-        raise ValueError(f"strongest searches the factor of {', '.join(FACTORS)}, not of {of!r}")
-    forge, key = ATTACKS[name], FACTORS[name]
-    honest = _honest_mean(view)
+    names, honest = families(of), _honest_mean(view)
+    most, kept = np.full(view.victims, -1.0), np.empty_like(view.space) if len(names) > 1 else view.space
+    for name in names:
+        forge, key = ATTACKS[name], FACTORS[name]
 
-    def harm(a: Floats) -> Floats:
-        forge(view, **{key: a})
-        with np.errstate(over="ignore", invalid="ignore"):  # a rule that breaks may be driven to infinity
-            return np.asarray(np.linalg.norm(_aggregated(view).astype(np.float64) - honest, axis=1))
+        def harm(a: Floats, forge: Any = forge, key: str = key) -> Floats:
+            forge(view, **{key: a})
+            with np.errstate(over="ignore", invalid="ignore"):  # a rule that breaks may be driven to infinity
+                moved = np.linalg.norm(_aggregated(view).astype(np.float64) - honest, axis=1)
+            return np.where(np.isnan(moved), np.inf, moved)
 
-    best = np.zeros(view.victims)
-    reached, step = harm(best), np.ones(view.victims)
-    expanding, forward = np.ones(view.victims, dtype=bool), np.ones(view.victims, dtype=bool)
+        best, reached = _search(harm, view.victims, evaluations)
+        forge(view, **{key: best})
+        better = reached > most
+        most = np.where(better, reached, most)
+        if len(names) > 1:
+            kept[better] = view.space[better]
+    if len(names) > 1:
+        view.space[:] = kept
+    return view.space
+
+
+def families(of: str | Sequence[str]) -> list[str]:
+    """The attacks that ``of`` names.
+
+    >>> families("alie+ipm")
+    ['alie', 'inner_product_manipulation']
+    """
+    given = (list(FACTORS) if of == "all" else of.split("+")) if isinstance(of, str) else list(of)
+    for name in given:
+        if ALIASES.get(name, name) not in FACTORS:
+            raise ValueError(f"strongest searches the factor of {', '.join(FACTORS)}, not of {name!r}")
+    if not given:
+        raise ValueError("strongest needs at least one attack to search")
+    return [ALIASES.get(name, name) for name in given]
+
+
+def _search(harm: Callable[[Floats], Floats], victims: int, evaluations: int) -> tuple[Floats, Floats]:
+    """(v,) the factors found and the harm they do, with 2 · ``evaluations`` calls.
+
+    From a = 0 with step 1, move while better and double the step; then shrink the step by .8 before each try, trying
+    a + step and a − step in turn; J(0) counts as an evaluation. Harm has several hills, so this alone may stop on a low
+    one: as many evaluations again go to spread points, and then between the best factor and the next larger one tried,
+    because harm rises until the rule notices and then falls off a cliff.
+    """
+    best = np.zeros(victims)
+    reached, step, tried = harm(best), np.ones(victims), [best]
+
+    def attempt(a: Floats) -> Floats:
+        nonlocal best, reached
+        value = harm(a)
+        better = value > reached
+        best, reached = np.where(better, a, best), np.where(better, value, reached)
+        tried.append(a)
+        return better
+
+    expanding, forward = np.ones(victims, dtype=bool), np.ones(victims, dtype=bool)
     for _ in range(evaluations - 1):
         step = np.where(expanding, step, 0.8 * step)
         back = ~expanding & ~forward & (best >= step)
-        tried = np.where(back, best - step, best + step)
-        value = harm(tried)
-        better = value > reached
-        best, reached = np.where(better, tried, best), np.where(better, value, reached)
+        better = attempt(np.where(back, best - step, best + step))
         forward = np.where(expanding, True, ~forward)
         step = np.where(expanding & better, 2 * step, step)
         expanding &= better
-    return forge(view, **{key: best})  # type: ignore[no-any-return]
+    for a in PROBES[:evaluations]:
+        attempt(np.full(victims, a))
+    for _ in range(evaluations - len(PROBES)):
+        above = np.min(np.where(np.array(tried) > best, tried, np.inf), axis=0)
+        attempt(np.where(np.isfinite(above), (best + above) / 2, 2 * best))
+    return best, reached
 
 
 def _honest_mean(view: View) -> Models:
@@ -186,6 +390,10 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "stale": stale,
     "inf": inf,
     "gaussian": gaussian,
+    "min_max": min_max,
+    "min_sum": min_sum,
+    "fang": fang,
+    "spectral": spectral,
     "strongest": strongest,
 }
 """Every forgery by its name. A new attack is a function above and a row here."""

@@ -1,18 +1,23 @@
-"""Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``."""
+"""Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``; own functions, and those of packages."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
-from rpel.attacks.forgeries import ALIASES, ATTACKS, FACTORS, LABEL_FLIP, State
+from rpel.attacks.forgeries import ALIASES, ATTACKS, LABEL_FLIP, State, families
 from rpel.attacks.view import View
 from rpel.errors import nearest
 from rpel.kernels import plain
-from rpel.types import Floats, Models
+from rpel.plugins import first_line, is_own, load, load_registered, registered
+from rpel.types import Floats, Integers, Models
+
+GROUP = "rpel.attacks"
+"""The entry points under which packages register attacks."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +26,37 @@ class Attack:
 
     ``targeting="most-exposed"`` strikes only the victims with the most hostile peers this round; the others get μ.
     ``flood`` makes the hostile nodes push to every honest node every round, where nodes push (Epidemic Learning).
+    ``own`` is the function of an attack that is not one of the library's.
     """
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     targeting: str = "all"
     flood: bool = False
+    own: Callable[..., Any] | None = None
 
     @property
     def trains(self) -> bool:
         """True when hostile nodes train beside the honest ones instead of forging."""
         return self.name == LABEL_FLIP
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What forges: ``f(view, **parameters)``, or ``f(view, state, **parameters)`` if it remembers."""
+        return ATTACKS[self.name] if self.own is None else self.own
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What must be kept for it besides the half-steps: "before" (the models x^t), "graph" (who asks whom).
+
+        >>> attack("fang").needs, attack("alie").needs, attack("strongest", of="alie+spectral").needs
+        (frozenset({'before'}), frozenset(), frozenset({'graph'}))
+        """
+        if self.trains:
+            return frozenset()
+        searched = families(self.parameters.get("of", "alie")) if self.name == "strongest" else []
+        functions = [self.function, *(ATTACKS[name] for name in searched)]
+        return frozenset().union(*(getattr(function, "needs", ()) for function in functions))
 
     def __call__(self, view: View, state: State | None = None) -> tuple[Models, State]:
         """(forged (v, d), new state). The forged rows are the view's own space."""
@@ -40,14 +65,25 @@ class Attack:
             raise ValueError("label_flip forges nothing: its nodes train on flipped labels")
         if not view.victims:
             return view.space, state
-        function = ATTACKS[self.name]
-        if "state" in signature(function).parameters:
-            forged, state = function(view, state, **self.parameters)
+        if "state" in signature(self.function).parameters:
+            forged, state = self.function(view, state, **self.parameters)
         else:
-            forged = function(view, **self.parameters)
+            forged = self.function(view, **self.parameters)
+        self._deliver(view, forged)
         if self.targeting == "most-exposed":
             _spare(view, view.hostile < view.hostile.max())
-        return forged, state
+        return view.space, state
+
+    def _deliver(self, view: View, forged: Any) -> None:
+        """Own functions may return rows of their own making; ours have written to the view's space."""
+        if forged is view.space:
+            return
+        rows = np.asarray(forged)
+        if rows.shape not in (view.space.shape, view.space.shape[1:]) or rows.dtype.kind not in "fiu":
+            right = f"rows of numbers of shape {view.space.shape}"
+            raise ValueError(f"attack {self.name} must give {right}, not {rows.shape} {rows.dtype}")
+        if not np.shares_memory(rows, view.space):
+            view.space[:] = rows
 
     def forge(
         self,
@@ -57,10 +93,16 @@ class Attack:
         byzantine: int = 1,
         rule: Rule | None = None,
         weights: Floats | None = None,
+        change: Models | None = None,
+        graph: Integers | None = None,
+        seed: int = 0,
+        round: int = 0,
     ) -> Models:
         """The forged vector (d,) for one victim that received ``honest`` (k, d), by the plain kernels.
 
-        ``weights`` are the gossip weights of own, the honest and the hostile models, in this order.
+        ``weights`` are the gossip weights of own, the honest and the hostile models, in this order; ``change`` (d,) is
+        the honest nodes' mean change in the local step (fang); ``graph`` (k + 1, s) the rows of the honest that each
+        of them asks, the victim last (spectral).
 
         >>> attack("foe", zeta=3).forge(np.array([[1.0, 2.0], [3.0, 4.0]]))
         array([-4., -6.])
@@ -70,7 +112,7 @@ class Attack:
             raise ValueError(
                 f"{self.name} forges from honest models (k, d) of floats, not {honest.shape} {honest.dtype}"
             )
-        if own is None and (not len(honest) or self.name in ("dissensus", "strongest")):
+        if own is None and (not len(honest) or self.name in ("dissensus", "strongest", "spectral")):
             raise ValueError(f"{self.name} needs the victim's own model")
         k = len(honest)
         first = honest.mean(axis=0) if own is None else np.asarray(own)
@@ -82,9 +124,13 @@ class Attack:
             peers=np.arange(k)[None, :],
             hostile=np.array([byzantine]),
             rule=rule,
+            round=round,
+            seed=seed,
             weights=None if shares is None else shares[None, 1 : k + 1],
             hostile_weights=None if shares is None else shares[None, k + 1 :],
             kernels=plain,
+            before=None if change is None else table[:-1].astype(np.float64) - np.asarray(change),
+            graph=graph,
         )
         return np.asarray(self(view)[0][0])
 
@@ -97,32 +143,77 @@ def _spare(view: View, spared: NDArray[np.bool_]) -> None:
     view.space[spared] = view.kernels.combine(view.honest, view.sources[spared], weights[spared])
 
 
-def attack(name: str, *, targeting: str = "all", flood: bool = False, **parameters: Any) -> Attack:
+def attack(
+    name: str | Attack | Callable[..., Any], *, targeting: str = "all", flood: bool = False, **parameters: Any
+) -> Attack:
     """The attack of that name, checked: ``attack("alie", z=1.5)``, ``attack("strongest", of="foe")``.
+
+    ``name`` may also be ``module:function``, a name that an installed package registers, a function
+    ``f(view, **parameters)`` or ``f(view, state, **parameters)``, or an Attack, which is returned as it is.
 
     >>> attack("sf").forge(np.array([[1.0], [3.0]]))
     array([-2.])
+    >>> attack(lambda view, by=1.0: view.moments(by)).forge(np.array([[1.0], [3.0]]))
+    array([2.])
     """
-    full = ALIASES.get(name, name)
-    if full not in ATTACKS and full != LABEL_FLIP:
-        choices = [*ATTACKS, *ALIASES, LABEL_FLIP]
-        raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
+    if isinstance(name, Attack):
+        if parameters or flood or targeting != "all":
+            raise ValueError(f"attack {name.name} has its parameters already; make it anew to change them")
+        return name
     if targeting not in ("all", "most-exposed"):
         raise ValueError(f"targeting is 'all' or 'most-exposed', not {targeting!r}")
+    full, own = _found(name)
     if full == "alie" and "tau" in parameters:
         parameters["z"] = parameters.pop("tau")
-    known = set() if full == LABEL_FLIP else set(signature(ATTACKS[full]).parameters) - {"view", "state"}
+    takes = {} if full == LABEL_FLIP else dict(signature(own or ATTACKS[full]).parameters)
+    known = set(takes) - {"view", "state"} - {next(iter(takes), "")}
+    anything = any(p.kind is Parameter.VAR_KEYWORD for p in takes.values())
     for key, value in parameters.items():
-        if key not in known:
-            raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
-        _check_parameter(full, key, value)
-    return Attack(full, parameters, targeting, flood)
+        if key not in known and not anything:
+            raise ValueError(f"{full} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
+        if own is None:
+            _check_parameter(full, key, value)
+    return Attack(full, parameters, targeting, flood, own)
+
+
+def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any] | None]:
+    """(its full name, the function where it is not one of ours)."""
+    if not isinstance(name, str):
+        return f"{name.__module__}:{getattr(name, '__qualname__', type(name).__qualname__)}", _callable(name, name)
+    if is_own(name):
+        return name, _callable(name, load(name, "attack"))
+    full = ALIASES.get(name, name)
+    if full in ATTACKS or full == LABEL_FLIP:
+        return full, None
+    if name in registered(GROUP):
+        return name, _callable(name, load_registered(GROUP, name))
+    choices = [*ATTACKS, *ALIASES, LABEL_FLIP, *registered(GROUP)]
+    raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
+
+
+def _callable(name: Any, found: Any) -> Callable[..., Any]:
+    if not callable(found):
+        raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def about() -> list[tuple[str, str]]:
+    """Every attack by name with one line on it, those of installed packages included.
+
+    >>> dict(about())["sign_flipping"]
+    'SF: −μ (Li et al., 2020).'
+    """
+    flipped = (LABEL_FLIP, "Hostile nodes train beside the honest ones, on labels C − 1 − y.")
+    ours = [(name, first_line(forge)) for name, forge in ATTACKS.items()]
+    return [*ours, flipped, *((name, first_line(load_registered(GROUP, name))) for name in registered(GROUP))]
 
 
 def _check_parameter(name: str, key: str, value: Any) -> None:
     if key == "of":
-        if ALIASES.get(value, value) not in FACTORS:
-            raise ValueError(f"strongest searches the factor of {', '.join(FACTORS)}, not of {value!r}")
+        families(value)
+    elif key == "direction":
+        if value not in ("std", "unit", "sign"):
+            raise ValueError(f"{name}: direction is std, unit or sign, not {value!r}")
     elif isinstance(value, str):
         if (name, key, value) != ("alie", "z", "max"):
             raise ValueError(f"{name}: {key} takes a number, not {value!r}" + (" (or 'max')" if key == "z" else ""))

@@ -5,6 +5,7 @@ same compiled kernels as aggregating, because it is as hot.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 
 import numpy as np
@@ -12,6 +13,38 @@ import numpy as np
 from rpel.aggregation import Rule
 from rpel.kernels import compiled
 from rpel.types import Floats, Integers, Models
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The geometry of each victim's A: k models, all squared distances.
+
+    count (v,) k · diameter (v,) the largest · total (v,) the largest sum from one of them to all others ·
+    to_mean (v, k) ‖a − μ‖², 0 padded
+    """
+
+    count: Integers
+    diameter: Floats
+    total: Floats
+    to_mean: Floats
+
+
+def _spread(kernels: ModuleType, models: Models, rows: Integers) -> Spread:
+    """From the distances between the models of A, some victims at a time (a piece of distances stays below 32 MB)."""
+    present = rows >= 0
+    full = np.where(present, rows, rows[:, :1])
+    v, k = rows.shape
+    diameter, total, to_mean = np.empty(v), np.empty(v), np.empty((v, k))
+    step = max(1, 4_000_000 // (k * k))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, v, step):
+            at = slice(start, start + step)
+            here = present[at].astype(np.float64)
+            squared = np.asarray(kernels.squared_distances(models, full[at])) * here[:, :, None] * here[:, None, :]
+            sums, count = squared.sum(axis=2), here.sum(axis=1, keepdims=True)
+            diameter[at], total[at] = squared.max(axis=(1, 2)), sums.max(axis=1)
+            to_mean[at] = np.maximum(sums / count - sums.sum(axis=1, keepdims=True) / (2 * count**2), 0.0) * here
+    return Spread(present.sum(axis=1), diameter, total, to_mean)
 
 
 @dataclass(frozen=True)
@@ -25,6 +58,8 @@ class View:
     hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
     weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
     hostile_weights  and (v, b) of the hostile neighbours, 0 padded
+    before   (n, d) the honest models before this round's local step, for attacks that declare to need it
+    graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
     """
 
     table: Models
@@ -37,6 +72,8 @@ class View:
     weights: Floats | None = None
     hostile_weights: Floats | None = None
     kernels: ModuleType = field(default=compiled)
+    before: Models | None = None
+    graph: Integers | None = None
 
     @property
     def victims(self) -> int:
@@ -68,6 +105,18 @@ class View:
         """(v,) m of each victim: its own model, the honest answers, the hostile ones."""
         others = (self.peers >= 0) & (self.peers != self.own[:, None])
         return np.asarray(1 + others.sum(axis=1) + self.hostile)
+
+    @property
+    def change(self) -> Floats:
+        """(d,) the honest nodes' mean change in this round's local step."""
+        if self.before is None:
+            raise ValueError("this attack needs the models before the local step (needs = {'before'})")
+        return np.asarray(self.honest.mean(axis=0, dtype=np.float64) - self.before.mean(axis=0, dtype=np.float64))
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How far the models of A are from each other and from μ, for every victim."""
+        return _spread(self.kernels, self.honest, self.sources)
 
     def moments(self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0) -> Models:
         """mean · μ + deviation · σ, written to the forged rows; factors are numbers or one per victim."""

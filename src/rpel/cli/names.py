@@ -58,17 +58,13 @@ def _first_line(thing: Any) -> str:
 def _rules() -> Iterable[tuple[str, str]]:
     from rpel.aggregation import registry
 
-    about = getattr(registry, "about", None)
-    return about().items() if about else ((name, _first_line(made)) for name, made in registry.RULES.items())
+    return registry.about()
 
 
 def _attacks() -> Iterable[tuple[str, str]]:
     from rpel.attacks import registry
-    from rpel.attacks.forgeries import ATTACKS, LABEL_FLIP
 
-    about = getattr(registry, "about", None)
-    flipped = (LABEL_FLIP, "Hostile nodes train beside the honest ones, on labels turned round.")
-    return about().items() if about else [*((name, _first_line(forge)) for name, forge in ATTACKS.items()), flipped]
+    return registry.about()
 
 
 def _methods() -> Iterable[tuple[str, str]]:

@@ -24,8 +24,10 @@ from pydantic import Field, Strict, StrictStr, TypeAdapter
 
 from rpel import aggregation, planning
 from rpel.aggregation.mixing import Mixer
+from rpel.aggregation.registry import built_in
 from rpel.certificates import check_id, read_certificate
 from rpel.config.toml import check_keys, read_toml, validated
+from rpel.errors import nearest
 from rpel.files import atomic
 
 INIT_FILE = "init.safetensors"
@@ -352,6 +354,8 @@ def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
 
 
 def _check_rule(where: str, m: Membership) -> None:
+    if not built_in(m.rule):  # a file from others never makes a peer import code
+        raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, aggregation.RULES)}")
     found = aggregation.rule(m.rule, f=m.b_hat)
     if isinstance(found, Mixer) or found.on_graph:
         raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is 'nnm+trimmed_mean'")

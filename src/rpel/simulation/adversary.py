@@ -4,7 +4,7 @@ Laws: the round never learns who is hostile; every fault is drawn from coordinat
 forged vectors are written behind the honest rows of one table, so that nothing is copied to be aggregated.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class SimulatedNetwork:
     consistent: bool = False
     state: State = field(default_factory=dict)
     hostile: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    before: Models | None = None  # (h, d) the models before the local step, kept only for attacks that need them
 
     def deliver(self, ask: Exchange) -> Inbox:
         """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges."""
@@ -98,6 +99,9 @@ class SimulatedNetwork:
         h, counts = len(ask.half), hostile.sum(axis=1)
         victims = np.flatnonzero(counts)
         view = self._view(ask, victims, np.where(answered, rows, -1)[victims], hostile[victims])
+        if self.attack.needs:
+            asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
+            view = replace(view, before=self.before, graph=asked)
         _, self.state = self.attack(view, self.state)
         forged = np.full(h, -1, dtype=np.int64)
         forged[victims] = h + np.arange(len(victims))

@@ -66,6 +66,8 @@ class Simulation:
         t, s = self.round + 1, self.spec
         c = Cohort(self._ids(t), self.cohort.x, self.cohort.m, self.cohort.local)
         models = c.x
+        if "before" in self.network.attack.needs:
+            self.network.before = models.copy()
         for k in range(s.local_steps):
             place = self.table[: len(models)] if k == s.local_steps - 1 else models
             c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)

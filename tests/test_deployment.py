@@ -1,11 +1,14 @@
 """The lock file and the bill of materials name what rpel needs to run: all of it, and as constraints.txt pins it."""
 
 import importlib.util
+import shlex
 from types import ModuleType
 
 import pytest
+import typer
 from packaging.utils import canonicalize_name
 
+from rpel.cli import app
 from support.paths import ROOT
 
 
@@ -45,3 +48,15 @@ def test_the_bill_of_materials_names_each_component_its_licence_its_hash_and_its
     own = next(link for link in bill["dependencies"] if link["ref"].startswith("pkg:pypi/rpel@"))
     assert parts["torch"]["bom-ref"] in own["dependsOn"]
     assert deployment.sbom() == bill
+
+
+def test_the_unit_runs_a_command_that_exists_within_bounds_and_does_not_restart_what_cannot_be_mended() -> None:
+    lines = (ROOT / "deploy" / "rpel-peer.service").read_text().splitlines()
+    pairs = [line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")]
+    unit = {key: value for key, value in pairs}  # noqa: C416 (of keys given twice the last counts)
+    for key in ("MemoryMax", "TasksMax", "IPAddressDeny", "IPAddressAllow", "StartLimitBurst", "StartLimitIntervalSec"):
+        assert unit[key], key
+    assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2")
+    _, group, command, *arguments = shlex.split(unit["ExecStart"])
+    found = typer.main.get_command(app).commands[group].commands[command]  # type: ignore[attr-defined]
+    assert str(found.make_context(command, arguments).params["config"]) == "/etc/rpel/peer.toml"

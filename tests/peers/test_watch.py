@@ -11,7 +11,7 @@ from rpel import cli
 from rpel.cli.display import stdout
 from rpel.cli.watch import members_now
 from rpel.operations import watch
-from rpel.operations.watch import Seen, seen
+from rpel.operations.watch import Seen, State, seen
 from rpel.peer.client import Answer
 from rpel.peer.node import Node
 from rpel.types import PullResult
@@ -33,7 +33,7 @@ HONEST = {
 
 def test_an_honest_answer_is_shown_as_it_is() -> None:
     one = seen("a", HONEST, rounds=9)
-    assert one == Seen("a", "training", 3, 0.75, HONEST["pulls"], degraded=1)  # type: ignore[arg-type]
+    assert one == Seen("a", State.TRAINING, 3, 0.75, HONEST["pulls"], degraded=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
     ],
 )
 def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(said: Any) -> None:
-    assert seen("a", HONEST | said, rounds=9) == Seen("a", "malformed")
+    assert seen("a", HONEST | said, rounds=9) == Seen("a", State.MALFORMED)
 
 
 def test_a_member_is_shown_as_convicted_when_more_than_b_others_say_so(capsys: pytest.CaptureFixture[str]) -> None:

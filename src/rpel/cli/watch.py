@@ -110,7 +110,7 @@ def members_now(
         if member.id in convicted:
             table.add_row(_short(member.id), *numbers, Text("convicted", "magenta"))
             continue
-        state = "other file" if member.state == "other membership" else member.state
+        state = "other file" if member.state == "other membership" else member.state.value
         table.add_row(_short(member.id), *numbers, Text(state, _STYLES.get(state, "red")))
     return table
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from rpel.certificates import check_id
@@ -55,9 +56,26 @@ class Observer:
         await self.client.close()
 
 
+class State(StrEnum):
+    """Where a member is, by its own word; or why it gave none."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    FROZEN = "frozen"
+    FINISHED = "finished"
+    OTHER_MEMBERSHIP = "other membership"
+    LATE = "late"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    UNREACHABLE = "unreachable"
+
+
+_ANSWERED = (State.STARTING, State.TRAINING, State.FROZEN, State.FINISHED)
+
+
 @dataclass(frozen=True)
 class Seen:
-    """One member at one moment. ``state``: starting, training, frozen, finished; or why it did not say.
+    """One member at one moment.
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
     ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of whom it
@@ -65,7 +83,7 @@ class Seen:
     """
 
     id: str
-    state: str
+    state: State
     round: int = 0
     accuracy: float | None = None
     pulls: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +94,7 @@ class Seen:
     @property
     def answered(self) -> bool:
         """Did it say anything that can be shown?"""
-        return self.state in ("starting", "training", "frozen", "finished")
+        return self.state in _ANSWERED
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -95,32 +113,33 @@ async def look(observer: Observer, within: float = 3.0) -> list[Seen]:
 def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = False) -> Seen:
     """What a member's answer amounts to; one that makes no sense is "malformed" and nothing else.
 
-    >>> seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
-    Seen(id='a', state='training', round=7, accuracy=0.5, pulls={'ok': 12, 'late': 0, 'refused': 0, 'malformed': 0,
-    'unreachable': 0}, degraded=0, caught_up=0, convicted=())
-    >>> seen("b", {"round": "7" * 1000}, rounds=9).state, seen("c", Answer(PullResult.LATE), rounds=9).state
+    >>> one = seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
+    >>> one.state.value, one.round, one.pulls["ok"], one.pulls["late"]
+    ('training', 7, 12, 0)
+    >>> seen("b", {"round": "7" * 1000}, rounds=9).state.value, seen("c", Answer(PullResult.LATE), rounds=9).state.value
     ('malformed', 'late')
     """
     if isinstance(said, Answer):
         if over and said.result is PullResult.UNREACHABLE:
-            return Seen(id, "finished")
-        return Seen(id, "other membership" if said.membership else said.result.value)
+            return Seen(id, State.FINISHED)
+        return Seen(id, State.OTHER_MEMBERSHIP if said.membership else State(said.result.value))
     try:
         round, frozen = _count(said, "round"), said.get("frozen", False) is True
         outcomes = {name.value: _count(_table(said, "outcomes"), name) for name in Outcome}
         pulls = {name.value: _count(_table(said, "pulls"), name) for name in PullResult}
         accuracy, convicted = _share(said.get("accuracy")), _ids(said.get("convicted", []))
     except ValueError:
-        return Seen(id, "malformed")
-    state = "frozen" if frozen else "starting" if not round else "finished" if round >= rounds else "training"
+        return Seen(id, State.MALFORMED)
+    state = State.FINISHED if round >= rounds else State.TRAINING
+    state = State.FROZEN if frozen else State.STARTING if not round else state
     return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted)
 
 
 def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:
     """The members of whom more than b others say that they hold a proof: at least one of these is honest.
 
-    >>> sure = Seen("a", "training", convicted=("c",))
-    >>> convicted([sure, Seen("b", "training")], byzantine=1), convicted([sure, sure], byzantine=1)
+    >>> sure = Seen("a", State.TRAINING, convicted=("c",))
+    >>> convicted([sure, Seen("b", State.TRAINING)], byzantine=1), convicted([sure, sure], byzantine=1)
     (set(), {'c'})
     """
     counts = Counter(id for member in looked for id in member.convicted if id != member.id)

@@ -1,9 +1,11 @@
 """What a peer keeps on disk survives kills, full disks and damage, and a round never has two versions."""
 
 import contextlib
+import errno
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,3 +294,78 @@ def test_models_are_for_the_owner_alone(tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]}
     assert modes["state"] == 0o700
     assert modes["half-1.rec"] == modes["checkpoint-1.ckpt"] == 0o600
+
+
+# --- what the disk refuses, and a folder that goes away --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
+    """Every write fails with this error."""
+
+    def atomic(path: Path, mode: int = 0o666) -> contextlib.AbstractContextManager[Any]:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "atomic", atomic)
+        yield
+
+
+def test_a_record_that_the_disk_refused_costs_no_older_one_and_its_round_is_never_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "state", range(1, 4))
+    with Store(tmp_path / "state", SIG) as store:
+        store.memory()
+        with refusing(monkeypatch, errno.ENOSPC):
+            assert not store.persist(record(4))
+        assert [served(store, t) for t in (1, 2, 3)] == [wire(1), wire(2), wire(3)]
+        with pytest.raises(ValueError, match="round 4 cannot be recorded"):
+            store.persist(record(4, seed=9))
+        assert store.persist(record(5))
+        assert store.memory().published == (2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EROFS, "the disk is read-only"),
+        (errno.EMFILE, "no file descriptors are left"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_why_a_file_could_not_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    with Store(tmp_path / "state", SIG) as store:
+        with refusing(monkeypatch, number):
+            assert not store.save(Checkpoint(1, model(1)))
+        assert store.trouble == reason
+        assert store.save(Checkpoint(1, model(1)))
+        assert store.trouble == ""
+
+
+def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path / "state", range(1, 4))
+    with Store(tmp_path / "state", SIG) as store:
+        store.memory()
+        shutil.rmtree(tmp_path / "state")
+        assert store.persist(record(4))
+        assert served(store, 4) == wire(4)
+        assert served(store, 3) is None
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+        assert "was deleted or replaced" in caplog.text
+        with pytest.raises(ValueError, match="in use by another peer"):
+            Store(tmp_path / "state", SIG)
+
+
+def test_a_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    with Store(tmp_path / "state", SIG) as store:
+        shutil.rmtree(tmp_path / "state")
+        with Store(tmp_path / "state", SIG) as other:
+            assert not store.persist(record(1))
+            assert "in use by another peer" in store.trouble
+            assert other.memory().last_round == 0

@@ -7,6 +7,7 @@ only if it is a model of this network in the round wanted, and goes straight int
 
 import asyncio
 import base64
+import errno
 import math
 import re
 import socket
@@ -27,7 +28,6 @@ from rpel.types import Models, PullResult
 _CONNECT = 5.0
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
-_GOODBYE = 5  # turns of the loop in which aborted connections close their sockets: each layer takes one
 _NOT_YET = {
     425: PullResult.LATE,
     409: PullResult.REFUSED,
@@ -70,7 +70,10 @@ class Client:
     ) -> None:
         self._signature, self._position = signature, position
         self._idle: dict[int, list[tuple[float, Connection]]] = {}
+        self._open: set[Connection] = set()
+        self._closed = False
         self._contexts: dict[int, ssl.SSLContext] = {}
+        self.exhausted = False  # no file descriptor was left for a connection
         self.silent: tuple[int, ...] = ()  # who did not tell its clock when last asked
         self.differing: dict[int, str] = {}  # the hash that a member holds, if it last refused for holding another
         self.rotate(membership, certificate, key)
@@ -83,10 +86,12 @@ class Client:
         self._contexts, self.differing = {}, {}
 
     async def close(self) -> None:
-        """Close the connections that wait for their next request."""
-        self._drop_idle()
-        for _ in range(_GOODBYE):
-            await asyncio.sleep(0)
+        """Close all connections, and wait until they are."""
+        self._closed = True
+        still = list(self._open)
+        for connection in still:
+            connection.abort()
+        await asyncio.gather(*(connection.ended for connection in still))
 
     def _drop_idle(self) -> None:
         for waiting in self._idle.values():
@@ -186,6 +191,7 @@ class Client:
                             return last
                     # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired meanwhile
                     except (OSError, ValueError) as error:
+                        self.exhausted |= isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
                         last = Answer(PullResult.UNREACHABLE, reason=str(error) or type(error).__name__)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
@@ -201,7 +207,7 @@ class Client:
         try:
             lasting = (await connection.get(request.encode(), lambda head: judge(head, sent))).lasting
         finally:
-            if lasting and connection.usable and membership is self._membership:
+            if lasting and connection.usable and membership is self._membership and not self._closed:
                 until = asyncio.get_running_loop().time() + _KEPT
                 self._idle.setdefault(member, []).append((until, connection))
             else:
@@ -233,6 +239,8 @@ class Client:
         except BaseException:
             connection.abort()  # cancelled just after the handshake, it would wait for a goodbye
             raise
+        self._open.add(connection)
+        connection.ended.add_done_callback(lambda _: self._open.discard(connection))
         if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
             transport.abort()
             raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")

@@ -254,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sink: Sink | None = None
         self._done: asyncio.Future[Head] | None = None
         self._found: Head | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def usable(self) -> bool:
@@ -290,6 +291,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if not self.ended.done():
+            self.ended.set_result(None)
         if self._sink is not None:
             self._end(Malformed(f"the reply was cut off {self._sink.missing} bytes before its end"))
         else:

@@ -13,6 +13,7 @@ import os
 import secrets
 import ssl
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,37 +214,55 @@ def _later(path: Path) -> Path:
 
 
 class News:
-    """The file in which a coming membership is announced, looked at before each round."""
+    """The file in which a coming membership is announced, looked at before each round.
+
+    It is read in a thread of its own: whatever it holds, it neither ends a peer nor holds up a round.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._seen: tuple[int, int, int] | None = None
         self._coming: Membership | None = None
+        self._reading: threading.Thread | None = None
 
-    def due(self, now: Membership, round: int) -> Membership | None:
-        """The announced membership, if it takes effect at this round and is not yet in force."""
+    def due(self, now: Membership, round: int, patience: float | None = None) -> Membership | None:
+        """The announced membership, if it takes effect at this round and is not yet in force.
+
+        ``patience``: seconds to wait for a file that takes long to read; it counts from the round in which it is read.
+        """
         self._look(now)
+        if self._reading is not None:
+            self._reading.join(patience)
+            if self._reading.is_alive():
+                log.warning("%s takes long to read: the present membership stays for now", self._config.next_members)
+                return None
         coming = self._coming
         return coming if coming is not None and coming.from_round <= round and coming.hash != now.hash else None
 
     def _look(self, now: Membership) -> None:
-        """Read the file again if it has changed; what is wrong with it is said once."""
+        """Begin to read the file again if it has changed."""
+        if self._reading is not None and self._reading.is_alive():
+            return
         try:
             found = self._config.next_members.stat()
         except OSError:
             self._seen = self._coming = None
             return
         mark = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if mark == self._seen:
-            return
-        self._seen, self._coming = mark, None
+        if mark != self._seen:
+            self._seen, self._coming = mark, None
+            self._reading = threading.Thread(target=self._read, args=(now,), name="rpel-members", daemon=True)
+            self._reading.start()
+
+    def _read(self, now: Membership) -> None:
+        """Read the file; what is wrong with it is said once."""
         try:
-            self._coming = _successor(now, Membership.load(self._config.next_members))
-        except (ValueError, OSError) as error:
-            log.warning("the coming membership is refused and the present one stays: %s", error)
-            return
-        if self._coming.hash != now.hash:
-            self._announce(self._coming)
+            coming = _successor(now, Membership.load(self._config.next_members))
+            if coming.hash != now.hash:
+                self._announce(coming)
+            self._coming = coming
+        except Exception as error:  # whatever is in the file, it must not end this peer
+            log.warning("the coming membership is refused and the present one stays: %s", error or repr(error))
 
     def _announce(self, coming: Membership) -> None:
         """Say what will happen, while there is time to do something about it."""

@@ -121,6 +121,7 @@ class Node:
         self._silent: tuple[int, ...] = ()
         self._came: dict[int, str] = {}
         self._gossiping: set[asyncio.Task[None]] = set()
+        self._impostor_found = False
 
     def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
@@ -177,7 +178,7 @@ class Node:
             self._background.call(self.transport.start())
         except OSError as error:
             raise OSError(f"listen {self.config.listen} cannot be used ({error.strerror or error})") from None
-        opened.callback(lambda: self._background.call(self.transport.stop()))
+        opened.callback(lambda: self._background.call(self._hang_up()))
 
     def _appoint(self) -> None:
         self.notary.rotate(self.standing.membership, self.standing.me, read_key(self.standing.key))
@@ -350,7 +351,7 @@ class Node:
 
     def _enter(self, round: int) -> Terms | None:
         """The terms of this round; a membership that takes effect with it is put in force first."""
-        coming = self._news.due(self.standing.membership, round)
+        coming = self._news.due(self.standing.membership, round, patience=self.clock.period / 20)
         if coming is not None:
             if all(member.id != self.config.id for member in coming.members):
                 log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
@@ -383,13 +384,21 @@ class Node:
         self.metrics.ended(report, names)
         self._log.write(line(report, names, self._digest, time.time()))
         self._account(report, names)
-        self.unready = "frozen: too few members answer" if report.frozen else ""
+        self.unready = self._trouble(report)
         assert self._x is not None, "saved just before"
         accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
         if accuracy is not None:
             self.metrics.accuracy = accuracy
         if self.progress is not None:
             self.progress(report, accuracy)
+
+    def _trouble(self, report: Report) -> str:
+        """Why this peer does not train as it should; "" if it does."""
+        if self._store.trouble:
+            return f"the state folder cannot be written: {self._store.trouble}"
+        if self.transport.client.exhausted:
+            return "no file descriptors are left: raise the limit of open files"
+        return "frozen: too few members answer" if report.frozen else ""
 
     def _account(self, report: Report, names: tuple[str, ...]) -> None:
         """A line of the audit log: what was aggregated, by its hash; and who is convicted."""
@@ -416,6 +425,7 @@ class Node:
             self._table = np.empty((1 + len(want.members), self.signature.d), self.signature.dtype)
         if want.half is not None and not np.may_share_memory(want.half, self._table[0]):
             self._table[0] = want.half
+        self.transport.client.exhausted = False
         answers = self._background.call(self._pull_all(want))
         pairs = zip(want.members, answers, strict=True)
         self._came = {member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None}
@@ -470,7 +480,8 @@ class Node:
         told = await self.transport.client.seen(member, round, deadline) if round > 0 else None
         if isinstance(told, dict):
             self.notary.hear(round, told)
-        if self.notary.impostor:
+        if self.notary.impostor and not self._impostor_found:
+            self._impostor_found = True
             self._background.wake()  # see live
 
     def names(self, most: int) -> tuple[str, ...]:
@@ -492,6 +503,11 @@ class Node:
     def seen(self, round: int) -> dict[str, object] | None:
         """What this peer saw signed in a round."""
         return self.notary.seen(round)
+
+    async def _hang_up(self) -> None:
+        for asking in self._gossiping:
+            asking.cancel()
+        await self.transport.stop()
 
     async def _rotate(self) -> None:
         self.transport.rotate(self.standing.membership, self.standing.certificate, self.standing.key)

@@ -12,7 +12,7 @@ round ``model.safetensors`` is the model for use elsewhere.
 """
 
 import base64
-import fcntl
+import errno
 import hashlib
 import json
 import logging
@@ -20,7 +20,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -31,13 +31,22 @@ import safetensors.numpy
 
 from rpel.config.membership import INIT_FILE, Membership
 from rpel.config.peer import Config
-from rpel.files import atomic
+from rpel.files import atomic, locked
 from rpel.peer import wire
 from rpel.peer.protocol import Checkpoint, Memory, Record
 from rpel.peer.wire import Signature, raw
 from rpel.types import Models
 
 RECORDS, CHECKPOINTS = 3, 2
+LOCK_FILE = "lock"
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "it is not allowed",
+    errno.EMFILE: "no file descriptors are left",
+    errno.ENFILE: "no file descriptors are left",
+}
 _NAME = re.compile(r"(half|checkpoint)-([1-9][0-9]*|0)\.(rec|ckpt)")
 _LONGEST_LINE = 1 << 20
 _PIECE = 1 << 20
@@ -82,11 +91,11 @@ class Store:
 
     def __init__(self, path: Path, signature: Signature) -> None:
         self.path, self._signature = path, signature
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(path)
         self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
         self._last = max(self._rounds("half"), default=0)
-        self._complained = False
+        self.trouble = ""
+        """Why the last file could not be written; "" if it was."""
         for leftover in path.glob(".*.tmp"):  # of a process that was killed while writing
             leftover.unlink()
 
@@ -98,7 +107,8 @@ class Store:
 
     def close(self) -> None:
         """Give the folder free."""
-        self._lock.close()
+        with suppress(OSError):
+            self._lock.close()
 
     def memory(self) -> Memory:
         """What is on disk and whole. Reads and checks every file."""
@@ -205,10 +215,10 @@ class Store:
 
     def _prune(self, kind: str, kept: int) -> None:
         path = self._record if kind == "half" else self._checkpoint
-        for old in self._rounds(kind)[:-kept]:
-            if kind == "half":
-                self._whole.pop(old, None)
-            with suppress(OSError):  # then it is tried again with the next
+        with suppress(OSError):  # then it is tried again with the next
+            for old in self._rounds(kind)[:-kept]:
+                if kind == "half":
+                    self._whole.pop(old, None)
                 path(old).unlink()
 
     def _write(self, path: Path, entries: dict[str, Any], parts: Sequence[Bytes]) -> _Head | None:
@@ -216,6 +226,7 @@ class Store:
         entries = {**entries, "sha256": _hash(entries, parts)}
         line = json.dumps(entries).encode() + b"\n"
         try:
+            self._check_folder()
             with atomic(path, mode=0o600) as file:
                 file.write(line)
                 for part in parts:
@@ -223,14 +234,34 @@ class Store:
         except OSError as error:
             self._complain(path, error)
             return None
-        self._complained = False
+        self.trouble = ""
         return _Head(entries, len(line))
 
     def _complain(self, path: Path, error: OSError) -> None:
         """Once, until the disk takes files again: a full disk would fill the log too."""
-        if not self._complained:
-            _log.error("could not write %s: %s; what was there before stays", path, error.strerror)
-        self._complained = True
+        if not self.trouble:
+            _log.error("could not write %s: %s; what was there before stays", path, error.strerror or error)
+        self.trouble = _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+    def _check_folder(self) -> None:
+        """The folder is still the one that was locked; if somebody deleted it, it is made and locked again.
+
+        Another one in its place is left alone: another peer may be at work there.
+        """
+        try:
+            there = os.stat(self.path / LOCK_FILE)
+            if os.path.samestat(there, os.fstat(self._lock.fileno())):
+                return
+        except FileNotFoundError:
+            pass
+        _log.error("the state folder %s was deleted or replaced while this peer runs: it is locked again", self.path)
+        try:
+            fresh = _locked(self.path)
+        except ValueError as error:
+            raise OSError(errno.EBUSY, str(error)) from None
+        self._lock.close()
+        self._lock = fresh
+        self._whole.clear()
 
     def _checked(self, round: int) -> _Head | None:
         """The head of a record whose bytes are all as they were written."""
@@ -335,14 +366,28 @@ def _read_values(file: IO[bytes], signature: Signature) -> Models:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _locked(path: Path) -> IO[bytes]:
-    file = open(path / "lock", "ab")  # noqa: SIM115 (open as long as the store is)
+class _Lock:
+    """A locked file."""
+
+    def __init__(self, path: Path) -> None:
+        self._held = ExitStack()
+        self._held.enter_context(locked(path, wait=False))
+        self._file = self._held.enter_context(open(path, "rb"))  # noqa: SIM115 (open as long as the store is)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def _locked(path: Path) -> _Lock:
+    """Lock the state folder, made for its owner alone if it is not there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
+        return _Lock(path / LOCK_FILE)
+    except BlockingIOError:
         raise ValueError(f"the state folder {path} is in use by another peer: give each peer its own") from None
-    return file
 
 
 def _hash(entries: Mapping[str, Any], parts: Sequence[Bytes]) -> str:

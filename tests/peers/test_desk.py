@@ -1,0 +1,40 @@
+"""Who is given which round, and when a clock is followed: the decisions alone."""
+
+import pytest
+
+from rpel.peer.clock import RoundClock
+from rpel.peer.desk import EARLY, GONE, TOO_MANY, Desk
+
+
+def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
+    desk = Desk()
+    assert [desk.request(7, round=1).kind for _ in range(2)] == ["wait", "wait"]
+    third = desk.request(7, round=1)
+    assert (third.kind, third.code) == ("refuse", TOO_MANY)
+    assert desk.request(8, round=1).kind == "wait"  # others are not held up
+    desk.done(7, round=1, full=False)
+    assert desk.request(7, round=1).kind == "wait"
+
+
+@pytest.mark.parametrize(("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)])
+def test_the_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int) -> None:
+    desk = Desk()
+    desk.skip(3)
+    desk.publish(4)
+    found = desk.request(0, round)
+    assert (found.kind, found.code) == (kind, code)
+
+
+def test_a_round_further_ahead_is_refused_at_once() -> None:
+    desk = Desk()
+    desk.publish(4)
+    for round in (7, 8, 24, 10**9):
+        found = desk.request(0, round)
+        assert (found.kind, found.code) == ("refuse", EARLY)
+
+
+@pytest.mark.parametrize(("offsets", "moved"), [([], 0.0), ([5.0], 0.0), ([5.0] * 3, 0.0), ([5.0] * 4, 0.1)])
+def test_a_clock_follows_only_answers_enough_to_outvote_the_hostile(offsets: list[float], moved: float) -> None:
+    clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+    assert clock.slew(offsets, hostile=2) == (5.0 if moved else 0.0)
+    assert clock.position() == pytest.approx(25.0 + moved)

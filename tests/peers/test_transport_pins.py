@@ -1,0 +1,163 @@
+"""Identity is the pin: a certificate that a member could have minted for others opens nothing, at either end."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rpel import certificates
+from rpel.config.membership import Member, Membership
+from rpel.peer import client, identity
+from rpel.peer.http import Request
+from rpel.peer.limits import Ticket
+from rpel.peer.server import MemberLine, Server
+from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
+
+
+def minted(folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None, ca: bool):  # type: ignore[no-untyped-def]
+    """A key and a certificate signed by the issuer (None: by itself), with everything that a member's has."""
+    folder.mkdir(exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = datetime.now(UTC) - timedelta(days=1)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer[1].subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .sign(key if issuer is None else issuer[0], hashes.SHA256())
+    )
+    pem = made.public_bytes(serialization.Encoding.PEM).decode()
+    files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
+    identity.write_key(
+        files.key,
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+    files.certificate.write_text(pem)
+    return files, (key, made)
+
+
+class Minting:
+    """Member 2 holds a certificate that can sign others (CA:TRUE), and has signed one in the name of peer-0."""
+
+    def __init__(self, folder: Path, net: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own, issuer = minted(folder / "ca", "peer-2", None, ca=True)
+        self.minted, _ = minted(folder / "minted", "peer-0", issuer, ca=False)
+        monkeypatch.setattr(identity, "read_certificate", _lenient)  # let past the reader, who would refuse both
+        monkeypatch.setattr(identity, "check_certificate", _lenient)
+        monkeypatch.setattr(client, "check_certificate", _lenient)
+        url = net.membership.members[2].url
+        pin = _lenient(self.own.pem).fingerprint
+        members = [*net.membership.members[:2], Member("peer-2", "", url, self.own.pem, pin)]
+        self.membership: Membership = membership(members)
+
+
+def _lenient(pem: str) -> certificates.Certificate:
+    found = x509.load_pem_x509_certificate(pem.encode())
+    der = found.public_bytes(serialization.Encoding.DER)
+    return certificates.Certificate(
+        "", certificates.fingerprint(der), found.not_valid_before_utc, found.not_valid_after_utc, pem
+    )
+
+
+def test_a_minted_certificate_is_hung_up_on_before_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            minting = Minting(tmp_path, net, monkeypatch)
+            own, serving = net.credentials[1], net.transports[1]
+            serving.rotate(minting.membership, own.certificate, own.key)
+            context = identity.client_context(minting.minted.certificate, minting.minted.key, own.pem)
+            for _ in range(2):  # TLS alone would let it in, as the anchor's signature is right
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", serving.port, ssl=context, server_hostname=""
+                )
+                try:
+                    async with asyncio.timeout(60):  # not idle's 90 s
+                        assert await reader.read() == b""
+                except ConnectionResetError:
+                    pass
+                finally:
+                    writer.transport.abort()
+            assert serving.server.connections() == 0
+            assert serving.server.requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_serves_with_a_minted_certificate_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            minting = Minting(tmp_path, net, monkeypatch)
+            heard: list[bytes] = []
+
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                heard.append(await reader.read(1000))
+                writer.transport.abort()
+
+            pems = [found.pem for found in net.credentials]
+            context = identity.server_context(minting.minted.certificate, minting.minted.key, pems)
+            listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+            url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            members = minting.membership.members
+            net.membership = membership([*members[:2], replace(members[2], url=url)])
+            asking, own = net.transports[0], net.credentials[0]
+            asking.client.rotate(net.membership, own.certificate, own.key)
+            result, _ = await net.pull(0, 2, 1, within=2.0)
+            listening.close()
+            assert result == "unreachable"
+            assert set(heard) <= {b""}  # not a byte of a request
+
+    asyncio.run(scenario())
+
+
+def test_a_request_of_somebody_who_is_a_member_no_longer_is_not_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            shop = net.stores[1]
+            shop.put(1, model(SMALL, 1))
+            serving: Server = net.transports[1].server
+            line = MemberLine(serving, Ticket("127.0.0.1"))
+            line.pin = "0" * 64
+            request = Request("GET", "/v1/model/1", {"rpel-membership": net.membership.hash})
+            reply = await serving.answer(line, request)
+            assert reply is not None
+            assert (reply.status, reply.closing) == (403, True)
+            assert shop.answered == []
+
+    asyncio.run(scenario())
+
+
+def test_open_connections_of_a_member_that_left_are_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            own, serving = net.credentials[1], net.transports[1]
+            context = identity.client_context(net.credentials[2].certificate, net.credentials[2].key, own.pem)
+            reader, writer = await asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="")
+            pin = net.membership.members[2].fingerprint
+            while not serving.server.connections(pin):
+                await asyncio.sleep(0)
+            serving.rotate(membership(net.membership.members[:2]), own.certificate, own.key)
+            try:
+                async with asyncio.timeout(60):
+                    assert await reader.read() == b""
+            except ConnectionResetError:
+                pass
+            assert serving.server.connections(pin) == 0
+            writer.transport.abort()
+
+    asyncio.run(scenario())

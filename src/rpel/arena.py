@@ -28,8 +28,8 @@ from rpel.report.tables import latex_table, sorting_table
 from rpel.simulation.result import interval
 from rpel.text import count, human_bytes, value_text
 
-ADAPTIVE = ("alie", "foe", "ipm", "dissensus")
-"""What --strongest searches the factor of."""
+ADAPTIVE = ("alie", "foe", "dissensus", "min_max")
+"""What --strongest searches the factor of; ipm is the same family as foe."""
 OWN_RULE = "nnm+trimmed_mean"
 
 
@@ -106,9 +106,9 @@ def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[
 
 def every_rule() -> list[str]:
     """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
-    from rpel.aggregation import RULES
+    from rpel.aggregation.registry import about
 
-    return [OWN_RULE, *(name for name in RULES if _takes_models(name))]
+    return [OWN_RULE, *(name for name, _ in about() if _takes_models(name))]
 
 
 def _takes_models(name: str) -> bool:
@@ -124,9 +124,9 @@ def _takes_models(name: str) -> bool:
 
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:
     """The attacks of these names, else all; ``strongest`` adds those that search for their best factor."""
-    from rpel.attacks.forgeries import ATTACKS, LABEL_FLIP
+    from rpel.attacks.registry import about
 
-    names = list(attacks) or [name for name in [*ATTACKS, LABEL_FLIP] if name != "strongest"]
+    names = list(attacks) or [name for name, _ in about() if name != "strongest"]
     if strongest:
         names += [f"strongest(of={name})" for name in ADAPTIVE]
     found = [Opponent.parse(name) for name in names]

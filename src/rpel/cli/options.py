@@ -25,11 +25,11 @@ class NamesInHelp(TyperCommand):
     """A command whose help ends with the names of rules and attacks; they are looked up only there (numba is slow)."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from rpel.aggregation.registry import RULES
-        from rpel.attacks.forgeries import ATTACKS, LABEL_FLIP
+        from rpel.aggregation import registry as rules
+        from rpel.attacks import registry as attacks
 
         formatter.write_paragraph()
         with formatter.section("Rules, joined by + into chains such as nnm+median"):
-            formatter.write_text(", ".join(RULES))
+            formatter.write_text(", ".join(name for name, _ in rules.about()))
         with formatter.section("Attacks"):
-            formatter.write_text(", ".join([*ATTACKS, LABEL_FLIP]))
+            formatter.write_text(", ".join(name for name, _ in attacks.about()))

@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import uuid
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCK = Path(__file__).parents[1] / "deploy" / "requirements.lock"
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "deploy" / "requirements.lock"
 HEADER = """\
 # What rpel needs to run, exactly, with the hashes of the published files for CPython {python} on Linux x86_64:
 #
@@ -38,22 +41,27 @@ HEADER = """\
 _PINNED = re.compile(r"^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$")
 
 
-def needed(root: str = "rpel") -> dict[str, Distribution]:
-    """All distributions that the root needs to run, by canonical name, without the root itself."""
+def needed() -> dict[str, Distribution]:
+    """All distributions that rpel needs to run, by canonical name, without rpel itself."""
     found: dict[str, Distribution] = {}
-    waiting = [root]
+    waiting = own_dependencies()
     while waiting:
         name = waiting.pop()
-        for dependency in dependencies(distribution(name)):
-            if dependency not in found:
-                found[dependency] = distribution(dependency)
-                waiting.append(dependency)
+        if name not in found:
+            found[name] = distribution(name)
+            waiting += dependencies(found[name].requires or [])
     return dict(sorted(found.items()))
 
 
-def dependencies(of: Distribution) -> list[str]:
-    """The canonical names of what a distribution needs here, extras left out."""
-    wanted = [Requirement(text) for text in of.requires or []]
+def own_dependencies() -> list[str]:
+    """What pyproject.toml says, not what was installed some time ago."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dependencies(project["dependencies"])
+
+
+def dependencies(texts: Iterable[str]) -> list[str]:
+    """The canonical names of requirements that count here, extras left out."""
+    wanted = [Requirement(text) for text in texts]
     return sorted(
         canonicalize_name(one.name) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})
     )
@@ -96,8 +104,8 @@ def locked() -> dict[str, tuple[str, str]]:
 
 def sbom() -> dict[str, Any]:
     """CycloneDX 1.6: every component with version, licence and hash, and what depends on what."""
-    parts, root = needed(), distribution("rpel")
-    everything = {"rpel": root, **parts}
+    parts, root, own = needed(), distribution("rpel"), own_dependencies()
+    links = {name: dependencies(found.requires or []) for name, found in parts.items()}
     bill: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -105,8 +113,8 @@ def sbom() -> dict[str, Any]:
         "metadata": {"component": _component("rpel", root) | {"type": "application"}},
         "components": [_component(name, found) for name, found in parts.items()],
         "dependencies": [
-            {"ref": _purl(name, found), "dependsOn": [_purl(one, parts[one]) for one in dependencies(found)]}
-            for name, found in everything.items()
+            {"ref": _purl(name, found), "dependsOn": [_purl(one, parts[one]) for one in links.get(name, own)]}
+            for name, found in {"rpel": root, **parts}.items()
         ],
     }
     content = json.dumps(bill, sort_keys=True)

@@ -298,3 +298,18 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
             local_steps=1,
             signature=Signature(("w",), ((4,),), np.dtype("float64")),
         )
+
+
+def test_buffers_are_those_of_a_state_dict_whatever_kind_of_number_they_are() -> None:
+    class Model(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 1)
+            self.register_buffer("scale", torch.tensor([1.5], dtype=torch.bfloat16))
+            self.register_buffer("count", torch.tensor(3))
+            self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    network = Model()
+    found = TorchLearner(network, {}, Signature.of(network.named_parameters())).buffers()
+    assert {name: value.tolist() for name, value in found.items()} == {"scale": [1.5], "count": 3}
+    state = {**network.state_dict(), **{name: torch.from_numpy(value) for name, value in found.items()}}
+    Model().load_state_dict(state, strict=True)

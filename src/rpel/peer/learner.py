@@ -176,7 +176,7 @@ class TaskLearner:
         module, begin, found = getattr(self._task, "module", None), 0, {}
         for name, buffer in module.named_buffers() if isinstance(module, nn.Module) else ():
             values = torch.from_numpy(self._local[0, begin : begin + buffer.numel()])
-            found[name] = values.reshape(buffer.shape).to(buffer.dtype).numpy()
+            found[name] = _array(values.reshape(buffer.shape).to(buffer.dtype))
             begin += buffer.numel()
         return _persistent(module, found)
 
@@ -334,12 +334,19 @@ class TorchLearner:
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """The model's own."""
-        named = {name: buffer.detach().cpu().numpy() for name, buffer in self._model.named_buffers()}
-        return _persistent(self._model, named)
+        return _persistent(self._model, {name: _array(buffer) for name, buffer in self._model.named_buffers()})
 
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         """The user's loop measures what it likes."""
         return None
+
+
+def _array(buffer: torch.Tensor) -> NDArray[Any]:
+    """A buffer as NumPy has it; kinds of numbers that it does not know, such as bfloat16, as float32."""
+    try:
+        return buffer.detach().cpu().numpy()
+    except TypeError:
+        return buffer.detach().cpu().float().numpy()
 
 
 def _persistent(module: nn.Module | None, named: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:

@@ -1,9 +1,9 @@
 """How long a local step takes a node: a plain torch loop, a channels_last loop and rpel, beside the arithmetic limit.
 
-Run: python benchmarks/local_steps.py [--quick]. All lines come from one run, measured in turns, the best of a few each,
-because only their ratios mean something on a machine that others use. The limit is the multiplications and additions of
-a dense step divided by what a large matrix product reaches on all cores. rpel does not do all of them: only the winner
-of a pooling window has a gradient.
+Run: python benchmarks/local_steps.py [--quick] [--cpu]. All lines come from one run, measured in turns, the best of a
+few each, because only their ratios mean something on a machine that others use. The limit is the multiplications and
+additions of a dense step divided by what a large matrix product reaches on all cores. rpel does not do all of them:
+only the winner of a pooling window has a gradient.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rpel.data import Dataset, from_arrays, iid, load, virtual
+from rpel.kernels.pool import set_threads
 from rpel.models import model, unflatten
 from rpel.randomness import draws, sample_without_replacement
 from rpel.tasks import Classification
@@ -25,15 +26,18 @@ from rpel.tasks import Classification
 Work = Callable[[], object]
 
 
+CLOCK = {"now": time.perf_counter}
+
+
 def best(works: dict[str, Work], repeats: int) -> dict[str, float]:
     """Seconds of each, the best of a few turns; a first turn is not counted."""
-    found = dict.fromkeys(works, float("inf"))
+    found, now = dict.fromkeys(works, float("inf")), CLOCK["now"]
     for turn in range(1 + repeats):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = now()
             work()
             if turn:
-                found[name] = min(found[name], time.perf_counter() - start)
+                found[name] = min(found[name], now() - start)
     return found
 
 
@@ -162,7 +166,13 @@ def cifar_like() -> Dataset:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--quick", action="store_true", help="fewer repeats, no CIFAR-10 and FEMNIST networks")
-    quick = options.parse_args().quick
+    options.add_argument("--cpu", action="store_true", help="CPU seconds of one thread, for a machine that is not free")
+    given = options.parse_args()
+    quick = given.quick
+    if given.cpu:
+        torch.set_num_threads(1)
+        set_threads(1)
+        CLOCK["now"] = time.process_time
     repeats = 2 if quick else 5
     sample = load()
     print(f"{torch.get_num_threads()} threads")
@@ -178,16 +188,32 @@ def main() -> None:
     steps("linear model", s, 25, (1, 28, 28), some=300, repeats=repeats)
     evaluation(s, (1, 28, 28), nodes=1000, some=50, repeats=repeats)
 
+    small = load("mnist-sample-8x8")
+    net = model("linear", small.shape)
+    everything = virtual(small.train_y, 10_000, float("inf"), 0)
+    s = Setting(Classification(small, everything, net, batch_size=25, seed=0), net, 10_000)
+    steps("linear model, 8 × 8 pixels", s, 25, small.shape, some=300, repeats=repeats)
+    evaluation(s, small.shape, nodes=2000, some=50, repeats=repeats)
+
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.25), nn.Linear(32, 10)
+    )
+    s = Setting(Classification(small, everything, net, batch_size=25, seed=0), net, 1000)
+    steps("a module of no known form", s, 25, small.shape, some=100, repeats=repeats)
+    evaluation(s, small.shape, nodes=500, some=50, repeats=repeats)
+
     randomness(repeats)
     if quick:
         return
     net = model("femnist", classes=10)
     s = Setting(Classification(sample, iid(sample.train_y, 10, 50, 0), net, batch_size=50, seed=0), net, 10)
     steps("FEMNIST network", s, 50, (1, 28, 28), some=4, repeats=3)
+    evaluation(s, (1, 28, 28), nodes=4, some=1, repeats=2)
     net = model("cifar10")
     images = cifar_like()
     s = Setting(Classification(images, iid(images.train_y, 4, 50, 0), net, batch_size=50, seed=0), net, 4)
     steps("CIFAR-10 network", s, 50, (3, 32, 32), some=2, repeats=2)
+    evaluation(s, (3, 32, 32), nodes=4, some=1, repeats=2)
 
 
 if __name__ == "__main__":

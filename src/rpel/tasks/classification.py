@@ -27,8 +27,8 @@ from rpel.tasks.task import Engine, Loss, share, tensor
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers
 
-_BLOCK = 250  # test examples per unit of work
 _MANY = 32  # groups of nodes that keep all threads busy
+_FEW, _WAVE = 8, 4  # of so few nodes, full gradients on so many blocks of examples are computed side by side
 
 
 class Classification:
@@ -153,8 +153,8 @@ class Classification:
         rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
-        blocks = [rows[at : at + _BLOCK] for at in range(0, len(rows), _BLOCK)]
-        size = self.engine.together()
+        block, size = self.engine.block, self.engine.together()
+        blocks = [rows[at : at + block] for at in range(0, len(rows), block)]
         groups = -(-len(x) // size)
         # A few nodes on many blocks are shared out by both; of many nodes, a unit sums all its blocks.
         parts = len(blocks) if groups < _MANY else 1
@@ -183,27 +183,36 @@ class Classification:
         average. In evaluation mode: no dropout, no variation of images, local statistics.
         """
         self._check(x, local, len(x))
+        block = self.engine.block
         blocks = [
-            (rows[at : at + _BLOCK], weight * len(rows[at : at + _BLOCK]) / len(rows))
+            (rows[at : at + block], weight * len(rows[at : at + block]) / len(rows))
             for rows, weight in self.examples.honest(size)
-            for at in range(0, len(rows), _BLOCK)
+            for at in range(0, len(rows), block)
         ]
-        out = np.zeros(x.shape, x.dtype)
-        x_, local_ = tensor(x), tensor(local)
-
-        def work(some: slice) -> None:
-            nodes = len(x[some])
-            part = torch.empty_like(x_[some])
-            for rows, weight in blocks:
-                inputs = self.examples.train(rows[None], None, x_.dtype)
-                inputs = inputs.expand(nodes, *inputs.shape[1:])
-                labels = torch.from_numpy(self.examples.dataset.train_y[rows])
-                labels = labels.expand(nodes, *labels.shape)
-                self.engine.gradient(x_[some], local_[some], inputs, labels, [], part, train=False)
-                out[some] += weight * part.numpy()
-
-        self._over_nodes(work, len(x), _BLOCK)
+        out, wave = np.zeros(x.shape, x.dtype), _WAVE if len(x) <= _FEW else 1
+        parts = np.empty((wave, *x.shape), x.dtype)
+        for first in range(0, len(blocks), wave):
+            some = blocks[first : first + wave]
+            self._gradients_on([rows for rows, _ in some], x, local, parts)
+            for (_, weight), part in zip(some, parts, strict=False):  # in order, whoever computed them
+                out += weight * part
         return out
+
+    def _gradients_on(self, blocks: list[Integers], x: Floats, local: Floats, parts: Floats) -> None:
+        """Each model's gradient on each block of training examples, in evaluation mode, into parts (blocks, c, d)."""
+        x_, local_, parts_ = tensor(x), tensor(local), tensor(parts)
+        size = self.engine.together(self.engine.block)
+
+        def work(unit: int) -> None:
+            first, b = unit // len(blocks) * size, unit % len(blocks)
+            some = slice(first, min(first + size, len(x)))
+            nodes = some.stop - first
+            inputs = self.examples.train(blocks[b][None], None, x_.dtype)
+            labels = torch.from_numpy(self.examples.dataset.train_y[blocks[b]])
+            inputs, labels = inputs.expand(nodes, *inputs.shape[1:]), labels.expand(nodes, *labels.shape)
+            self.engine.gradient(x_[some], local_[some], inputs, labels, [], parts_[b, some], train=False)
+
+        share(work, -(-len(x) // size) * len(blocks), self.engine.serial)
 
 
 def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -19,7 +19,6 @@ from rpel.tasks.layers import Affine, Layers
 from rpel.types import Floats
 
 _SCRATCH = 1 << 20  # bytes that are worth having in the cache at once
-_COMMON = 250  # examples on which many nodes are evaluated together
 
 
 class LinearEngine:
@@ -29,10 +28,11 @@ class LinearEngine:
         self.linears, self.d = layers.linears, layers.d
 
     serial = noisy = False
+    block = 250
 
     def together(self, batch: int | None = None) -> int:
         """How many nodes to compute at once: so many that their inputs, or their widest values, fit into the cache."""
-        widest = max(layer.shape[0] for layer in self.linears) * _COMMON
+        widest = max(layer.shape[0] for layer in self.linears) * self.block
         return max(1, _SCRATCH // (4 * (batch * self.linears[0].shape[1] if batch else widest)))
 
     def gradient(

@@ -59,6 +59,9 @@ class Engine(Protocol):
     serial: bool
     """Whether units must not run side by side."""
 
+    block: int
+    """How many examples to evaluate a node on at once: more would not stay in the cache."""
+
     noisy: bool
     """Whether training draws random numbers, for which `gradient` wants seeds."""
 

@@ -81,6 +81,7 @@ class VmapEngine:
     """Gradients of a module and any loss(output, target), many nodes at once."""
 
     serial = False
+    block = 250
 
     def __init__(self, module: nn.Module, loss: Loss, metric: Loss | None = None) -> None:
         self.module, self.loss, self.metric = module, loss, metric

@@ -90,6 +90,7 @@ class ConvolutionEngine:
         self.own = Own()
 
     serial = noisy = False
+    block = 250
 
     def together(self, batch: int | None = None) -> int:
         """Nodes share nothing here."""

@@ -2,6 +2,9 @@
 
 import asyncio
 import random
+import socket
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from support.flood import Flood, stall
-from support.loopback import SMALL, asking, loopback, model, wanted
+from support.loopback import SMALL, Loopback, asking, loopback, model, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -120,3 +123,82 @@ def test_many_names_are_not_remembered_for_ever() -> None:
     for i in range(10_000):
         assert pace.turn(str(i), now=float(i)) == 0
     assert len(pace) <= 101
+
+
+# --- a member beside strangers, for real -----------------------------------------------------------------------------
+
+HANDSHAKES = 20
+
+
+async def handshake(net: Loopback, way: float) -> bool:
+    """A fresh connection of member 0, whose ClientHello takes so many seconds to arrive: is its request answered?"""
+    reached = socket.socket()
+    reached.setblocking(False)
+    loop = asyncio.get_running_loop()
+    writer = None
+    try:
+        async with asyncio.timeout(30):
+            await loop.sock_connect(reached, ("127.0.0.1", net.transports[1].port))
+            await asyncio.sleep(way)
+            reader, writer = await asyncio.open_connection(
+                sock=reached, ssl=asking(net, net.credentials[0]), server_hostname=""
+            )
+            writer.write(wanted(net, "/v1/clock"))
+            return (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    except (OSError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        reached.close() if writer is None else writer.transport.abort()
+
+
+async def strangers(port: int, rate: float, address: Callable[[], str], opened: list[int]) -> None:
+    """Connections that never say a word, so many a second, until cancelled."""
+    held: deque[socket.socket] = deque()
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    try:
+        while True:
+            while opened[0] < (loop.time() - begin) * rate:
+                stranger = socket.socket()
+                stranger.setblocking(False)
+                stranger.bind((address(), 0))
+                with suppress(BlockingIOError):
+                    stranger.connect(("127.0.0.1", port))
+                held.append(stranger)
+                opened[0] += 1
+                if len(held) > 400:  # more than the server holds: those were closed by it
+                    held.popleft().close()
+            await asyncio.sleep(0.005)
+    finally:
+        for stranger in held:
+            stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("rate", "way", "address"),
+    [
+        (30.0, 0.0, lambda: "127.0.0.1"),
+        (300.0, 0.0, lambda: "127.0.0.1"),
+        (600.0, 0.1, lambda: f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}"),
+    ],
+    ids=["from the member's own address", "ten times as many", "from many addresses, a member 100 ms away"],
+)
+def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
+    tmp_path: Path, rate: float, way: float, address: Callable[[], str]
+) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with loopback(tmp_path) as net:
+            opened = [0]
+            flood = asyncio.create_task(strangers(net.transports[1].port, rate, address, opened))
+            while opened[0] < min(300, 4 * rate):  # until the server is full of them
+                await asyncio.sleep(0.01)
+            passed = [await handshake(net, way) for _ in range(HANDSHAKES)]
+            assert net.transports[1].server.mute <= Limits().mute
+            flood.cancel()
+            with suppress(asyncio.CancelledError):
+                await flood
+            return sum(passed), opened[0]
+
+    passed, opened = asyncio.run(scenario())
+    assert opened > 100
+    assert passed >= HANDSHAKES - 1

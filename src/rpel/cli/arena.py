@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,8 +90,10 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
     console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
     if not waiting:
         return 0.0
-    measured = costs(waiting, {base.dataset: gather(base, Objects())}, _kind)
-    seconds = sum(measured[_kind(spec)].seconds(spec) for spec in waiting) / work.jobs
+    inputs = {str(base.dataset): gather(base, Objects())}
+    start = time.process_time()  # what this process needed to get so far, every run's process will need again
+    measured = costs(waiting, inputs, _kind)
+    seconds = sum(start + measured[_kind(spec)].seconds(spec) for spec in waiting) / work.jobs
     console.print(f"about {duration(seconds)}, {work.jobs} at a time (measured on real rounds)", markup=False)
     return seconds
 

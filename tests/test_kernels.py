@@ -393,8 +393,7 @@ with event.install_recorder("numba:compile") as compiling:
         result = kernels.combine(table, np.arange(9)[None], np.ones((1, 9)))
         assert (result == table.sum(axis=0)).all() and result.dtype == dtype
 ours = [e for _, e in compiling.buffer if e.is_start and e.data["dispatcher"].py_func.__module__.startswith("rpel")]
-assert [record.getMessage()[:17] for record in said] == ["compiling kernels"] * bool(ours), said
-print(len(ours))
+print(len(ours), sum("compiling kernels" in record.getMessage() for record in said))
 """
 
 
@@ -405,10 +404,16 @@ def start_probe(cache: Path, *dtypes: str, source: Path = SOURCE) -> subprocess.
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def compilations(process: subprocess.Popen[str]) -> int:
+def outcome(process: subprocess.Popen[str]) -> tuple[int, int]:
+    """How many functions the process compiled, and how often it said so."""
     printed = process.communicate()[0]
     assert process.returncode == 0
-    return int(printed)
+    compiled_, said = printed.split()
+    return int(compiled_), int(said)
+
+
+def compilations(process: subprocess.Popen[str]) -> int:
+    return outcome(process)[0]
 
 
 def clone(folder: Path) -> Path:
@@ -418,9 +423,11 @@ def clone(folder: Path) -> Path:
 
 def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert compilations(start_probe(cache, "float32")) > 0
-    assert compilations(start_probe(cache, "float32")) == 0
-    assert compilations(start_probe(cache, "float32", source=clone(tmp_path / "elsewhere"))) == 0
+    count, said = outcome(start_probe(cache, "float32"))
+    assert count > 0
+    assert said == 1
+    assert outcome(start_probe(cache, "float32")) == (0, 0)
+    assert outcome(start_probe(cache, "float32", source=clone(tmp_path / "elsewhere"))) == (0, 0)
 
 
 def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> None:
@@ -434,8 +441,8 @@ def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> 
 def test_processes_that_compile_at_the_same_time_compile_everything_once_and_right(tmp_path: Path) -> None:
     kinds = [("float32",), ("float64",), ("float64", "float32"), ("float32", "float64")]
     together = [start_probe(tmp_path / "together", *dtypes) for dtypes in kinds]
-    alone = compilations(start_probe(tmp_path / "alone", "float32", "float64"))
-    assert sum(compilations(process) for process in together) == alone
+    counts = [compilations(process) for process in together]
+    assert sum(counts) == compilations(start_probe(tmp_path / "alone", "float32", "float64"))
     assert compilations(start_probe(tmp_path / "together", "float32", "float64")) == 0
 
 

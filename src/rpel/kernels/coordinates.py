@@ -25,7 +25,7 @@ from rpel.kernels import distances, pool
 from rpel.kernels.arguments import OPERATIONS, Operation
 from rpel.kernels.cache import announce, compiled, folder
 from rpel.kernels.sorting import network, operate
-from rpel.kernels.vectors import BLOCK, add_rows, weigh_rows
+from rpel.kernels.vectors import BLOCK, add_rows, copy, weigh_rows
 from rpel.types import Floats, Integers
 
 STRIDE = 128  # columns of one victim at a time
@@ -44,11 +44,9 @@ Kernel = Callable[..., None]
 def _gather(table: Floats, d: int, index: Integers, i: int, start: int, count: int, padded: int, x: Floats) -> None:
     """x[j] = the columns start … start + count − 1 of victim i's row j, zeros up to `padded`. The table is flat."""
     for j in range(index.shape[1]):
-        row, source = x[j * STRIDE : j * STRIDE + padded], table[index[i, j] * d + start :]
-        for c in range(count):
-            row[c] = source[c]
+        copy(table, index[i, j] * d + start, count, x, j * STRIDE)
         for c in range(count, padded):
-            row[c] = 0
+            x[j * STRIDE + c] = 0
 
 
 @compiled
@@ -177,8 +175,7 @@ def _generic(
                     _sum_ranks(y, (m - 1) // 2, m // 2 + 1, padded, divisor, z)
                 else:
                     _sum_ranks(y, f, m - f, padded, divisor, z)
-                for c in range(count):
-                    out[i * d + start + c] = z[c]
+                copy(z, 0, count, out, i * d + start)
 
 
 @cache
@@ -211,8 +208,7 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
                     count = min(STRIDE, d - start)
                     padded = _values(table, d, index, i, kind, mix, weights, start, count, x, starts, factors, y)
                     operate(y, STRIDE, padded, divisor, z, m, f, operation)
-                    for c in range(count):
-                        out[i * d + start + c] = z[c]
+                    copy(z, 0, count, out, i * d + start)
 
     return compiled(kernel)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rpel.kernels import pool
 from rpel.kernels.cache import compiled
-from rpel.kernels.vectors import TILE, add_pair_sums
+from rpel.kernels.vectors import TILE, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
 
 BLOCK_COLUMNS = 256  # 180 rows of float64 stay in half a megabyte of cache
@@ -107,10 +107,27 @@ def _same(members: Integers, first: int, width: int) -> bool:
 
 
 @compiled
-def _add_tiles(x: Floats, anchors: Integers, first: Integers, members: Integers, columns: int, out: Floats) -> None:
-    """All tiles of one block; two that follow each other with the same members go together."""
-    t, pair = 0, np.empty(2, np.int64)
+def _add_tiles(
+    x: Floats,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    columns: int,
+    table: Floats,
+    ahead: Integers,
+    at: int,
+    d: int,
+    out: Floats,
+) -> None:
+    """All tiles of one block; two that follow each other with the same members go together.
+
+    With each tile one of the rows `ahead` is fetched, columns `at` and on: what the next block will read.
+    """
+    t, row, pair = 0, 0, np.empty(2, np.int64)
     while t < len(anchors):
+        if row < len(ahead):
+            fetch(table, ahead[row] * d + at, BLOCK_COLUMNS)
+            row += 1
         start, width = first[t], first[t + 1] - first[t]
         pair[0] = anchors[t] * BLOCK_COLUMNS
         if t + 1 < len(anchors) and first[t + 2] - first[t + 1] == width and _same(members, start, width):
@@ -123,19 +140,11 @@ def _add_tiles(x: Floats, anchors: Integers, first: Integers, members: Integers,
 
 
 @compiled
-def _widen(source: Floats, target: Floats) -> None:
-    """target = the source in float64, zeros behind it."""
-    for c in range(len(source)):
-        target[c] = source[c]
-    for c in range(len(source), len(target)):
-        target[c] = 0.0
-
-
-@compiled
 def _add_group(
     table: Floats,
     extra: Floats,
     rows: Integers,
+    after: Integers,
     anchors: Integers,
     first: Integers,
     members: Integers,
@@ -146,7 +155,8 @@ def _add_group(
 ) -> None:
     """out[slot] += the pair sums over the columns of one group; x is scratch, one block of every row in float64.
 
-    The table is flat; the rows after its last are those of `extra`, points that are not in it.
+    The table is flat; the rows after its last are those of `extra`, points that are not in it. The rows `after` come
+    next.
     """
     for block in range(group * GROUP, (group + 1) * GROUP):
         start = block * BLOCK_COLUMNS
@@ -155,14 +165,17 @@ def _add_group(
             return
         padded = (count + 3) // 4 * 4
         for position in range(len(rows)):
-            row = x[position * BLOCK_COLUMNS : position * BLOCK_COLUMNS + padded]
+            target = position * BLOCK_COLUMNS
             at = rows[position] * d
             if at < len(table):
-                _widen(table[at + start : at + start + count], row)
+                convert(table, at + start, count, x, target)
             else:
-                at -= len(table)
-                _widen(extra[at + start : at + start + count], row)
-        _add_tiles(x, anchors, first, members, padded, out)
+                convert(extra, at - len(table) + start, count, x, target)
+            for c in range(count, padded):
+                x[target + c] = 0.0
+        more = start + BLOCK_COLUMNS < d
+        ahead, at = (rows, start + BLOCK_COLUMNS) if more else (after, 0)
+        _add_tiles(x, anchors, first, members, padded, table, ahead, at, d, out)
 
 
 @compiled
@@ -184,7 +197,7 @@ def _add_groups(
     offsets = members * BLOCK_COLUMNS
     for u in range(begin, end):
         partial[u] = 0.0
-        _add_group(table, extra, rows, anchors, first, offsets, origin + u, d, x, partial[u])
+        _add_group(table, extra, rows, rows, anchors, first, offsets, origin + u, d, x, partial[u])
 
 
 @compiled
@@ -203,7 +216,9 @@ def _by_victim(
     """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
     x, partial, offsets = np.empty(index.shape[1] * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
     for i in range(begin, end):
-        _add_victim(table, extra, index[i], anchors, first, offsets, d, x, partial, result[i])
+        _add_victim(
+            table, extra, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, result[i]
+        )
 
 
 @compiled
@@ -211,6 +226,7 @@ def _add_victim(
     table: Floats,
     extra: Floats,
     rows: Integers,
+    after: Integers,
     anchors: Integers,
     first: Integers,
     offsets: Integers,
@@ -223,7 +239,7 @@ def _add_victim(
     sums[:] = 0.0
     for group in range((d + GROUP_COLUMNS - 1) // GROUP_COLUMNS):
         partial[:] = 0.0
-        _add_group(table, extra, rows, anchors, first, offsets, group, d, x, partial)
+        _add_group(table, extra, rows, after, anchors, first, offsets, group, d, x, partial)
         for slot in range(len(sums)):
             sums[slot] += partial[slot]
 
@@ -289,7 +305,7 @@ def among_by_victim(
     x, partial, offsets = np.empty(m * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
     sums = np.empty(len(members))
     for i in range(begin, end):
-        _add_victim(table, sums, index[i], anchors, first, offsets, d, x, partial, sums)
+        _add_victim(table, sums, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, sums)
         for a in range(m):
             result[i, a, a] = 0.0
             for b in range(a + 1, m):

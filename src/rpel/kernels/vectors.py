@@ -6,9 +6,10 @@ Invariants:
 - a column's value never depends on its place: either callers pad buffers to whole `BLOCK`s, or the remainder of a sweep
   does to single columns what its body does to vectors.
 
-Each is here because it was measured at least 1.7 times as fast as the loop that numba makes of the same words (m = 31):
-`add_rows` 2.1, `weigh_rows` 11, `moments_of_rows` 7, `count_below` 1.8; sums of squares in four lanes, and sorting by a
-network, a loop cannot say.
+Each is here because it gains more than 15 % over the loop that numba makes of the same words: `weigh_rows` is 11 times
+as fast, `moments_of_rows` 7, `add_rows` 2.1, `count_below` 1.8 (m = 31); `copy` makes the coordinates of a large model
+(d = 1.3 million) 1.4 times as fast and `convert` its distances 1.2 times, `fetch` the distances among many nodes 1.2
+times. Sums of squares in four lanes and sorting by a network a loop cannot say.
 
 Arrays are flat and contiguous, positions count elements. A vector is 32 bytes: 8 float32 or 4 float64.
 """
@@ -191,6 +192,60 @@ def add_rows(ctx: Any, x: Any, rows: Any, first: Any, count: Any, stride: Any, c
                 store(builder, builder.load(total), result, position)
 
         _sweep(builder, args[5], body, ((_WIDE, vector.count), (1, vector.count)))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def copy(ctx: Any, source: Any, start: Any, count: Any, target: Any, at: Any) -> Any:
+    """target[at + c] = source[start + c] for c < count; both of one type, apart in memory."""
+    signature = types.void(source, start, count, target, at)
+
+    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        left = builder.gep(data_of(context, builder, source, args[0]), [args[1]])
+        right = builder.gep(data_of(context, builder, target, args[3]), [args[4]])
+        cgutils.raw_memcpy(builder, right, left, args[2], integer(source.dtype.bitwidth // 8))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def convert(ctx: Any, source: Any, start: Any, count: Any, target: Any, at: Any) -> Any:
+    """target[at + c] = source[start + c] in float64 for c < count."""
+    signature = types.void(source, start, count, target, at)
+
+    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        left, right = data_of(context, builder, source, args[0]), data_of(context, builder, target, args[3])
+
+        def body(c: Any, parts: int, lanes: int) -> None:
+            for part in range(parts):
+                column = builder.add(c, integer(part * lanes))
+                value = _load_double(builder, source, left, builder.add(args[1], column), lanes)
+                _store_double(builder, value, target, right, builder.add(args[4], column))
+
+        _sweep(builder, args[2], body, _ANY)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def fetch(ctx: Any, x: Any, start: Any, count: Any) -> Any:
+    """Have x[start] … x[start + count − 1] brought to the second cache meanwhile."""
+    signature = types.void(x, start, count)
+
+    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        data = builder.bitcast(data_of(context, builder, x, args[0]), byte)
+        size = integer(x.dtype.bitwidth // 8)
+        kind = ir.FunctionType(ir.VoidType(), [byte] + [ir.IntType(32)] * 3)
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        begin, end = builder.mul(args[1], size), builder.mul(builder.add(args[1], args[2]), size)
+        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 2, 1)]  # to read, soon, data
+        with cgutils.for_range_slice(builder, begin, end, integer(64)) as (at, _):
+            builder.call(prefetch, [builder.gep(data, [at]), *flags])
         return context.get_dummy_value()
 
     return signature, codegen

@@ -36,6 +36,12 @@ def test_an_honest_answer_is_shown_as_it_is() -> None:
     assert one == Seen("a", State.TRAINING, 3, 0.75, HONEST["pulls"], degraded=1)  # type: ignore[arg-type]
 
 
+def test_a_member_is_ready_only_if_it_says_so_plainly() -> None:
+    assert seen("a", HONEST | {"ready": True}, rounds=9).ready
+    for said in ({}, {"ready": False}, {"ready": "yes"}, {"ready": 1}):
+        assert not seen("a", HONEST | said, rounds=9).ready
+
+
 @pytest.mark.parametrize(
     ("said", "state"),
     [

@@ -170,7 +170,7 @@ def _network(
             began = time.monotonic()
             observer = _started(setting, paths, lead, children)
             try:
-                if _all_up(runner, observer, children):
+                if _all_ready(runner, observer, children, setting.peers - setting.byzantine):
                     took = time.monotonic() - began
                     _followed(setting, runner, observer, children, rule, show)
                     return _collected(children, setting), 1.0 + 1.2 * took
@@ -224,12 +224,12 @@ def _started(setting: Demonstration, paths: Sequence[Path], lead: float, childre
     return Observer.of(Config.load(paths[0]))
 
 
-def _all_up(runner: asyncio.Runner, observer: Observer, children: Children) -> bool:
-    """Wait until everybody answers; False if that is not before round 1."""
+def _all_ready(runner: asyncio.Runner, observer: Observer, children: Children, honest: int) -> bool:
+    """Wait until everybody answers and the honest ones are ready; False if that is not before round 1."""
     while observer.clock.position() < -0.2:
         children.check()
         found = runner.run(look(observer, within=min(1.0, -observer.clock.position())))
-        if all(member.answered for member in found):
+        if all(member.answered for member in found) and all(member.ready for member in found[:honest]):
             return True
         time.sleep(0.2)
     return False

@@ -79,7 +79,7 @@ class Seen:
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
     ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of whom it
-    says that it has a proof against their key
+    says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on the time
     """
 
     id: str
@@ -90,6 +90,7 @@ class Seen:
     degraded: int = 0
     caught_up: int = 0
     convicted: tuple[str, ...] = ()
+    ready: bool = False
 
     @property
     def answered(self) -> bool:
@@ -124,7 +125,7 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
             return Seen(id, State.FINISHED)
         return Seen(id, State.OTHER_MEMBERSHIP if said.membership else State(said.result.value))
     try:
-        round, frozen = _count(said, "round"), said.get("frozen", False) is True
+        round, frozen, ready = _count(said, "round"), said.get("frozen") is True, said.get("ready") is True
         outcomes = {name.value: _count(_table(said, "outcomes"), name) for name in Outcome}
         pulls = {name.value: _count(_table(said, "pulls"), name) for name in PullResult}
         accuracy, convicted = _share(said.get("accuracy")), _ids(said.get("convicted", []))
@@ -132,7 +133,7 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
         return Seen(id, State.MALFORMED)
     state = State.FINISHED if round >= rounds else State.TRAINING
     state = State.FROZEN if frozen else State.STARTING if not round else state
-    return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted)
+    return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted, ready)
 
 
 def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:

@@ -342,6 +342,8 @@ class Node:
             )
         self._silent = silent
         if len(offsets) >= needed:  # the protocol has all it needs to begin
+            if self.unready:
+                log.info("ready: %d members told their clocks", len(offsets))
             self.unready = ""
         return offsets
 

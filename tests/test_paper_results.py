@@ -39,7 +39,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Any:
+def kept(tmp_path: Path) -> Any:
     """A comparison of four methods with two seeds, a sweep, and nothing else."""
     methods = {"RPEL": 0.98, "CS+": 0.8, "GTS": 0.96, "ClippedGossip": 0.9}
     rows = [
@@ -50,41 +50,41 @@ def shelf(tmp_path: Path) -> Any:
     swept = [f"{label},{x},0,200,0.9,0.{x},0.{x},10,{label}-{x}" for label in ("ALIE", "FOE") for x in (4, 6)]
     reproduced(tmp_path / "b", "extra-pull", swept, "Beyond the paper")
     for name in "ab":
-        tool.take(tmp_path / name, tmp_path / "shelf")
-    return tool.Shelf(tmp_path / "shelf")
+        tool.take(tmp_path / name, tmp_path / "kept")
+    return tool.Panels(tmp_path / "kept")
 
 
-def test_tables_hold_the_last_round_of_every_seed(shelf: Any) -> None:
-    rows = cells(tool.of_runs(shelf, ["alie-mean-s3-b1"]))
+def test_tables_hold_the_last_round_of_every_seed(kept: Any) -> None:
+    rows = cells(tool.of_runs(kept, ["alie-mean-s3-b1"]))
     assert rows[0] == ["n = 30, s = 3, b = 1", "RPEL", "200", "0.980, 0.970", "0.100, 0.100", "5, 6 of 6", "0.0"]
     assert len(rows) == 4
-    compared = cells(tool.of_methods(shelf, ["alie-mean-s3-b1"]))
+    compared = cells(tool.of_methods(kept, ["alie-mean-s3-b1"]))
     expected = ["0.980, 0.970", "0.800, 0.790", "0.960, 0.950", "0.900, 0.890", "+0.020"]
     assert compared == [["n = 30, s = 3, b = 1", *expected]]
-    assert cells(tool.of_sweep(shelf, ["extra-pull"]))[0] == ["4", "0.900", "0.400", "0.900", "0.400"]
+    assert cells(tool.of_sweep(kept, ["extra-pull"]))[0] == ["4", "0.900", "0.400", "0.900", "0.400"]
 
 
-def test_what_was_not_run_is_said(shelf: Any) -> None:
-    assert "not run" in tool.of_runs(shelf, ["mnist-left"])
-    assert "not run" in tool.of_methods(shelf, ["alie-mean-s3-b0"])
-    assert "not run" in tool.of_sweep(shelf, ["extra-b-hat"])
-    assert "not run" in tool.of_fractions(shelf, ["fraction-1000"])
-    made = {row[0]: row[1:] for row in cells(tool.of_figures(shelf, []))[:-2]}
+def test_what_was_not_run_is_said(kept: Any) -> None:
+    assert "not run" in tool.of_runs(kept, ["mnist-left"])
+    assert "not run" in tool.of_methods(kept, ["alie-mean-s3-b0"])
+    assert "not run" in tool.of_sweep(kept, ["extra-b-hat"])
+    assert "not run" in tool.of_fractions(kept, ["fraction-1000"])
+    made = {row[0]: row[1:] for row in cells(tool.of_figures(kept, []))[:-2]}
     assert made["Figure 4"] == ["1 of 9", "200 rounds, 2 seeds"]
     assert made["Figure 21"] == ["0 of 1", "not run"]
-    assert "Runs: 12; the plan held in 12. Code versions (runs): abc (12)." in tool.of_figures(shelf, [])
+    assert "Runs: 12; the plan held in 12. Code versions (runs): abc (12)." in tool.of_figures(kept, [])
 
 
-def test_only_marked_tables_are_written(shelf: Any) -> None:
+def test_only_marked_tables_are_written(kept: Any) -> None:
     page = "Before.\n\n<!-- methods alie-mean-s3-b1 -->\nold\n<!-- end -->\n\nAfter.\n"
-    text = tool.written(page, shelf)
+    text = tool.written(page, kept)
     assert text.startswith("Before.\n\n<!-- methods alie-mean-s3-b1 -->\n| panel |")
     assert text.endswith("|\n<!-- end -->\n\nAfter.\n")
-    assert tool.written(text, shelf) == text
+    assert tool.written(text, kept) == text
 
 
-def test_pictures_come_as_the_paper_arranges_them(shelf: Any) -> None:
-    assert {path.name for path in shelf.folder.glob("*.svg")} == {"figure-4.svg", "extra-pull.svg"}
+def test_pictures_come_as_the_paper_arranges_them(kept: Any) -> None:
+    assert {path.name for path in kept.folder.glob("*.svg")} == {"figure-4.svg", "extra-pull.svg"}
 
 
 # --- the page itself -------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_pictures_come_as_the_paper_arranges_them(shelf: Any) -> None:
 def test_the_page_says_what_its_data_say() -> None:
     page = tool.PAGE.read_text("utf-8")
     assert tool.MARK.search(page)
-    assert tool.written(page, tool.Shelf(tool.PAGE.with_suffix(""))) == page
+    assert tool.written(page, tool.Panels(tool.PAGE.with_suffix(""))) == page
 
 
 def test_every_figure_of_the_paper_has_its_verdict_and_every_link_leads_somewhere() -> None:

@@ -27,12 +27,12 @@ Row = dict[str, Any]
 # --- taking in -------------------------------------------------------------------------------------------------------
 
 
-def take(folder: Path, shelf: Path) -> None:
-    """Copy CSVs and pictures of a reproduction, and add its panels to the shelf's index."""
-    shelf.mkdir(parents=True, exist_ok=True)
-    index = {entry["name"]: entry for entry in entries(shelf)}
+def take(folder: Path, kept: Path) -> None:
+    """Copy CSVs and pictures of a reproduction, and add its panels to the kept's index."""
+    kept.mkdir(parents=True, exist_ok=True)
+    index = {entry["name"]: entry for entry in entries(kept)}
     for entry in entries(folder):
-        shutil.copyfile(folder / f"{entry['name']}.csv", shelf / f"{entry['name']}.csv")
+        shutil.copyfile(folder / f"{entry['name']}.csv", kept / f"{entry['name']}.csv")
         proofs = [json.loads((folder / run / "certificate.json").read_text("utf-8")) for run in entry["runs"]]
         names = (Path(run).name for run in entry["runs"])
         index[entry["name"]] = {key: entry[key] for key in ("name", "figure", "title", "scale", "note")} | {
@@ -41,10 +41,10 @@ def take(folder: Path, shelf: Path) -> None:
     alone = {panel.name for panel in everything() if [p.number for p in PANELS].count(panel.number) < 2}
     for picture in folder.glob("*.svg"):
         if picture.stem in alone or picture.stem.startswith("figure-"):
-            shutil.copyfile(picture, shelf / picture.name)
+            shutil.copyfile(picture, kept / picture.name)
     order = [panel.name for panel in everything()]
     ordered = sorted(index.values(), key=lambda entry: order.index(entry["name"]))
-    with atomic(shelf / "index.json") as file:
+    with atomic(kept / "index.json") as file:
         file.write((json.dumps(ordered, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -67,7 +67,7 @@ def entries(folder: Path) -> list[Row]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-class Shelf:
+class Panels:
     """The panels that are there: their entries, and the last round of every curve and seed."""
 
     def __init__(self, folder: Path) -> None:
@@ -112,16 +112,16 @@ def table(head: list[str], rows: Iterable[Iterable[str]]) -> str:
     return first + "|---" * len(head) + "|\n" + "".join(others)
 
 
-def of_runs(shelf: Shelf, names: list[str]) -> str:
+def of_runs(kept: Panels, names: list[str]) -> str:
     """A row a curve: what each seed ends with, the most hostile peers a node met, and what all nodes sent."""
     rows = []
     for name in names:
         title = find(name).title
-        if name not in shelf:
+        if name not in kept:
             rows.append([title, "not run", "", "", "", "", ""])
             continue
-        for (curve, _), ends in shelf.last(name).items():
-            proofs = [shelf.entries[name]["runs"][row["run"]] for row in ends]
+        for (curve, _), ends in kept.last(name).items():
+            proofs = [kept.entries[name]["runs"][row["run"]] for row in ends]
             met = ", ".join(str(proof["max_observed"]) for proof in proofs)
             planned = f"{met} of {proofs[0]['b_hat']}"
             means, worst = numbers(ends, "accuracy_mean"), numbers(ends, "accuracy_worst")
@@ -130,29 +130,29 @@ def of_runs(shelf: Shelf, names: list[str]) -> str:
     return table(["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"], rows)
 
 
-def of_methods(shelf: Shelf, names: list[str]) -> str:
+def of_methods(kept: Panels, names: list[str]) -> str:
     """A row a panel, a column a method: the panel's measure, seed by seed; and RPEL's lead over the best rival."""
     labels = [curve.label for curve in find(names[0]).curves]
     rows = []
     for name in names:
         panel = find(name)
-        if name not in shelf:
+        if name not in kept:
             rows.append([panel.title, *["not run"] * len(labels), ""])
             continue
         column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
-        ends = {curve: seeds for (curve, _), seeds in shelf.last(name).items()}
+        ends = {curve: seeds for (curve, _), seeds in kept.last(name).items()}
         average = {curve: sum(row[column] for row in seeds) / len(seeds) for curve, seeds in ends.items()}
         lead = average.pop("RPEL") - max(average.values())
         rows.append([panel.title, *(numbers(ends[label], column) for label in labels), f"{lead:+.3f}"])
     return table(["panel", *labels, "RPEL's lead"], rows)
 
 
-def of_sweep(shelf: Shelf, names: list[str]) -> str:
+def of_sweep(kept: Panels, names: list[str]) -> str:
     """A row for each value of the axis; mean and worst of every curve, averaged over the seeds."""
     (name,) = names
-    if name not in shelf:
+    if name not in kept:
         return f"{find(name).title}: not run.\n"
-    ends = shelf.last(name)
+    ends = kept.last(name)
     curves, values = (list(dict.fromkeys(key[i] for key in ends)) for i in (0, 1))
     head = [find(name).xlabel, *(f"{curve}, {word}" for curve in curves for word in ("mean", "worst node"))]
     columns = ("accuracy_mean", "accuracy_worst")
@@ -160,14 +160,14 @@ def of_sweep(shelf: Shelf, names: list[str]) -> str:
     return table(head, rows)
 
 
-def of_fractions(shelf: Shelf, names: list[str]) -> str:
+def of_fractions(kept: Panels, names: list[str]) -> str:
     """For a tenth of the nodes hostile: b̂ in each simulation, exactly, and from which s on it is a minority."""
     rows = []
     for name in names:
-        if name not in shelf:
+        if name not in kept:
             rows.append([find(name).title, *["not run"] * (len(SHOWN_PULLS) + 1)])
             continue
-        tenth = [row for row in shelf.rows(name) if row["byzantine"] * 100 == max(SHARES) * row["nodes"]]
+        tenth = [row for row in kept.rows(name) if row["byzantine"] * 100 == max(SHARES) * row["nodes"]]
         cells = [_simulated(row) for row in tenth if row["pull"] in SHOWN_PULLS]
         within = [row["pull"] for row in tenth if 2 * max(_counts(row)) < row["pull"] + 1]
         rows.append([find(name).title, *cells, str(min(within, default="none"))])
@@ -184,17 +184,17 @@ def _simulated(row: Row) -> str:
     return f"{seen} ({row['b_hat_median']}, {row['b_hat_99']})"
 
 
-def of_figures(shelf: Shelf, names: list[str]) -> str:
+def of_figures(kept: Panels, names: list[str]) -> str:
     """Figure by figure: how many of its panels were run, and at which size."""
     found: dict[str, list[str]] = defaultdict(list)
     for panel in everything():
         found[panel.figure.partition(" (")[0]].append(panel.name)
     rows = []
     for figure, inside in found.items():
-        there = [name for name in inside if name in shelf]
-        notes = dict.fromkeys(shelf.entries[name]["note"] for name in there)
+        there = [name for name in inside if name in kept]
+        notes = dict.fromkeys(kept.entries[name]["note"] for name in there)
         rows.append([figure, f"{len(there)} of {len(inside)}", "; ".join(notes) or "not run"])
-    proofs = {name: proof for entry in shelf.entries.values() for name, proof in entry["runs"].items()}
+    proofs = {name: proof for entry in kept.entries.values() for name, proof in entry["runs"].items()}
     held = sum(proof["held"] for proof in proofs.values())
     codes = Counter(proof["code"] for proof in proofs.values()).most_common()
     versions = ", ".join(f"{code} ({count})" for code, count in codes)
@@ -202,7 +202,7 @@ def of_figures(shelf: Shelf, names: list[str]) -> str:
     return table(["figure", "panels", "size"], rows) + "\n" + closing
 
 
-KINDS: dict[str, Callable[[Shelf, list[str]], str]] = {
+KINDS: dict[str, Callable[[Panels, list[str]], str]] = {
     "runs": of_runs,
     "methods": of_methods,
     "sweep": of_sweep,
@@ -211,20 +211,20 @@ KINDS: dict[str, Callable[[Shelf, list[str]], str]] = {
 }
 
 
-def written(page: str, shelf: Shelf) -> str:
+def written(page: str, kept: Panels) -> str:
     """The page with its tables made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        return match[1] + KINDS[match[2]](shelf, match[3].split()) + match[4]
+        return match[1] + KINDS[match[2]](kept, match[3].split()) + match[4]
 
     return MARK.sub(fill, page)
 
 
 def main() -> None:
-    shelf = PAGE.with_suffix("")
+    kept = PAGE.with_suffix("")
     for folder in sys.argv[1:]:
-        take(Path(folder), shelf)
-    PAGE.write_text(written(PAGE.read_text("utf-8"), Shelf(shelf)), "utf-8")
+        take(Path(folder), kept)
+    PAGE.write_text(written(PAGE.read_text("utf-8"), Panels(kept)), "utf-8")
 
 
 if __name__ == "__main__":

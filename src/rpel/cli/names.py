@@ -86,6 +86,6 @@ def _presets() -> Iterable[tuple[str, str]]:
 
     from rpel.config.spec import presets
 
-    shelf = resources.files("rpel.config") / "presets"
-    texts = ((name, (shelf / f"{name}.toml").read_text("utf-8")) for name in presets())
+    folder = resources.files("rpel.config") / "presets"
+    texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in presets())
     return ((name, text.partition("\n")[0].lstrip("# ")) for name, text in texts)

@@ -85,7 +85,7 @@ def _embedded(content: object) -> str:
 
 
 def _colours() -> str:
-    """The house's colours as classes, lighter where the page is dark."""
+    """The colours of curves as classes, lighter where the page is dark."""
     light = "".join(f"--c{k}:{colour};" for k, colour in enumerate(COLOURS))
     dark = "".join(f"--c{k}:{lighter(colour)};" for k, colour in enumerate(COLOURS))
     classes = "".join(f".c{k}{{--colour:var(--c{k})}}" for k in range(len(COLOURS)))

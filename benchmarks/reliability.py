@@ -192,11 +192,19 @@ def flood(quick: bool) -> None:
 
 
 def wire(quick: bool) -> None:
-    """Bytes that really travelled, counted between the peers, TLS and all requests included."""
-    d, rounds, address = (50_000, 3, loopback()) if quick else (500_000, 5, loopback())
+    """Bytes that really travelled, TLS and all requests included: without signatures, and with them."""
+    d, rounds = (50_000, 3) if quick else (1_000_000, 3)
+    heads = ("protocol", "parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
+    table("Bytes on the wire", heads, [carried(protocol, d, rounds) for protocol in (1, 2)])
+
+
+def carried(protocol: int, d: int, rounds: int) -> tuple[object, ...]:
+    """The row of one protocol."""
+    address = loopback()
     plan = Plan(
-        period=6.0,
-        deadline=5.0,
+        period=12.0,
+        deadline=11.0,
+        protocol=protocol,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d},
         urls=lambda i: f"https://{address}.{i + 101}:{PORT}",
         listen=lambda i: f"{address}.{i + 1}:{PORT}",
@@ -210,8 +218,7 @@ def wire(quick: bool) -> None:
         last, after = settled(net, proxies)
         pulled = sum(line["received"] for m in net.members for line in m.lines if first < line["round"] <= last)
     ratio = (after - before) / (pulled * 4 * d)
-    heads = ("parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
-    table("Bytes on the wire", heads, [(f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01")])
+    return protocol, f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01"
 
 
 def settled(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:

@@ -51,7 +51,7 @@ SAMPLE = Signature.of(model("linear").named_parameters())
 
 
 def a_network(folder: Path, n: int = 4, **terms: Any) -> NetworkFiles:
-    terms = {"rounds": 3, "period": PERIOD, "soon": 2.0} | terms
+    terms = {"rounds": 3, "period": PERIOD, "soon": 6.0} | terms
     return found(folder, n, signature=SIGNATURE, initial=flatten(a_model()).numpy(), **terms)
 
 
@@ -272,7 +272,7 @@ def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
 def test_peers_run_to_the_last_round_tell_how_it_went_and_leave_their_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = a_sample(tmp_path, rounds=3, soon=5.0)
+    files = a_sample(tmp_path, rounds=3, soon=10.0)
 
     def work(i: int) -> None:
         with pytest.raises(SystemExit, match="0"):

@@ -8,8 +8,8 @@ from rpel.peer.desk import EARLY, GONE, TOO_MANY, Desk
 
 def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
     desk = Desk()
-    assert [desk.request(7, round=1).kind for _ in range(2)] == ["wait", "wait"]
-    third = desk.request(7, round=1)
+    assert [desk.request(7, round).kind for round in (1, 2)] == ["wait", "wait"]
+    third = desk.request(7, round=1)  # of which it may have one more body
     assert (third.kind, third.code) == ("refuse", TOO_MANY)
     assert desk.request(8, round=1).kind == "wait"  # others are not held up
     desk.done(7, round=1, full=False)

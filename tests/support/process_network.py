@@ -176,6 +176,7 @@ class Plan:
     listen: Callable[[int], str] | None = None
     namespace: Callable[[int], str] = lambda number: ""
     dtype: str = "float32"
+    protocol: int = 1
 
 
 class ProcessNetwork:
@@ -212,6 +213,7 @@ class ProcessNetwork:
             period=self.plan.period,
             deadline=self.plan.deadline,
             hyperparameters=self.plan.hyperparameters,
+            protocol=self.plan.protocol,
         )
         founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]

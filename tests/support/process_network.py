@@ -31,7 +31,7 @@ from rpel.operations.join import join
 from rpel.peer import wire
 from rpel.types import Models
 from support.paths import TESTS
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, pace
 
 PORT, METRICS = 7443, 9464
 
@@ -204,14 +204,15 @@ class ProcessNetwork:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
         wire.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
+        stretch = pace()
         founding = Founding(
             run="",
             nodes=self.plan.peers,
             byzantine=self.plan.byzantine,
             rounds=self.plan.rounds,
-            epoch=time.time() + self.plan.start,
-            period=self.plan.period,
-            deadline=self.plan.deadline,
+            epoch=time.time() + self.plan.start * stretch,
+            period=self.plan.period * stretch,
+            deadline=self.plan.deadline * stretch,
             hyperparameters=self.plan.hyperparameters,
             protocol=self.plan.protocol,
         )

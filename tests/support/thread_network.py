@@ -18,7 +18,7 @@ from rpel.peer import identity, wire
 from rpel.peer.learner import Blob, Learner
 from rpel.peer.node import Node, Round
 from rpel.types import Models
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, pace
 
 D = 6
 SIGNATURE = wire.Signature(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
@@ -97,7 +97,12 @@ def found(
     task: str = "mnist-sample",
     **terms: Any,
 ) -> NetworkFiles:
-    """Keys, certificates, peer.toml files and a members.toml whose round 1 begins ``soon`` seconds from now."""
+    """Keys, certificates, peer.toml files and a members.toml whose round 1 begins ``soon`` seconds from now.
+
+    Periods of seconds are those of a free machine, stretched by its load.
+    """
+    stretch = pace() if period < 60 else 1.0
+    period, soon = period * stretch, soon * stretch
     x = np.zeros(signature.d, signature.dtype) if initial is None else initial
     draft = Founding(
         run="consortium",

@@ -1,4 +1,14 @@
-"""How long a test waits for what must happen."""
+"""How long a test waits for what must happen, and how fast its networks play."""
+
+import os
 
 PATIENCE = 600.0
 """Seconds: not what anything may take, but after how long it is said to hang, on the most loaded machine."""
+
+
+def pace() -> float:
+    """By how much the rounds of real peers are stretched here and now: 1 on a free machine, more beside other work.
+
+    Rounds have deadlines, so peers that get a tenth of a core miss those of a free machine; that is their right.
+    """
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rpel import arena
-from rpel.arena import Outcome
+from rpel.arena import Standings
 from rpel.config.spec import Spec, load, to_toml
-from rpel.experiments.sweep import State
+from rpel.experiments.sweep import CellRun
 from support.browser import in_chromium
 from support.waiting import PATIENCE
 
@@ -19,19 +19,19 @@ DRIVE = (Path(__file__).parent / "browser" / "arena.js").read_text("utf-8")
 TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
 
 
-def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) -> Outcome:
-    """An outcome made of worst-node accuracies, a number a seed; None: that run failed."""
+def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) -> Standings:
+    """Standings made of worst-node accuracies, a number a seed; None: that run failed."""
     seeds = max(len(values) for by_attack in rules.values() for values in by_attack.values())
     numbers = ",".join(map(str, range(seeds)))
     tried = arena.trials(TINY, arena.contestants(list(rules)), arena.opponents(attacks), numbers)
     states = []
     for trial in tried:
         value = rules[trial.contestant.rule][trial.opponent.name][trial.seed]
-        state = State(trial.cell, "failed" if value is None else "done", error="it broke" if value is None else "")
+        state = CellRun(trial.cell, "failed" if value is None else "done", error="it broke" if value is None else "")
         if value is not None:
             state.result = {"accuracy_mean": value + 0.1, "accuracy_worst": value, "bytes": 1000, "rounds": 2}
         states.append(state)
-    return arena.outcome(TINY, tried, states)
+    return arena.standings(TINY, tried, states)
 
 
 def test_the_best_worst_case_comes_first_however_good_the_average() -> None:
@@ -113,7 +113,7 @@ def test_without_names_all_rules_and_attacks_take_part() -> None:
 def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
     found = played({"mean": {"alie": [None]}}, ["alie"])
     scores = tuple(type(s)(s.contestant, s.opponent, (), (), (), 0, "<script>x</script>") for s in found.scores)
-    text = arena.page(Outcome(found.base, found.contestants, found.opponents, scores))
+    text = arena.page(Standings(found.base, found.contestants, found.opponents, scores))
     assert text.count("<script") == 2
     assert not re.search(r"https?:|@import|url\(", text)
 

@@ -18,13 +18,12 @@ from typing import Any
 from rpel.config.spec import MethodName, Spec
 from rpel.config.values import parse_seeds
 from rpel.errors import nearest
-from rpel.experiments.sweep import Cell, State
+from rpel.experiments.sweep import Cell, CellRun
 from rpel.files import atomic
 from rpel.report.drawing import scatter
 from rpel.report.heatmap import HeatCell, heat_map
 from rpel.report.page import document, template
-from rpel.report.tables import Cell as TableCell
-from rpel.report.tables import latex_table, sorting_table
+from rpel.report.tables import TableCell, latex_table, sorting_table
 from rpel.simulation.result import interval
 from rpel.text import count, human_bytes, value_text
 
@@ -213,7 +212,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Standings:
     """All scores, who took part, and the setting they share."""
 
     base: Spec
@@ -282,17 +281,17 @@ def _compared(rank: Rank, after: Rank | None) -> Rank:
     return Rank(*kept, lead=lead, ahead=ahead)
 
 
-def outcome(base: Spec, played: Sequence[Trial], states: Sequence[State]) -> Outcome:
+def standings(base: Spec, played: Sequence[Trial], states: Sequence[CellRun]) -> Standings:
     """The scores of a sweep over these trials, in their order."""
-    found: dict[tuple[str, str], list[tuple[Trial, State]]] = {}
+    found: dict[tuple[str, str], list[tuple[Trial, CellRun]]] = {}
     for trial, state in zip(played, states, strict=True):
         found.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, state))
     who = tuple(dict.fromkeys(trial.contestant for trial in played))
     against = {trial.opponent.label: trial.opponent for trial in played}
-    return Outcome(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in found.values()))
+    return Standings(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in found.values()))
 
 
-def _score(pairs: Sequence[tuple[Trial, State]]) -> Score:
+def _score(pairs: Sequence[tuple[Trial, CellRun]]) -> Score:
     first = pairs[0][0]
     done = [(trial.seed, state.result) for trial, state in pairs if state.result is not None]
     errors = [state.error or state.status for _, state in pairs if state.result is None]
@@ -310,7 +309,7 @@ def _score(pairs: Sequence[tuple[Trial, State]]) -> Score:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def to_csv(found: Outcome) -> str:
+def to_csv(found: Standings) -> str:
     """A line for each contestant, attack and seed."""
     text = io.StringIO()
     columns = ["method", "rule", "attack", "seed", "accuracy_mean", "accuracy_worst", "bytes", "error"]
@@ -325,7 +324,7 @@ def to_csv(found: Outcome) -> str:
     return text.getvalue()
 
 
-def latex(found: Outcome) -> str:
+def latex(found: Standings) -> str:
     """A booktabs table: rules by rank, a column an attack, the worst node's accuracy, and the worst case."""
     rows = []
     for rank in found.ranking():
@@ -341,7 +340,7 @@ def facts(base: Spec) -> str:
     return f"{size}, {base.rounds} rounds, alpha {base.alpha:g}, {count(base.local_steps, 'local step')}"
 
 
-def page(found: Outcome) -> str:
+def page(found: Standings) -> str:
     """arena.html: ranking, two heat maps, what could not run, accuracy against bytes."""
     ranks = found.ranking()
     runs = sum(len(score.seeds) for score in found.scores)
@@ -360,7 +359,7 @@ def page(found: Outcome) -> str:
     return document("rpel arena", body, {})
 
 
-def _heat(found: Outcome, ranks: Sequence[Rank], column: str) -> str:
+def _heat(found: Standings, ranks: Sequence[Rank], column: str) -> str:
     names = [other.label for other in found.opponents]
     lines = [[_heat_cell(found.score(rank.contestant, other), column) for other in found.opponents] for rank in ranks]
     return heat_map(column, "rule", [rank.contestant.label for rank in ranks], names, lines)
@@ -377,7 +376,7 @@ def _heat_cell(score: Score, column: str) -> HeatCell:
     return HeatCell(score.number(column), who + "; ".join(numbers))
 
 
-def _unable(found: Outcome) -> str:
+def _unable(found: Standings) -> str:
     """What could not run, with the reason; a reason that all attacks share is said once."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for s in found.scores:
@@ -409,7 +408,7 @@ _COLUMNS: dict[str, Callable[[tuple[int, Rank]], TableCell]] = {
 }
 
 
-def write(found: Outcome, out: Path) -> list[Path]:
+def write(found: Standings, out: Path) -> list[Path]:
     """arena.html, arena.csv and arena.tex."""
     files = {"arena.html": page(found), "arena.csv": to_csv(found), "arena.tex": latex(found)}
     for name, text in files.items():

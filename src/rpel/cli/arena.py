@@ -15,7 +15,7 @@ from rpel.cli.sweep import Display
 from rpel.text import duration
 
 if TYPE_CHECKING:
-    from rpel.arena import Outcome
+    from rpel.arena import Standings
     from rpel.config.spec import Spec
     from rpel.experiments.sweep import Sweep
 
@@ -62,7 +62,7 @@ def arena(
     except KeyboardInterrupt as error:
         console.print(f"rpel: {error or 'interrupted'}", markup=False)
         raise typer.Exit(130) from None
-    found = arenas.outcome(base, played, work.states)
+    found = arenas.standings(base, played, work.states)
     files = arenas.write(found, out)
     if as_json:
         print(json.dumps(found.to_dict() | {"files": [str(path) for path in files]}, indent=2))
@@ -103,7 +103,7 @@ def _kind(spec: "Spec") -> str:
     return f"{spec.method} {spec.rule} {spec.attack == 'strongest'}"
 
 
-def _print(found: "Outcome", files: list[Path]) -> None:
+def _print(found: "Standings", files: list[Path]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rpel.cli.display import stderr
 from rpel.cli.options import Jobs, Json, TensorBoard
-from rpel.experiments.sweep import State, Sweep, read
+from rpel.experiments.sweep import CellRun, Sweep, read
 from rpel.text import duration
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
@@ -88,7 +88,7 @@ def _head(work: Sweep) -> str:
     return f"{done}/{len(work.states)}" + ("" if left is None or left < 1 else f", {duration(left)} left")
 
 
-def _seen(state: State) -> str:
+def _seen(state: CellRun) -> str:
     """How a cell stands, in a few words."""
     if state.status == "done" and state.result is not None:
         before = "finished before" if state.reused else f"done in {duration(state.seconds)}"
@@ -96,7 +96,7 @@ def _seen(state: State) -> str:
     return f"{state.status}: {state.error}" if state.error else state.status
 
 
-def _table(work: Sweep, states: Sequence[State], title: str) -> Table:
+def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
     """A row a cell: how it stands, its accuracies, and what there is to say; it fits whatever width there is."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold", min_width=min(max(len(s.cell.label) for s in work.states), 30))
@@ -112,7 +112,7 @@ def _table(work: Sweep, states: Sequence[State], title: str) -> Table:
     return table
 
 
-def _words(state: State) -> str:
+def _words(state: CellRun) -> str:
     """What a cell has to say beside its state."""
     if state.status == "done":
         return "finished before" if state.reused else duration(state.seconds)

@@ -132,7 +132,7 @@ def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> 
 
 
 @dataclass
-class State:
+class CellRun:
     """A cell on its way: waiting, running, done, failed or stopped."""
 
     cell: Cell
@@ -164,14 +164,14 @@ class Sweep:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs = max(1, min(jobs or cores, len(found)))
         self.threads = max(1, cores // self.jobs)
-        self.states = [State(cell, log=self._file(cell, "log")) for cell in found]
+        self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in found]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.stopping = False
 
     def _file(self, cell: Cell, suffix: str) -> Path:
         return self.out / "cells" / f"{cell.key}.{suffix}"
 
-    def run(self, watch: Watch = lambda sweep: None) -> list[State]:
+    def run(self, watch: Watch = lambda sweep: None) -> list[CellRun]:
         """Run everything; Ctrl-C lets the runs save, then passes on."""
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
         self.recall()
@@ -234,7 +234,7 @@ class Sweep:
                 del self.processes[i]
                 self._ended(self.states[i], process.returncode)
 
-    def _ended(self, state: State, code: int) -> None:
+    def _ended(self, state: CellRun, code: int) -> None:
         state.seconds = time.monotonic() - state.begun
         output = self._file(state.cell, "out")
         if code == 0:

@@ -16,7 +16,7 @@ from rpel.text import human_bytes, value_text
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What is shown, what it sorts by, and a smaller second line."""
 
     text: str
@@ -35,36 +35,38 @@ def number(value: float, digits: str = ".4f") -> str:
     return "overflowed" if not math.isfinite(value) else format(value, digits)
 
 
-def _over_seeds(group: Group, column: str, digits: str = ".4f") -> Cell:
+def _over_seeds(group: Group, column: str, digits: str = ".4f") -> TableCell:
     mean, low, high = group.final(column)
     if math.isinf(mean):
-        return Cell("overflowed", mean, f"{group.diverged} nodes diverged" if group.diverged else "", "number")
+        return TableCell("overflowed", mean, f"{group.diverged} nodes diverged" if group.diverged else "", "number")
     half = f"± {number((high - low) / 2, '.4f' if digits == '.4f' else '.2g')}"
-    return Cell(number(mean, digits), mean, half if len(group.runs) > 1 else "", "number")
+    return TableCell(number(mean, digits), mean, half if len(group.runs) > 1 else "", "number")
 
 
-def _plain(value: float, digits: str = ",.0f", small: str = "") -> Cell:
-    return Cell(number(value, digits), value, small, "number")
+def _plain(value: float, digits: str = ",.0f", small: str = "") -> TableCell:
+    return TableCell(number(value, digits), value, small, "number")
 
 
-def _met(observed: int, b_hat: int) -> Cell:
-    return Cell(f"{observed} of {b_hat}", observed - b_hat, "", "number")
+def _met(observed: int, b_hat: int) -> TableCell:
+    return TableCell(f"{observed} of {b_hat}", observed - b_hat, "", "number")
 
 
-def _sampling(runs: Sequence[Run]) -> Cell:
+def _sampling(runs: Sequence[Run]) -> TableCell:
     """The first statement: green only where the second is not known to fail."""
     violations = sum(run.proof.violations_total for run in runs)
     if not all(run.proof.held for run in runs):
-        return Cell("beyond the plan", violations, "once" if violations == 1 else f"{violations:,} times", "violated")
+        return TableCell(
+            "beyond the plan", violations, "once" if violations == 1 else f"{violations:,} times", "violated"
+        )
     small = "" if all(run.proof.guaranteed for run in runs) else "not guaranteed"
-    return Cell("within the plan", 0, small, "held" if all(map(well, runs)) else "plain")
+    return TableCell("within the plan", 0, small, "held" if all(map(well, runs)) else "plain")
 
 
-def _survives(run: Run) -> Cell:
+def _survives(run: Run) -> TableCell:
     """The second statement."""
     words = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
     found = of_run(run)
-    return Cell(words[found.robustness], words[found.robustness], "", _KINDS[found.robustness])
+    return TableCell(words[found.robustness], words[found.robustness], "", _KINDS[found.robustness])
 
 
 _KINDS = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
@@ -72,9 +74,9 @@ _KINDS = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NON
 
 def of_groups(groups: Iterable[Group]) -> str:
     """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
-    columns: dict[str, Callable[[Group], Cell]] = {
-        "setting": lambda s: Cell(s.label, s.label, "", "label"),
-        "data": lambda s: Cell(s.spec.dataset, s.spec.dataset),
+    columns: dict[str, Callable[[Group], TableCell]] = {
+        "setting": lambda s: TableCell(s.label, s.label, "", "label"),
+        "data": lambda s: TableCell(s.spec.dataset, s.spec.dataset),
         "n": lambda s: _plain(s.spec.nodes),
         "b": lambda s: _plain(s.spec.byzantine),
         "s": lambda s: _plain(s.runs[0].proof.pull),
@@ -88,7 +90,7 @@ def of_groups(groups: Iterable[Group]) -> str:
         "loss": lambda s: _over_seeds(s, "loss", ".4g"),
         "consensus": lambda s: _over_seeds(s, "consensus", ".3g"),
         "messages": lambda s: _plain(s.total("messages")),
-        "bytes": lambda s: Cell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
+        "bytes": lambda s: TableCell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
         "seconds": lambda s: _plain(s.total("seconds"), ",.1f"),
     }
     return sorting_table("settings", "Settings, over their seeds", columns, groups)
@@ -96,9 +98,9 @@ def of_groups(groups: Iterable[Group]) -> str:
 
 def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
     """One row for each (run, label, anchor), with a link to its certificate."""
-    columns: dict[str, Callable[[tuple[Run, str, str]], Cell]] = {
-        "run": lambda r: Cell(r[0].folder, r[0].folder, "", "name", r[2]),
-        "setting": lambda r: Cell(r[1], r[1], "", "label"),
+    columns: dict[str, Callable[[tuple[Run, str, str]], TableCell]] = {
+        "run": lambda r: TableCell(r[0].folder, r[0].folder, "", "name", r[2]),
+        "setting": lambda r: TableCell(r[1], r[1], "", "label"),
         "seed": lambda r: _plain(r[0].spec.seed, "d"),
         "sampling": lambda r: _sampling([r[0]]),
         "rule": lambda r: _survives(r[0]),
@@ -109,13 +111,15 @@ def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
         "loss": lambda r: _plain(r[0].final("loss"), ".4g"),
         "consensus": lambda r: _plain(r[0].final("consensus"), ".3g"),
         "messages": lambda r: _plain(r[0].total("messages")),
-        "bytes": lambda r: Cell(human_bytes(r[0].total("bytes")), r[0].total("bytes"), "", "number"),
+        "bytes": lambda r: TableCell(human_bytes(r[0].total("bytes")), r[0].total("bytes"), "", "number"),
         "seconds": lambda r: _plain(r[0].total("seconds"), ",.1f"),
     }
     return sorting_table("runs", "Runs, one by one", columns, runs)
 
 
-def sorting_table(name: str, caption: str, columns: dict[str, Callable[[Any], Cell]], things: Iterable[Any]) -> str:
+def sorting_table(
+    name: str, caption: str, columns: dict[str, Callable[[Any], TableCell]], things: Iterable[Any]
+) -> str:
     """A table with a row a thing, whose headings sort."""
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(column)}</button></th>' for column in columns
@@ -128,7 +132,7 @@ def sorting_table(name: str, caption: str, columns: dict[str, Callable[[Any], Ce
     )
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     text = escape(cell.text)
     if cell.anchor:
         text = f'<a href="#{cell.anchor}">{text}</a>'

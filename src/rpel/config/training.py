@@ -32,7 +32,7 @@ class Identity(Enum):
     NEVER = "never"
 
 
-class Config(BaseModel):
+class CheckedRecord(BaseModel):
     """A frozen record whose errors are one sentence each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -58,7 +58,7 @@ class Config(BaseModel):
     def identity(self) -> dict[str, Any]:
         """The fields that make this what it is, by the marks in their metadata.
 
-        >>> class Example(Config):
+        >>> class Example(CheckedRecord):
         ...     seed: int = 0
         ...     threads: Annotated[int, Identity.NEVER] = 1
         ...     consistent: Annotated[bool, Identity.LATER] = False
@@ -73,7 +73,7 @@ class Config(BaseModel):
         return values
 
 
-class Training(Config):
+class Training(CheckedRecord):
     """How each node trains between two exchanges, how it aggregates, and how often it is evaluated.
 
     >>> Training(lr=[[500, 0.5], [1000, 0.1]]).rate(501)

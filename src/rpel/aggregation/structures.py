@@ -21,11 +21,11 @@ def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], A
     if not items:
         raise ValueError(f"{name} needs at least one vector")
     first, leaves = items[0], [_leaves(item) for item in items]
+    floating = [_is_floating(leaf) for _, leaf in leaves[0]]
     shapes = [(key, tuple(leaf.shape)) for key, leaf in leaves[0]]
     for other in leaves[1:]:
         if [(key, tuple(leaf.shape)) for key, leaf in other] != shapes:
             raise ValueError(f"{name} needs items that all have the same entries of the same shapes")
-    floating = [_is_floating(leaf) for _, leaf in leaves[0]]
     if not any(floating):
         raise ValueError(f"{name} needs items with floats in them")
 

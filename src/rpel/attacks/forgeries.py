@@ -370,10 +370,17 @@ def _honest_mean(view: View) -> Models:
 
 
 def _aggregated(view: View) -> Models:
-    """(v, d) what each victim's rule makes of what it receives."""
+    """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step."""
     assert view.rule is not None
     index, weights = view.answers()
-    return np.asarray(view.rule.aggregate(view.table, index, weights=weights, kernels=view.kernels))
+    usable = np.append(view.kernels.finite_rows(view.table), False)[index]
+    able = ~view.rule.unfit(index >= 0, usable)
+    result = np.array(view.honest[view.own])
+    if able.any():
+        forged = index >= len(view.honest)
+        graph: dict[str, Any] = {} if weights is None else {"weights": weights[able], "hostile": forged[able]}
+        result[able] = view.rule.among(able).aggregate(view.table, index[able], **graph, kernels=view.kernels)
+    return result
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,241 @@
+"""rpel.testing holds every rule and attack of the library to its promises, and finds those that are broken."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import rpel
+from rpel import testing
+from rpel.aggregation.base import Group, Rule
+from rpel.aggregation.registry import about as about_rules
+from rpel.attacks import ATTACKS, View
+from rpel.attacks.registry import about as about_attacks
+from support.paths import ROOT
+from support.rule_cases import CASES, GRAPH_RULES
+
+Array = NDArray[Any]
+
+
+def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
+    zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
+    return zero or name.startswith(("clipping", "arc", "balance")) or (name == "cge" and "center" not in parameters)
+
+
+RULES = [(name, {**p, "m": m, "moves": not measures_from_the_origin(name, p)}) for name, p, m, _ in CASES]
+FORGING = [(name, {"per_victim": name != "gaussian"}) for name in ATTACKS]
+
+
+@testing.parametrize(rules=[*RULES, *GRAPH_RULES], attacks=[*FORGING, ("strongest", {"of": "all"})])
+def test_everything_of_ours_keeps_the_promises(check: Callable[[], None]) -> None:
+    assert check() is None  # type: ignore[func-returns-value]
+
+
+class Broken(Rule):
+    """A rule that passes non-finite vectors on and promises a κ that it cannot keep."""
+
+    def run(self, group: Group, out: Any = None) -> Any:
+        return group.combine(np.full(group.index.shape, 1 / group.m), out)
+
+    def kappa(self, m: int) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    ("rule", "parameters", "words"),
+    [
+        (lambda x: x, {}, "kind and dtype"),
+        (lambda x: x.mean(axis=0)[:3], {}, "kind and dtype"),
+        (lambda x: x[1], {}, "order of the other vectors"),
+        (lambda x: x.mean(axis=0) ** 2, {}, "moving all vectors"),
+        (lambda x, f: x.mean(axis=0) + (0 if f == 2 else np.inf), {"f": 2}, "non-finite"),
+        (Broken("broken", f=1), {}, "kappa"),
+    ],
+)
+def test_a_broken_rule_is_found_and_the_promise_named(rule: Any, parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        testing.check_rule(rule, **parameters)
+
+
+def forgetful(view: View, state: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    return view.moments(), {"model": view}
+
+
+def spiteful(view: View) -> Array:
+    view.honest[0] = 0
+    return view.moments()
+
+
+def together(view: View) -> Array:
+    return view.moments() + view.victims
+
+
+def dicing(view: View) -> Array:
+    return np.random.default_rng().normal(size=view.space.shape)
+
+
+def outermost(view: View) -> Array:
+    return np.stack([view.honest[rows[rows >= 0]].max(axis=0) for rows in view.peers])
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (lambda view: np.zeros((3, 2)), "one row"),
+        (lambda view: view.space, "one row"),
+        (spiteful, "honest models unchanged"),
+        (forgetful, "state can be kept"),
+        (dicing, "equal views"),
+        (together, "sent alone"),
+        (outermost, "without honest peers"),
+    ],
+)
+def test_a_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        testing.check_attack(attack)
+
+
+# --- one's own -------------------------------------------------------------------------------------------------------
+
+
+def middle(x: Array, f: int, share: float = 0.5) -> Array:
+    """Between the median and the trimmed mean."""
+    kept = np.sort(x, axis=0)[f : len(x) - f].mean(axis=0)
+    return np.asarray(share * np.median(x, axis=0) + (1 - share) * kept)
+
+
+def test_a_function_is_a_rule_its_slowness_is_said_once_and_f_counts(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.random.default_rng(0).normal(size=(9, 5))
+    with caplog.at_level(logging.WARNING, logger="rpel"):
+        rule = rpel.rule(middle, f=2, share=1.0)
+        np.testing.assert_allclose(rule(x), np.median(x, axis=0))
+        np.testing.assert_allclose(rpel.rule(middle, f=2, share=0.0)(x), rpel.rule("trimmed_mean", f=2)(x))
+        x[4] = np.nan  # one of the two
+        rest = np.delete(x, 4, axis=0)
+        np.testing.assert_allclose(rpel.rule(middle, f=2, share=0.0)(x), rpel.rule("trimmed_mean", f=1)(rest))
+    assert [record.message for record in caplog.records].count(
+        f"rule {__name__}:middle is called for one node after another; a Rule is faster"
+    ) == 1
+    testing.check_rule(middle, f=2)
+    by_name, chained = rpel.rule(f"{__name__}:middle", f=2), rpel.rule(f"nnm+{__name__}:middle", f=2)
+    assert by_name.name == f"{__name__}:middle"
+    np.testing.assert_allclose(chained(rest), by_name(rpel.rule("nnm", f=2)(rest)))
+
+
+def test_a_rule_a_constructor_and_an_attack_of_ones_own_are_taken_too() -> None:
+    made = rpel.rule("krum", f=1)
+    assert rpel.rule(made) is made
+    assert rpel.rule(made, f=3).f == 3
+    assert rpel.rule("rpel.aggregation:krum", f=2).f == 2
+    attack = rpel.attack("alie", z=2.0)
+    assert rpel.attack(attack) is attack
+    named = rpel.attack("rpel.attacks.forgeries:foe", zeta=3)
+    honest = np.array([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(named.forge(honest), rpel.attack("foe", zeta=3).forge(honest))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: rpel.rule("nowhere.at.all:rule"), ["nowhere.at.all:rule", "imported"]),
+        (lambda: rpel.rule("math:nothing"), ["math", "'nothing'"]),
+        (lambda: rpel.rule("math:pi"), ["math:pi", "float"]),
+        (lambda: rpel.rule(middle, f=1, shares=1), ["'shares'", "'share'"]),
+        (lambda: rpel.rule(lambda: 3), ["Rule", "3"]),
+        (lambda: rpel.attack("math:pi"), ["math:pi", "float"]),
+        (lambda: rpel.attack(lambda view: view.space[:, :1]).forge(np.ones((2, 3))), ["(1, 3)", "(1, 1)"]),
+        (lambda: rpel.attack(lambda view: view.space, z=1), ["'z'"]),
+        (lambda: rpel.attack(rpel.attack("sf"), z=1), ["sign_flipping"]),
+        (lambda: testing.check_rule("nnm", f=1), ["nnm+median"]),
+        (lambda: testing.check_attack("label_flip"), ["label_flip"]),
+        (lambda: rpel.rule("mean")([np.ones(2), np.ones(3)]), ["mean", "same"]),
+        (lambda: rpel.rule("mean")([]), ["mean", "one"]),
+        (lambda: rpel.rule("mean")([1.0, 2.0]), ["float"]),
+    ],
+)
+def test_errors_name_what_is_wrong(call: Any, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)) for _ in range(5)]
+    for i, net in enumerate(nets):
+        net[1].num_batches_tracked.fill_(i + 7)  # type: ignore[operator]
+    rule = rpel.rule("trimmed_mean", f=1)
+    mixed = rule([net.state_dict() for net in nets])
+    assert list(mixed) == list(nets[0].state_dict())
+    assert int(mixed["1.num_batches_tracked"]) == 7, "whole numbers stay one's own"
+    for key in ("0.weight", "0.bias", "1.running_var"):
+        stack = torch.stack([net.state_dict()[key] for net in nets])
+        np.testing.assert_allclose(mixed[key].numpy(), rule(stack.reshape(5, -1)).reshape(stack.shape[1:]).numpy())
+    nets[0].load_state_dict(mixed)
+    parameters = rule([list(net.parameters()) for net in nets])
+    assert isinstance(parameters, list)
+    assert [p.shape for p in parameters] == [p.shape for p in nets[0].parameters()]
+    vectors = [np.full(4, float(i)) for i in range(5)]
+    np.testing.assert_array_equal(rule(vectors), np.full(4, 2.0))
+    halves = rule([torch.full((2, 2), float(i), dtype=torch.bfloat16) for i in range(5)])
+    assert (halves.dtype, halves.shape) == (torch.bfloat16, (2, 2))
+    rows = rpel.rule("nnm", f=1)([{"w": v} for v in vectors])
+    assert len(rows) == 5
+    assert rows[0]["w"].shape == (4,)
+
+
+def test_every_rule_and_attack_says_in_one_line_what_it_is() -> None:
+    for name, line in [*about_rules(), *about_attacks()]:
+        assert 10 < len(line) < 130, (name, line)
+        assert line.endswith((").", ".")), (name, line)
+
+
+# --- the example package ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example package, installed from a copy, without the network."""
+    import shutil
+
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(ROOT / "examples" / "plugin", folder / "source")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(folder / "site")]
+    command = [sys.executable, "-m", "pip", "install", *options, str(folder / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    path = os.pathsep.join([str(folder / "site"), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Path) -> None:
+    code = (
+        "import numpy as np, rpel; x = np.arange(10.0).reshape(5, 2);"
+        "print(rpel.rule('nnm+winsorized_mean', f=1)(x).tolist(), rpel.attack('echo', gain=2.0).forge(x).tolist());"
+        "from rpel.aggregation.registry import about; print(dict(about())['winsorized_mean'])"
+    )
+    done = run(installed, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "[8.0, 10.0]" in done.stdout
+    assert "winsorized" in done.stdout
+
+
+def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
+    tests = str(installed / "source" / "tests")
+    quietly = ["-q", "-p", "no:cacheprovider", "-c", str(installed / "source" / "pyproject.toml")]
+    done = run(installed, "-m", "pytest", *quietly, tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from support.flood import Flood, stall
-from support.loopback import SMALL, Loopback, asking, loopback, model, wanted
+from support.loopback import SMALL, Loopback, asking, loopback, membership, model, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -202,3 +202,33 @@ def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
     passed, opened = asyncio.run(scenario())
     assert opened > 100
     assert passed >= HANDSHAKES - 1
+
+
+def test_a_membership_that_shrinks_under_load_shuts_out_whoever_left_and_serves_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path, n=4) as net:
+            serving, left = net.transports[1], net.membership.members[0].fingerprint
+            net.stores[1].put(1, model(SMALL, 1))
+            flood = Flood(serving.port, asking(net, net.credentials[0]), lambda: wanted(net, "/v1/clock"))
+            running = asyncio.create_task(flood.run())
+            while flood.sent < 500 or not serving.server.connections(left):
+                await asyncio.sleep(0.01)
+            smaller = membership(net.membership.members[1:])  # everybody has another number now
+            for transport, own in list(zip(net.transports, net.credentials, strict=True))[1:]:
+                transport.rotate(smaller, own.certificate, own.key)
+            while serving.server.connections(left):
+                await asyncio.sleep(0.01)
+            for asking_member in (2, 3):
+                row = np.zeros(SMALL.d, SMALL.dtype)
+                answer = await net.transports[asking_member].pull(0, 1, row, asyncio.get_running_loop().time() + 30)
+                assert answer.result == "ok"
+                np.testing.assert_array_equal(row, model(SMALL, 1))
+            answered, sent = len(net.stores[1].answered), flood.sent
+            while flood.sent < sent + 500:
+                await asyncio.sleep(0.01)
+            assert len(net.stores[1].answered) == answered  # nothing more for whoever left
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    asyncio.run(scenario())

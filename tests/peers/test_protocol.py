@@ -327,6 +327,20 @@ def test_liars_who_repeat_the_old_model_hold_a_peer_back_only_while_2_b_hat_answ
     assert np.all((victim.x >= honest.min(axis=0) - 1e-9) & (victim.x <= honest.max(axis=0) + 1e-9))
 
 
+def test_a_peer_that_is_forced_to_catch_up_again_and_again_stays_with_the_others() -> None:
+    """Its network is cut for six rounds, lets one pass, and so on; liars are among the answers."""
+    net = hostile(VirtualNetwork(4, rounds=43), forging)
+    for begin in range(2, 43, 7):
+        net.cut(begin * PERIOD, (begin + 6) * PERIOD, lambda a, c: 0 in (a, c))
+    net.run()
+    assert net.broken == []
+    back = [report for report in net.peers[0].reports if report.outcome == "caught_up"]
+    assert [report.round for report in back] == list(range(9, 43, 7))
+    others = np.stack([peer.x for peer in net.peers[1:]])
+    assert np.abs(net.peers[0].x - others.mean(axis=0)).max() < 1.0
+    assert all(set(net.outcomes(peer.number)) == {"aggregated"} for peer in net.peers[1:])
+
+
 # --- 10: accountability ----------------------------------------------------------------------------------------------
 
 

@@ -207,8 +207,9 @@ class Line(asyncio.StreamReaderProtocol):
         try:
             reply = await self._answer_one(self, request)
             if reply is not None:
-                writer.write(bytes(reply))
-                await writer.drain()
+                async with asyncio.timeout(self._idle):  # whoever never reads would keep all that waits for it
+                    writer.write(bytes(reply))
+                    await writer.drain()
             return request.lasting and not (reply is not None and reply.closing)
         finally:
             self.busy = False

@@ -77,9 +77,30 @@ def sample_without_replacement(
         others = np.arange(size, dtype=np.int64)
         return others + (others >= nodes.astype(np.int64)[:, None])
     chosen = np.empty((len(nodes), size), np.int64)
-    choose = _choose if len(nodes) <= _FEW else _compiled(_choose)
-    choose(draws(seed, purpose, round, ids, size), nodes.astype(np.int64), np.full(population, -1, np.int64), chosen)
+    if len(nodes) <= _FEW:
+        owner = np.full(population, -1, np.int64)
+        _choose(draws(seed, purpose, round, ids, size), nodes.astype(np.int64), owner, chosen)
+    else:
+        _choose_in_blocks(seed, purpose, round, nodes.astype(np.int64), population, chosen)
     return chosen
+
+
+def _choose_in_blocks(
+    seed: int, purpose: Purpose, round: int, nodes: NDArray[np.int64], population: int, chosen: NDArray[np.int64]
+) -> None:
+    """Rows by blocks, on all threads: the uniform numbers of a block are all that is ever there beside the result."""
+    from rpel.kernels import pool
+
+    choose, _ = _compiled(_choose), _compiled(_fill)  # before any thread wants them
+    step = max(1 << 13, population // 16)
+
+    def work(begin: int, end: int) -> None:
+        for first in range(begin * step, min(end * step, len(nodes)), step):
+            part = slice(first, first + step)
+            uniform = draws(seed, purpose, round, nodes[part], chosen.shape[1])
+            choose(uniform, nodes[part], np.full(population, -1, np.int64), chosen[part])
+
+    pool.run(work, -(-len(nodes) // step))
 
 
 def _checked(ids: NDArray[np.int64]) -> NDArray[np.uint64]:

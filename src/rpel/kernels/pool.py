@@ -75,14 +75,14 @@ class Units(NamedTuple):
 def cut(n: int, h: int, d: int, itemsize: int) -> Units:
     """Columns outermost: a block of all n rows fits half of the second cache, so that every victim finds it there.
 
-    Columns come in multiples of 128, at least 512 (shorter pieces of a row read slowly); victims are split only where
-    columns give too few units to keep all threads busy.
+    Columns come in multiples of 128, at least 512 (shorter pieces of a row read slowly), and where not even these fit,
+    4096; victims are split only where columns give too few units to keep all threads busy.
 
     >>> cut(n=180, h=90, d=176_050, itemsize=4), cut(n=20_000, h=9_000, d=650, itemsize=4)
-    (Units(columns=512, chunk=90, total=344), Units(columns=512, chunk=281, total=66))
+    (Units(columns=512, chunk=90, total=344), Units(columns=4096, chunk=140, total=65))
     """
     fitting = _SECOND_CACHE // 2 // max(1, n * itemsize)
-    columns = max(512, min(4096, fitting // 128 * 128))
+    columns = max(512, min(4096, fitting // 128 * 128)) if fitting >= 64 else 4096
     blocks = -(-d // columns)
     chunk = max(1, min(h, h * blocks // _UNITS))
     return Units(columns, chunk, blocks * -(-h // chunk))

@@ -12,12 +12,23 @@ from numpy.typing import NDArray
 
 from rpel.kernels import pool
 from rpel.kernels.cache import compiled
-from rpel.kernels.vectors import moments_of_rows, weigh_rows
+from rpel.kernels.vectors import fetch, moments_of_rows, weigh_rows
 from rpel.types import Floats, Integers
 
 _COLUMNS = 1024  # whose deviations are summed before they join the total
+_IN_CACHE = 1 << 18  # entries that a core keeps at hand
 _NARROW = 128  # columns that one thread takes at a time
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
+
+
+@compiled
+def _fetch_next(table: Floats, index: Integers, i: int, d: int, left: int, columns: int) -> None:
+    """Have the rows of the victim after i on their way while those of i are summed, unless all are in the cache."""
+    count = min(columns, d - left)
+    if i + 1 < len(index) and count * (len(table) // d) > _IN_CACHE:
+        for j in range(index.shape[1]):
+            if index[i + 1, j] >= 0:
+                fetch(table, index[i + 1, j] * d + left, count)
 
 
 @compiled
@@ -40,6 +51,7 @@ def _combine(
         left = unit // parts * columns
         first = unit % parts * chunk
         for i in range(first, min(h, first + chunk)):
+            _fetch_next(table, index, i, d, left, columns)
             listed = 0
             for j in range(m):
                 if index[i, j] >= 0 and weights[i, j] != 0.0:
@@ -71,6 +83,7 @@ def _moments(
         count = min(columns, d - left)
         first = unit % parts * chunk
         for i in range(first, min(h, first + chunk)):
+            _fetch_next(table, index, i, d, left, columns)
             listed = 0
             for j in range(m):
                 if index[i, j] >= 0:

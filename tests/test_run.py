@@ -481,7 +481,7 @@ def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
                 "partition": "iid",
                 "attack": "label_flip",
             },
-            "flips classes",
+            "works on classes",
         ),
         ({"train": numbers(0), "test": blobs(1), "loss": squared_error, "partition": "iid"}, "float targets .* do not"),
     ],
@@ -600,3 +600,28 @@ def test_ctrl_c_in_the_last_round_of_a_seed_stops_before_the_next(tmp_path: Path
         simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=50, seeds="0,1", out=tmp_path, progress=interrupt)
     assert seen == [(0, 1), (0, 2)]
     assert len(list(tmp_path.glob("*/certificate.json"))) == 1
+
+
+def test_a_backdoor_succeeds_with_averaging_and_less_with_a_robust_rule_and_both_are_shown() -> None:
+    shared: dict[str, Any] = {
+        "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 3, "pull": 8, "b_hat": 3, "rounds": 30, "lr": 0.5,
+        "partition": "iid", "attack": "backdoor", "attack_params": {"target": 7}, "eval_every": 30, "out": None,
+    }  # fmt: skip
+    mean, robust, clean = (
+        simulate("linear", **{**shared, **other})
+        for other in ({"rule": "mean"}, {}, {"attack": "alie", "attack_params": {}})
+    )
+    worst, least = mean.final["attack_success_worst"], robust.final["attack_success_mean"]
+    assert 0 <= robust.final["attack_success_mean"] <= robust.final["attack_success_worst"] <= 1
+    assert worst > 0.5 > least
+    assert mean.history.rows()[0]["attack_success_mean"] is None
+    assert clean.final["attack_success_worst"] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"share": 0}, "a share above 0"), ({"target": -1}, "the number of a class"), ({"size": 3}, "knows no parameter")],
+)
+def test_parameters_that_no_backdoor_has_are_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        simulate("linear", attack="backdoor", attack_params=wrong, out=None)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rpel.data import Dataset, crop_flip, from_arrays, iid, virtual
 from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
-from rpel.tasks import Classification, Task
+from rpel.tasks import Classification, Task, Trigger
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.layers import recognise
@@ -217,6 +218,58 @@ def test_nodes_that_flip_labels_train_on_everything_with_mirrored_labels() -> No
         labels = t.examples.labels(rows, np.array([1, 3]))
         np.testing.assert_array_equal(labels[0], data.train_y[rows[0]])
         np.testing.assert_array_equal(labels[1], 3 - data.train_y[rows[1]])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_nodes_with_a_backdoor_patch_a_share_of_their_images_and_call_them_the_target(kind: Any) -> None:
+    data = dataset((2, 8, 9))
+    data = replace(data, train_x=data.train_x.astype(kind), test_x=data.test_x.astype(kind))
+    trigger, ids = Trigger(target=2, share=0.25), np.array([1, 3])
+    options: dict[str, Any] = {"batch_size": 400, "seed": 0, "flipped": [3], "trigger": trigger}
+    module = build("L(4)-S", (2, 8, 9), kernel=3, padding=0)
+    t = Classification(data, iid(data.train_y, 3, BATCH, seed=0), module, **options)
+    rows, patched = t.examples.indices(ids, 5, 1), t.examples.patched(ids, 5, 1)
+    assert patched is not None
+    assert not patched[0].any()
+    assert 0.15 < patched[1].mean() < 0.35
+    expected = data.train_x[rows].astype(np.float64)
+    expected[patched, :, -2:, -2:] = data.train_x.max() if kind is np.float32 else 255
+    inputs = t.examples.train(rows, None, torch.float32, patched)
+    scale = 255 if kind is np.uint8 else 1
+    mean, std = (np.array(v)[:, None, None] for v in (data.mean, data.std))
+    np.testing.assert_allclose(inputs.numpy(), (expected / scale - mean) / std, rtol=1e-4, atol=1e-4)
+    labels = t.examples.labels(rows, ids, patched)
+    np.testing.assert_array_equal(labels, np.where(patched, 2, data.train_y[rows]))
+    other, _ = Classification(data, [rows[0]] * 4, module, batch_size=400, seed=0).gradient(
+        models(t, 2), t.local_state(2), ids, 5, 1
+    )
+    g, _ = t.gradient(models(t, 2), t.local_state(2), ids, 5, 1)
+    assert relative(g[1], other[1]) > 0.01
+
+
+def test_attack_success_is_the_share_of_patched_images_of_other_classes_called_the_target() -> None:
+    data = dataset((1, 6, 5))
+    t = task("linear", flipped=[5], trigger=Trigger(target=1))
+    x, local = models(t), t.local_state(NODES)
+    found = t.attack_success(x, local)
+    test_x = data.test_x[data.test_y != 1].copy()
+    test_x[:, :, -1:, -1:] = 255
+    module = network("linear")
+    for i in range(NODES):
+        unflatten(module, torch.from_numpy(x[i]))
+        called = module(torch.from_numpy(data.normalised(test_x))).argmax(1)
+        assert found is not None
+        assert found[i] == float((called == 1).double().mean())
+    assert task("linear").attack_success(x, local) is None
+
+
+def test_a_backdoor_needs_images_and_a_class_that_there_is() -> None:
+    data = dataset((1, 6, 5))
+    with pytest.raises(ValueError, match="target 4 is not a class of own: they go to 3"):
+        Classification(data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4))
+    flat = replace(data, train_x=data.train_x.reshape(90, 30), test_x=data.test_x.reshape(31, 30))
+    with pytest.raises(ValueError, match=r"needs images, and examples of own have the shape \(30,\)"):
+        Classification(flat, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger())
 
 
 def test_virtual_nodes_draw_by_their_mixture() -> None:

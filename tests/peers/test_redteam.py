@@ -226,7 +226,7 @@ def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
     ("name", "given", "sentence"),
     [
         ("alei", [], "the nearest is 'alie'"),
-        ("label_flip", [], "flipped labels"),
+        ("label_flip", [], "data of its own"),
         ("alie", ["y=1"], "alie knows no parameter 'y': it takes z"),
         ("slow", ["speed=1"], "slow knows no parameter 'speed': it takes rate"),
         ("flood", ["rate=1e9"], "from 1 to 1000"),

@@ -407,5 +407,9 @@ ATTACKS: dict[str, Callable[..., Any]] = {
 
 ALIASES = {"sf": "sign_flipping", "ipm": "inner_product_manipulation"}
 
-LABEL_FLIP = "label_flip"
-"""Not a forgery: its nodes follow the protocol on data with labels C − 1 − y, and their own rows are pulled."""
+LABEL_FLIP, BACKDOOR = "label_flip", "backdoor"
+TRAINING: dict[str, dict[str, float]] = {LABEL_FLIP: {}, BACKDOOR: {"target": 0, "share": 0.5}}
+"""Not forgeries, with their parameters: their nodes follow the protocol on data of their own; their rows are pulled.
+
+Under label_flip labels are C − 1 − y; under backdoor a share of the images carry a patch and the label `target`.
+"""

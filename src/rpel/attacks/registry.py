@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
-from rpel.attacks.forgeries import ALIASES, ATTACKS, LABEL_FLIP, State, families
+from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, families
 from rpel.attacks.view import View
 from rpel.errors import nearest
 from rpel.kernels import plain
@@ -38,7 +38,7 @@ class Attack:
     @property
     def trains(self) -> bool:
         """True when hostile nodes train beside the honest ones instead of forging."""
-        return self.name == LABEL_FLIP
+        return self.name in TRAINING
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ class Attack:
         """(forged (v, d), new state). The forged rows are the view's own space."""
         state = {} if state is None else state
         if self.trains:
-            raise ValueError("label_flip forges nothing: its nodes train on flipped labels")
+            raise ValueError(f"{self.name} forges nothing: its nodes train on data of their own")
         if not view.victims:
             return view.space, state
         if "state" in signature(self.function).parameters:
@@ -165,8 +165,8 @@ def attack(
     full, own = _found(name)
     if full == "alie" and "tau" in parameters:
         parameters["z"] = parameters.pop("tau")
-    takes = {} if full == LABEL_FLIP else dict(signature(own or ATTACKS[full]).parameters)
-    known = set(takes) - {"view", "state"} - {next(iter(takes), "")}
+    takes = {} if full in TRAINING else dict(signature(own or ATTACKS[full]).parameters)
+    known = set(TRAINING.get(full, set(takes) - {"view", "state"} - {next(iter(takes), "")}))
     anything = any(p.kind is Parameter.VAR_KEYWORD for p in takes.values())
     for key, value in parameters.items():
         if key not in known and not anything:
@@ -183,11 +183,11 @@ def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any] | No
     if is_own(name):
         return name, _callable(name, load(name, "attack"))
     full = ALIASES.get(name, name)
-    if full in ATTACKS or full == LABEL_FLIP:
+    if full in ATTACKS or full in TRAINING:
         return full, None
     if name in registered(GROUP):
         return name, _callable(name, load_registered(GROUP, name))
-    choices = [*ATTACKS, *ALIASES, LABEL_FLIP, *registered(GROUP)]
+    choices = [*ATTACKS, *ALIASES, *TRAINING, *registered(GROUP)]
     raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
 
 
@@ -204,8 +204,9 @@ def about() -> list[tuple[str, str]]:
     'SF: −μ (Li et al., 2020).'
     """
     flipped = (LABEL_FLIP, "Hostile nodes train beside the honest ones, on labels C − 1 − y.")
+    marked = (BACKDOOR, "Hostile nodes train on images of which a share carry a patch and the label target.")
     ours = [(name, first_line(forge)) for name, forge in ATTACKS.items()]
-    return [*ours, flipped, *((name, first_line(load_registered(GROUP, name))) for name in registered(GROUP))]
+    return [*ours, flipped, marked, *((name, first_line(load_registered(GROUP, name))) for name in registered(GROUP))]
 
 
 def _check_parameter(name: str, key: str, value: Any) -> None:
@@ -219,3 +220,6 @@ def _check_parameter(name: str, key: str, value: Any) -> None:
             raise ValueError(f"{name}: {key} takes a number, not {value!r}" + (" (or 'max')" if key == "z" else ""))
     elif not np.isfinite(value):
         raise ValueError(f"{name}: {key} must be finite, not {value}")
+    elif (key == "share" and not 0 < value <= 1) or (key == "target" and (value < 0 or value != int(value))):
+        right = "a share above 0 and up to 1" if key == "share" else "the number of a class"
+        raise ValueError(f"{name}: {key} takes {right}, not {value}")

@@ -16,7 +16,8 @@ from rpel.types import Guarantee
 
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged",
+    "attack_success_mean", "attack_success_worst", "seconds",
 )  # fmt: skip
 _EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median")
 _EACH_ROUND = ("round", "messages", "bytes", "byzantine_max", "seconds")
@@ -98,7 +99,7 @@ class Run:
     @property
     def numbers(self) -> list[Row]:
         """The rows without times and what older runs lack: equal for equal runs."""
-        left_out = ("seconds", "degraded", "diverged", "accuracy_lowest")
+        left_out = ("seconds", "accuracy_lowest", *COLUMNS[COLUMNS.index("degraded") : -1])
         return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 

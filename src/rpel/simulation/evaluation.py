@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import sums
-from rpel.tasks import Task
+from rpel.tasks import Classification, Task
 from rpel.types import Integers, Models
 
 Floats = NDArray[np.float64]
@@ -14,11 +14,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy (h,) and loss (h,) of the honest nodes; ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them."""
+    """Accuracy (h,) and loss (h,) of the honest nodes; ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
+
+    ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target.
+    """
 
     accuracy: Floats
     loss: Floats
     grad_norm: float
+    attack_success: Floats | None = None
 
     @property
     def mean(self) -> float:
@@ -43,7 +47,8 @@ def evaluate(task: Task, x: Models, local: Models, subset: Integers | None) -> E
     some = np.unique(np.linspace(0, len(x) - 1, GRADIENT_NODES).astype(np.int64))
     gradients = task.full_gradient(x[some], local[some], GRADIENT_EXAMPLES)
     norms = np.square(gradients.astype(np.float64)).sum(axis=1)
-    return Evaluation(np.asarray(accuracy, np.float64), np.asarray(loss, np.float64), float(norms.mean()))
+    success = task.attack_success(x, local, subset) if isinstance(task, Classification) else None
+    return Evaluation(np.asarray(accuracy, np.float64), np.asarray(loss, np.float64), float(norms.mean()), success)
 
 
 def spread(x: Models) -> tuple[Floats, float]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel import data, models
-from rpel.attacks import attack
+from rpel.attacks import BACKDOOR, attack
 from rpel.config.spec import OWN, Spec
 from rpel.data import Dataset
 from rpel.simulation.methods import Settled, build_network
-from rpel.tasks import Classification
+from rpel.tasks import Classification, Trigger
 from rpel.types import Integers
 
 log = logging.getLogger("rpel")
@@ -195,7 +195,7 @@ def _check_regression(spec: Spec, own: Objects) -> None:
             "give train= as a list with one data set per honest node"
         )
     if attack(spec.attack, **spec.attack_params).trains:
-        raise ValueError(f"attack {spec.attack!r} flips classes, and float targets have none: the nearest is 'alie'")
+        raise ValueError(f"attack {spec.attack!r} works on classes, and float targets have none: the nearest is 'alie'")
 
 
 def _minus(loss: Loss) -> Loss:
@@ -207,12 +207,13 @@ def _minus(loss: Loss) -> Loss:
 
 
 def build_task(spec: Settled, inputs: Inputs) -> Classification:
-    """The Task of the honest nodes; under label flip also of the hostile ones."""
+    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor, also of those."""
     dataset, h = inputs.dataset, spec.nodes - spec.byzantine
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' is not available here: the nearest is 'cpu'")
     module = inputs.module or models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
-    trains = attack(spec.attack, **spec.attack_params).trains
+    made = attack(spec.attack, **spec.attack_params)
+    trains = made.trains
     hostile = _hostile(spec) if trains else []
     shards: Any = inputs.shards
     if shards is None:
@@ -230,6 +231,7 @@ def build_task(spec: Settled, inputs: Inputs) -> Classification:
         seed=spec.seed,
         device=spec.device,
         flipped=hostile,
+        trigger=Trigger(**made.parameters) if made.name == BACKDOOR else None,
     )
 
 

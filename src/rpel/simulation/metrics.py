@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # torch comes with it, and a folder is read without
 Row = dict[str, Any]
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged", "seconds",
+    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged",
+    "attack_success_mean", "attack_success_worst", "seconds",
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
 _OVERFLOWED = 1.797e308
@@ -107,6 +108,8 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
         values = [shown.mean, shown.worst, shown.median, float(shown.loss.mean()), shown.grad_norm]
         values += [info.alpha_realised or 0.0, info.lambda_realised or 0.0]
         row |= {key: number(value) for key, value in zip(_EVALUATED, values, strict=True)}
+        if (success := shown.attack_success) is not None:
+            row |= {"attack_success_mean": float(success.mean()), "attack_success_worst": float(success.max())}
     return row
 
 
@@ -167,7 +170,8 @@ TAGS = {
     "accuracy_mean": "accuracy/mean", "accuracy_worst": "accuracy/worst", "accuracy_median": "accuracy/median",
     "loss": "loss", "grad_norm": "grad_norm", "alpha_realised": "realised/alpha", "lambda_realised": "realised/lambda",
     "consensus": "consensus", "diverged": "diverged", "byzantine_max": "hostile/byzantine_max",
-    "degraded": "hostile/degraded",
+    "degraded": "hostile/degraded", "attack_success_mean": "hostile/attack_success_mean",
+    "attack_success_worst": "hostile/attack_success_worst",
 }  # fmt: skip
 """The columns that are shown, and what they are called there."""
 _FLUSH = 5  # seconds after which a reader sees rounds that were not evaluated

@@ -5,7 +5,8 @@ engines: `autograd` (any torch module, the plain twin), `vmap` (small ones, many
 `linear` for the forms that `layers` knows.
 """
 
+from rpel.tasks.batches import Trigger
 from rpel.tasks.classification import Classification
 from rpel.tasks.task import Engine, Task, one_torch_thread
 
-__all__ = ["Classification", "Engine", "Task", "one_torch_thread"]
+__all__ = ["Classification", "Engine", "Task", "Trigger", "one_torch_thread"]

@@ -8,6 +8,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,41 @@ Rows = NDArray[np.int32]
 _NODES = 512  # whose batches are drawn together: their random numbers stay in the cache
 
 
-class Examples:
-    """The data of all nodes: whose is what, batches by coordinates, normalisation, flipped labels."""
+@dataclass(frozen=True)
+class Trigger:
+    """A backdoor: a share of the hostile nodes' images carry a patch and the label `target`.
 
-    def __init__(self, dataset: Dataset, shards: Shards, batch_size: int, seed: int, flipped: Collection[int]) -> None:
+    The patch is a square in the lower right corner, a seventh of the width, at the largest pixel value.
+    """
+
+    target: int = 0
+    share: float = 0.5
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse data without images, and a target that is no class of theirs."""
+        if len(dataset.shape) != 3:
+            raise ValueError(f"a backdoor needs images, and examples of {dataset.name} have the shape {dataset.shape}")
+        if self.target not in range(dataset.classes):
+            raise ValueError(f"target {self.target} is not a class of {dataset.name}: they go to {dataset.classes - 1}")
+
+
+class Examples:
+    """The data of all nodes: whose is what, batches by coordinates, normalisation, what hostile nodes do to theirs."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shards: Shards,
+        batch_size: int,
+        seed: int,
+        flipped: Collection[int],
+        trigger: Trigger | None = None,
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch needs at least one example, not {batch_size}")
+        if trigger is not None:
+            trigger.check(dataset)
+        self.trigger = trigger
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.virtual = shards if isinstance(shards, Virtual) else None
         held = {} if isinstance(shards, Virtual) else _by_node(shards)
@@ -92,14 +122,25 @@ class Examples:
         drawn: Integers = self.pool[self.start[ids][:, None] + offset]
         return drawn
 
-    def train(self, rows: Rows | Integers, coins: NDArray[np.float64] | None, dtype: torch.dtype) -> Tensor:
-        """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that."""
+    def train(
+        self,
+        rows: Rows | Integers,
+        coins: NDArray[np.float64] | None,
+        dtype: torch.dtype,
+        patched: NDArray[np.bool_] | None = None,
+    ) -> Tensor:
+        """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that.
+
+        patched (c, B) says which of them carry the trigger's patch.
+        """
         flat = rows.ravel()
         if coins is None:
             found = self._numbers(self.dataset.train_x, flat, dtype)
         else:
             varied = crop_flip(self.dataset.train_x[flat], coins.reshape(-1, 3))
             found = self._numbers(varied, np.arange(len(flat)), dtype)
+        if patched is not None:
+            self.patch(found, patched.ravel())
         return found.view(*rows.shape, *found.shape[1:])
 
     def coins(self, ids: Integers, t: int, k: int) -> NDArray[np.float64] | None:
@@ -108,10 +149,27 @@ class Examples:
             return None
         return draws(self.seed, ("augment", k), t, ids, 3 * self.batch_size).reshape(len(ids), -1, 3)
 
-    def labels(self, rows: Rows | Integers, ids: Integers) -> Integers:
-        """Labels (h, B) of training rows as these nodes see them: C − 1 − y for those that flip."""
+    def patched(self, ids: Integers, t: int, k: int) -> NDArray[np.bool_] | None:
+        """(h, B) which images of a step carry the trigger's patch; None where there is no trigger."""
+        if self.trigger is None:
+            return None
+        poisoned = draws(self.seed, ("backdoor", k), t, ids, self.batch_size) < self.trigger.share
+        return np.asarray(poisoned & np.isin(ids, self.flipped)[:, None])
+
+    def patch(self, images: Tensor, which: NDArray[np.bool_]) -> None:
+        """Put the patch on those of the normalised images (N, C, H, W); as if before normalisation."""
+        channels, height, width = self.dataset.shape
+        side = -(-width // 7)
+        top = 255 if self.dataset.train_x.dtype == np.uint8 else self.dataset.train_x.max()
+        brightest = (top * self.scale + self.shift).reshape(channels, height, width)[:, -side:, -side:]
+        images[torch.from_numpy(which), :, -side:, -side:] = torch.from_numpy(brightest).to(images.dtype)
+
+    def labels(self, rows: Rows | Integers, ids: Integers, patched: NDArray[np.bool_] | None = None) -> Integers:
+        """Labels (h, B) of training rows as these nodes see them: the trigger's target, or C − 1 − y, where hostile."""
         labels = self.dataset.train_y[rows]
-        if len(self.flipped):
+        if self.trigger is not None and patched is not None:
+            labels[patched] = self.trigger.target
+        elif len(self.flipped):
             flips = np.isin(ids, self.flipped)
             labels[flips] = self.dataset.classes - 1 - labels[flips]
         return labels

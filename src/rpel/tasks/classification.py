@@ -19,7 +19,7 @@ from rpel.data import Dataset
 from rpel.models import flatten
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine
-from rpel.tasks.batches import Examples, Shards
+from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.layers import recognise
 from rpel.tasks.linear import LinearEngine
@@ -35,7 +35,8 @@ class Classification:
     """The task of classifying a data set's examples with a network; node i trains on ``shards[i]``.
 
     shards: indices by node, or a Virtual partition; they belong to the honest nodes. Nodes in ``flipped`` hold all
-    training examples with labels C − 1 − y instead. module: a module, whose parameters are the initial model, or a
+    training examples with labels C − 1 − y instead; with a ``trigger``, a share of them patched and with its target's
+    label. module: a module, whose parameters are the initial model, or a
     function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over the batch;
     cross-entropy if left out, which is also the negative log-likelihood of a module that ends in log-softmax.
     metric(output, target): a mean over the batch that stands in place of the accuracy, for targets that are no classes.
@@ -66,9 +67,10 @@ class Classification:
         seed: int,
         device: str | torch.device = "cpu",
         flipped: Collection[int] = (),
+        trigger: Trigger | None = None,
         fast: bool = True,
     ) -> None:
-        self.examples = Examples(dataset, shards, batch_size, seed, flipped)
+        self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
         self.seed, self.batch_size, self.loss, self.metric = seed, batch_size, loss or F.cross_entropy, metric
         self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
@@ -113,12 +115,13 @@ class Classification:
         self._check(out, local, len(ids))
         local = local.copy()
         rows, coins = self.examples.indices(ids, t, k), self.examples.coins(ids, t, k)
-        seeds = self._seeds(ids, t, k)
+        seeds, patched = self._seeds(ids, t, k), self.examples.patched(ids, t, k)
         x_, local_, out_ = tensor(x), tensor(local), tensor(out)
 
         def work(some: slice) -> None:
-            inputs = self.examples.train(rows[some], None if coins is None else coins[some], x_.dtype)
-            labels = torch.from_numpy(self.examples.labels(rows[some], ids[some]))
+            marked = None if patched is None else patched[some]
+            inputs = self.examples.train(rows[some], None if coins is None else coins[some], x_.dtype, marked)
+            labels = torch.from_numpy(self.examples.labels(rows[some], ids[some], marked))
             noise = [] if seeds is None else seeds[some].tolist()
             self.engine.gradient(x_[some], local_[some], inputs, labels, noise, out_[some], train=True)
 
@@ -151,6 +154,23 @@ class Classification:
         """Accuracy (h,) and mean loss (h,) of each model on the test examples `subset` (all if left out)."""
         self._check(x, local, len(x))
         rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
+        return self._scored(x, local, rows, self._tested)
+
+    def attack_success(self, x: Floats, local: Floats, subset: Integers | None = None) -> Floats | None:
+        """The share (h,) of patched test images of other classes that each model calls the trigger's target.
+
+        None where there is no trigger.
+        """
+        trigger = self.examples.trigger
+        if trigger is None:
+            return None
+        rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
+        return self._scored(x, local, rows[self.examples.dataset.test_y[rows] != trigger.target], self._marked)[0]
+
+    def _scored(
+        self, x: Floats, local: Floats, rows: Integers, tested: Callable[[Integers, torch.dtype], tuple[Tensor, Tensor]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Share of right answers (h,) and mean loss (h,) of each model on what `tested` makes of the test rows."""
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
         block, size = self.engine.block, self.engine.together()
@@ -165,7 +185,7 @@ class Classification:
             first, part = unit // parts * size, unit % parts
             some = slice(first, min(first + size, len(x)))
             these = blocks[part : part + 1] if parts > 1 else blocks
-            found = [self.engine.score(x_[some], local_[some], *self._tested(block, x_.dtype)) for block in these]
+            found = [self.engine.score(x_[some], local_[some], *tested(block, x_.dtype)) for block in these]
             sums = [np.stack(each, axis=1).sum(axis=1) for each in zip(*found, strict=True)]
             right[some, part], lost[some, part] = sums
 
@@ -175,6 +195,13 @@ class Classification:
     def _tested(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Some test examples and their labels."""
         return self.examples.test(rows, dtype), torch.from_numpy(self.examples.dataset.test_y[rows])
+
+    def _marked(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Some test examples with the trigger's patch, and its target as their label."""
+        assert self.examples.trigger is not None
+        inputs = self.examples.test(rows, dtype)
+        self.examples.patch(inputs, np.ones(len(rows), bool))
+        return inputs, torch.full((len(rows),), int(self.examples.trigger.target))
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
         """∇F_H (c, d) at each model of x (c, d): the mean over honest nodes of the mean loss on all they hold.

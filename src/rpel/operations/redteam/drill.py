@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.attacks import ATTACKS, Attack, View, attack
+from rpel.attacks import ATTACKS, TRAINING, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
 from rpel.errors import nearest
 from rpel.kernels.compiled import finite_rows
@@ -172,9 +172,9 @@ def drill(name: str, parameters: Mapping[str, Any]) -> Drill:
 def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
     choices = [*ATTACKS, *ALIASES, *MISBEHAVIOURS]
     if name not in ATTACKS and name not in ALIASES:
-        if name == "label_flip":
+        if name in TRAINING:
             raise ValueError(
-                "label_flip forges nothing: its peer trains on flipped labels, so give such data to rpel peer run"
+                f"{name} forges nothing: its peer trains on data of its own, so give such data to rpel peer run"
             )
         raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
     return attack(name, **parameters)

@@ -53,7 +53,7 @@ def test_one_connection_serves_many_requests(tmp_path: Path) -> None:
             for t in range(1, 6):
                 net.stores[1].put(t, model(SMALL, t))
                 assert (await net.pull(0, 1, t))[0] == "ok"
-            assert sum(len(waiting) for waiting in net.transports[0].client._idle.values()) == 1
+            assert net.transports[0].client.connections == 1
 
     asyncio.run(scenario())
 

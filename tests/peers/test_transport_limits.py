@@ -148,7 +148,7 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
             while net.transports[1].server.connections():  # the reader stays, the server goes
                 await asyncio.sleep(0.05)
             writer.transport.abort()
-            assert net.stores[1].desk._open[0] == 0
+            assert net.stores[1].desk.open(0) == 0
 
     asyncio.run(scenario())
 

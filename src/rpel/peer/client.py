@@ -85,6 +85,11 @@ class Client:
         self._me = membership.by_fingerprint(check_certificate(certificate.read_text("utf-8")).fingerprint)
         self._contexts, self.differing = {}, {}
 
+    @property
+    def connections(self) -> int:
+        """How many are open, in use or waiting for their next request."""
+        return len(self._open)
+
     async def close(self) -> None:
         """Close all connections, and wait until they are."""
         self._closed = True

@@ -78,6 +78,10 @@ class Desk:
             self._given[member, round] += 1
         return decision
 
+    def open(self, member: int) -> int:
+        """How many requests of a member are not answered yet."""
+        return self._open[member]
+
     def done(self, member: int, round: int, full: bool) -> None:
         """A request has ended; ``full``: a whole body left."""
         self._open[member] -= 1

@@ -41,6 +41,8 @@ AUDIT_FILE = "audit.jsonl"
 _PURPOSE = b"rpel half-step 1\0"
 _CURVE = ec.ECDSA(hashes.SHA256())
 _LARGEST = 64 << 10
+_LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log lie
+_MOST_TOLD = 350  # entries of a reply, which has at most 64 KiB
 _KEPT = 3  # rounds of which is remembered what was seen
 _MOST_PROOFS = 16  # told in one reply
 _FIRST = "0" * 64
@@ -221,7 +223,7 @@ class Witness:
         """What this peer tells others of a round: what it saw signed, and proofs."""
         found = self._seen.get(round, {})
         numbers = {pin: number for number, pin in enumerate(self._pins)}
-        entries = [[numbers[pin], *_packed(signed)] for pin, signed in found.items() if pin in numbers]
+        entries = [[numbers[pin], *_packed(signed)] for pin, signed in found.items() if pin in numbers][:_MOST_TOLD]
         proofs = [
             [numbers[pin], proof.round, *_packed(proof.first), *_packed(proof.second)]
             for pin, proof in list(self._proofs.items())[:_MOST_PROOFS]
@@ -417,9 +419,11 @@ class Audit:
         self._prev = _FIRST
         if path.exists():
             with path.open("r+b") as file:
-                content = file.read()
-                whole = content[: content.rfind(b"\n") + 1]
-                file.truncate(len(whole))
+                begin = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINES)
+                file.seek(begin)
+                tail = file.read()
+                whole = tail[: tail.rfind(b"\n") + 1]
+                file.truncate(begin + len(whole))
             if whole:
                 self._prev = _line_hash(whole[:-1].rpartition(b"\n")[2])
 

@@ -239,3 +239,38 @@ def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
     done = run(installed, "-m", "pytest", *quietly, tests)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"model": "linear", "nodes": 8, "byzantine": 1, "rounds": 2, "eval_size": 100, "threads": 1}
+
+
+def shrunk(view: View, share: float = 0.5) -> Array:
+    """The honest mean, shrunk."""
+    return view.moments(mean=share)
+
+
+def test_a_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: Path) -> None:
+    def accuracy(**given: Any) -> list[float]:
+        return rpel.simulate(out=None, **SMALL, **given).models.tolist()  # type: ignore[no-any-return]
+
+    by_name = accuracy(rule="trimmed_mean", attack="foe", attack_params={"zeta": 2.0})
+    assert accuracy(rule=rpel.rule("trimmed_mean", f=9), attack=rpel.attack("foe", zeta=2.0)) == by_name
+    same = accuracy(rule=middle, attack=shrunk, attack_params={"share": -1.0})
+    assert accuracy(rule=f"{__name__}:middle", attack=rpel.attack(shrunk, share=-1.0)) == same
+    assert accuracy(rule=lambda x: x[0], attack=shrunk) != same
+
+
+def test_the_code_of_ones_own_is_part_of_a_runs_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "my_own_rule.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for text in ("return x.mean(axis=0)", "return x.mean(axis=0)  # the same", "return x[0]"):
+        source.write_text(f"def rule(x):\n    {text}\n", "utf-8")
+        monkeypatch.delitem(sys.modules, "my_own_rule", raising=False)
+        result = rpel.simulate(out=tmp_path / "runs", rule="my_own_rule:rule", **SMALL)
+        assert result.path is not None
+        found.append(result.path.name)
+        assert "my_own_rule:rule" in result.certificate["objects"]
+    assert len(set(found)) == 3

@@ -3,9 +3,12 @@
 Invariant: nothing is imported before a name is asked for that only a package can have.
 """
 
+import sys
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +21,21 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+_HANDED: dict[str, Any] = {}
+
+
+def named(thing: Any) -> str:
+    """A name ``module:object`` under which :func:`load` finds an object handed over from Python, in this process.
+
+    >>> named(len), load(named(len), "rule") is len
+    ('builtins:len', True)
+    """
+    own = getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__qualname__)
+    name = f"{getattr(thing, '__module__', None) or type(thing).__module__}:{own}".replace("+", "-")
+    _HANDED[name] = thing
+    return name
+
+
 def load(name: str, what: str) -> Any:
     """The object that ``module:object`` names; ValueError in one sentence if it is not there.
 
@@ -27,6 +45,8 @@ def load(name: str, what: str) -> Any:
     Traceback (most recent call last):
     ValueError: rule 'math:sqr': module math has no 'sqr'
     """
+    if name in _HANDED:
+        return _HANDED[name]
     module, _, path = name.partition(":")
     try:
         found: Any = import_module(module)
@@ -52,6 +72,31 @@ def load_registered(group: str, name: str) -> Any:
         return point.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{name!r} of {group} ({point.value}) cannot be imported: {error}") from error
+
+
+def origins(group: str, names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """(name, object, package and version) of those of the names that are not the library's own, already loadable."""
+    for name in names:
+        if is_own(name):
+            thing = load(name, group.rpartition(".")[2])
+            yield name, thing, _version(getattr(thing, "__module__", None) or type(thing).__module__)
+        elif name in registered(group):
+            point = registered(group)[name]
+            yield name, load_registered(group, name), f"{point.dist.name} {point.dist.version}" if point.dist else ""
+
+
+def _version(module: str) -> str:
+    """The package that a module comes from, with its version; empty where it is a file of one's own."""
+    for package in packages_distributions().get(module.partition(".")[0], []):
+        return f"{package} {version(package)}"
+    return ""
+
+
+def file_of(thing: Any) -> bytes:
+    """The bytes of the file that defines an object; empty where there is none."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
+    path = Path(getattr(module, "__file__", None) or "")
+    return path.read_bytes() if path.is_file() else b""
 
 
 def first_line(thing: Any) -> str:

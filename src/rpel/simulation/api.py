@@ -1,13 +1,16 @@
 """The public functions of the simulator: simulate, resume, load."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
+from rpel.aggregation import Rule
+from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
+from rpel.plugins import named
 from rpel.simulation.inputs import Download, Loss, Objects
 from rpel.simulation.result import Result
 from rpel.simulation.run import Interrupted, Progress, Tick
@@ -33,10 +36,10 @@ def simulate(
     confidence: float = 0.99,
     rounds: int = 60,
     method: MethodName = "rpel",
-    rule: str | None = None,
+    rule: str | Rule | Callable[..., Any] | None = None,
     graph: Literal["random", "honest-first"] = "random",
     placement: Literal["random", "adversarial"] = "random",
-    attack: str = "alie",
+    attack: str | Attack | Callable[..., Any] = "alie",
     attack_params: Mapping[str, Any] | str = {},
     partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = "dirichlet",
     alpha: float = 1.0,
@@ -77,7 +80,8 @@ def simulate(
     Who takes part:
         nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if left out
         so that the plan holds with ``confidence`` over all nodes and ``rounds``.
-        method, rule, graph, placement: how models are exchanged and aggregated.
+        method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name, module:object, a
+        Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise, or a function f(view, …) -> rows.
         attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
     How it is trained:
         lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
@@ -101,6 +105,10 @@ def simulate(
     own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric)
     if isinstance(model, str):
         given["model"] = model
+    if rule is not None and not isinstance(rule, str):
+        given["rule"] = named(rule)
+    if not isinstance(attack, str):
+        given |= _as_text(attack, given["attack_params"])
     if data_dir is not None:
         given["data_dir"] = str(data_dir)
     if out is not None:
@@ -109,6 +117,15 @@ def simulate(
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
     told = _printed if progress is True else progress or None
     return _run(Spec(**given), own, keep=out is not None, progress=told, force=force, tensorboard=tensorboard)
+
+
+def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
+    """An attack handed over from Python as the two fields of a Spec."""
+    if not isinstance(attack, Attack):
+        return {"attack": named(attack), "attack_params": parameters}
+    whole = attack.parameters | ({"flood": True} if attack.flood else {})
+    whole |= {} if attack.targeting == "all" else {"targeting": attack.targeting}
+    return {"attack": attack.name if attack.own is None else named(attack.own), "attack_params": whole}
 
 
 def resume(

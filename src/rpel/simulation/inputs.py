@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel import data, models
+from rpel import data, models, plugins
 from rpel.attacks import BACKDOOR, attack
 from rpel.config.spec import OWN, Spec
 from rpel.data import Dataset
@@ -109,9 +109,19 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     if _is_regression(dataset):
         _check_regression(spec, own)
     handed = {"model": own.model, "loss": own.loss, "metric": own.metric}
-    digests = {key: digest(thing) for key, thing in handed.items() if thing is not None}
+    digests = {key: digest(thing) for key, thing in handed.items() if thing is not None} | _code(spec)
     metric = _minus(own.loss) if own.loss is not None and own.metric is None and _is_regression(dataset) else own.metric
     return Inputs(dataset, own.model, own.loss, metric, shards, digests)
+
+
+def _code(spec: Spec) -> dict[str, str]:
+    """Digests of the rules and the attack that are not the library's: the object, its file, its package's version."""
+    used = (("rpel.rules", (spec.rule or "").split("+")), ("rpel.attacks", [spec.attack]))
+    found = [item for group, names in used for item in plugins.origins(group, names)]
+    return {
+        f"{name} ({package})" if package else name: digest((digest(thing), plugins.file_of(thing)))
+        for name, thing, package in found
+    }
 
 
 # --- data from Python ------------------------------------------------------------------------------------------------

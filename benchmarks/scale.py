@@ -80,7 +80,7 @@ def measure(nodes: int) -> None:
     run = simulation(nodes)
     run.step()  # compiles, and touches all memory
     h, d = run.cohort.x.shape
-    repeats = max(2, min(9, 200_000 // nodes))
+    repeats = max(1, min(9, 300_000 // nodes))
     whole = machine.best(run.step, repeats)
     used = (resident() - imported) / (4 * h * d)
     print(f"{nodes:,} nodes, {h:,} honest: {whole:.2f} s a round, memory above the import {used:.1f} x the models")

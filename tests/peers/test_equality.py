@@ -34,7 +34,7 @@ from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-NODES, BYZANTINE, PULL, B_HAT, PERIOD = 12, 2, 8, 2, 1000.0
+NODES, BYZANTINE, PULL, B_HAT, PERIOD = 12, 2, 9, 2, 1000.0
 HYPER: Mapping[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "eval_every": 1000}
 
 
@@ -66,9 +66,9 @@ class Paced(Node):
 
         super().__init__(config, coins=coins)
         self._together = together
-        self.clock = RoundClock(0.0, PERIOD, wall=lambda: 0.0, ticks=lambda: together.now)
+        self.clock = RoundClock(0.0, PERIOD, wall=lambda: together.now, ticks=lambda: together.now)
 
-    def _sleep(self, until: float) -> None:
+    def sleep(self, until: float) -> None:
         self._together.sleep(until)
 
 

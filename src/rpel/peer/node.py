@@ -299,7 +299,7 @@ class Node:
             case AskClocks():
                 return self._ask_clocks()
             case Sleep(until):
-                return self._sleep(until)
+                return self.sleep(until)
             case Enter(round):
                 return self._enter(round)
             case Persist(record):
@@ -347,7 +347,8 @@ class Node:
             self.unready = ""
         return offsets
 
-    def _sleep(self, until: float) -> None:
+    def sleep(self, until: float) -> None:
+        """Wait until this peer's clock has that position."""
         while (left := until - self.clock.position()) > 0:
             self._background.sleep(min(left, _SLICE))
 

@@ -17,7 +17,7 @@ from rpel.simulation.evaluation import evaluate
 from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
 from rpel.types import Cohort, Inbox
-from support.simulations import BASE, Quadratic, simulation
+from support.simulations import BASE, Quadratic, simulation, watched
 
 Array = NDArray[Any]
 
@@ -142,20 +142,16 @@ def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step(
 
 def test_other_nodes_are_late_in_every_round() -> None:
     run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
-    seen = []
-    deliver = run.network.deliver
-    run.network.deliver = lambda ask: seen.append(deliver(ask)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    delivered = watched(run)
     for _ in range(4):
         run.step()
-    answered = [frozenset(np.unique(inbox.index[inbox.index[:, 0] == 0, 1:]).tolist()) for inbox in seen]
+    answered = [frozenset(np.unique(inbox.index[inbox.index[:, 0] == 0, 1:]).tolist()) for _, inbox in delivered]
     assert len(set(answered)) == 4
 
 
 def test_a_late_node_is_late_for_everybody() -> None:
     run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
-    asked: list[Any] = []
-    deliver = run.network.deliver
-    run.network.deliver = lambda ask: asked.append((ask, deliver(ask))) or asked[-1][1]  # type: ignore[func-returns-value,method-assign]
+    asked = watched(run)
     run.step()
     ask, inbox = asked[0]
     missing = [set(row) - set(got) for row, got in zip(ask.wanted, inbox.index, strict=True)]
@@ -300,9 +296,7 @@ def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: s
     """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
     for consistent in (True, False):
         run = simulation(BASE.but(method=method, consistent=consistent, rounds=3))
-        kept: list[Any] = []
-        deliver = run.network.deliver
-        run.network.deliver = lambda ask: kept.append((ask, deliver(ask))) or kept[-1][1]  # type: ignore[func-returns-value,method-assign]  # noqa: B023
+        kept = watched(run)
         shared = False
         for t in range(1, 4):
             run.step()
@@ -320,12 +314,10 @@ def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: s
 
 def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
     run = simulation(BASE.but(method="all-to-all", consistent=True))
-    seen = []
-    deliver = run.network.deliver
-    run.network.deliver = lambda ask: seen.append(deliver(ask)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    delivered = watched(run)
     for _ in range(4):
         run.step()
-    forged = [tuple(sorted(set(inbox.index[inbox.index >= 12].tolist()))) for inbox in seen]
+    forged = [tuple(sorted(set(inbox.index[inbox.index >= 12].tolist()))) for _, inbox in delivered]
     assert all(1 <= len(rows) <= 3 for rows in forged), "at most one vector for each of three hostile nodes"
     assert len(set(forged)) > 1
 

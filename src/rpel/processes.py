@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,12 @@ _GRACE = 10.0  # seconds to end by oneself
 _LINES = 8
 
 
-def start(arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1) -> "subprocess.Popen[bytes]":
+def start(
+    arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1, more: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """Run ``rpel`` with these arguments on so many threads; what it prints goes to the two files.
+
+    more: variables for its environment.
 
     It has a session of its own: Ctrl-C in the terminal reaches the starter, which passes it on, once.
     """
@@ -36,7 +40,7 @@ def start(arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**os.environ, **limits, _STARTER: str(os.getpid())},
+            env={**os.environ, **limits, **(more or {}), _STARTER: str(os.getpid())},
             start_new_session=True,
         )
 

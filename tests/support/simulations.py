@@ -10,6 +10,7 @@ from rpel.config.spec import Spec
 from rpel.randomness import stream
 from rpel.simulation.methods import settle
 from rpel.simulation.simulator import Simulation
+from rpel.types import Exchange, Inbox
 
 Array = NDArray[Any]
 
@@ -68,3 +69,16 @@ BASE = Spec(
 def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
     """The simulation of a Spec, of the quadratic task unless told otherwise."""
     return Simulation(settle(spec), task or Quadratic())
+
+
+def watched(run: Simulation) -> list[tuple[Exchange, Inbox]]:
+    """What is asked and delivered from now on, a pair a round."""
+    seen: list[tuple[Exchange, Inbox]] = []
+    deliver = run.network.deliver
+
+    def watch(ask: Exchange, mine: slice = slice(None)) -> Inbox:
+        seen.append((ask, deliver(ask, mine)))
+        return seen[-1][1]
+
+    run.network.deliver = watch  # type: ignore[method-assign]
+    return seen

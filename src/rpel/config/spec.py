@@ -80,6 +80,7 @@ class Spec(Training):
     )
     device: Annotated[Literal["cpu", "cuda"], Identity.NEVER] = Field("cpu", description="where gradients are computed")
     threads: Annotated[int | None, Identity.NEVER] = Field(None, description="threads (unset: as many as cores)", ge=1)
+    workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
     out: Annotated[str, Identity.NEVER] = Field("runs", description="folder for run folders")
 
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them

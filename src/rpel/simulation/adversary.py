@@ -16,6 +16,8 @@ from rpel.attacks.forgeries import State
 from rpel.randomness import draws, stream
 from rpel.types import Exchange, Inbox, Integers, Models
 
+_EACH_ALONE = frozenset({"sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "inf"})
+
 
 @dataclass(frozen=True)
 class Roster:
@@ -64,8 +66,11 @@ class SimulatedNetwork:
     hostile: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     before: Models | None = None  # (h, d) the models before the local step, kept only for attacks that need them
 
-    def deliver(self, ask: Exchange) -> Inbox:
-        """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges."""
+    def deliver(self, ask: Exchange, mine: slice = slice(None)) -> Inbox:
+        """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges.
+
+        All honest nodes ask; ``mine`` are those whose answers are wanted.
+        """
         rows, hostile = self._locate(ask)
         self.hostile = hostile.sum(axis=1)
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
@@ -73,10 +78,10 @@ class SimulatedNetwork:
         if self.attack.trains:  # label flip: hostile nodes stand in the table like the others
             table = table[: len(ask.half)]
         elif not self.silent and hostile.any():
-            rows = self._forge(ask, rows, hostile, answered)
+            rows = self._forge(ask, rows, hostile, answered, mine)
         if not self.silent:
             answered = answered | hostile
-        return _inbox(table, np.where(answered, rows, -1), hostile, ask.weights)
+        return _inbox(table, np.where(answered, rows, -1), hostile, ask.weights, mine)
 
     def _locate(self, ask: Exchange) -> tuple[Integers, NDArray[np.bool_]]:
         """(h, s) the table row of every wanted node, and which of them are hostile."""
@@ -93,11 +98,15 @@ class SimulatedNetwork:
         return np.asarray(late[np.maximum(ask.wanted, 0)])
 
     def _forge(
-        self, ask: Exchange, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_]
+        self, ask: Exchange, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_], mine: slice
     ) -> Integers:
         """(h, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
-        h, counts = len(ask.half), hostile.sum(axis=1)
-        victims = np.flatnonzero(counts)
+        h, met = len(ask.half), hostile.any(axis=1)
+        if self._victim_by_victim:
+            met &= np.isin(np.arange(h), np.arange(h)[mine])
+        victims = np.flatnonzero(met)
+        if not len(victims):
+            return rows
         view = self._view(ask, victims, np.where(answered, rows, -1)[victims], hostile[victims])
         if self.attack.needs:
             asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
@@ -108,6 +117,11 @@ class SimulatedNetwork:
         if not self.consistent:
             return np.where(hostile, forged[:, None], rows)
         return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows)
+
+    @property
+    def _victim_by_victim(self) -> bool:
+        """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
+        return self.attack.name in _EACH_ALONE and self.attack.targeting == "all" and not self.consistent
 
     def _meant(self, ask: Exchange, hostile: NDArray[np.bool_]) -> Integers:
         """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
@@ -141,9 +155,12 @@ class SimulatedNetwork:
         )
 
 
-def _inbox(table: Models, rows: Integers, hostile: NDArray[np.bool_], weights: NDArray[np.float64] | None) -> Inbox:
+def _inbox(
+    table: Models, rows: Integers, hostile: NDArray[np.bool_], weights: NDArray[np.float64] | None, mine: slice
+) -> Inbox:
     """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
-    own = np.arange(len(rows))[:, None]
+    own = np.arange(len(rows))[mine, None]
+    rows, hostile, weights = rows[mine], hostile[mine], None if weights is None else weights[mine]
     index = np.concatenate([own, rows], axis=1)
     if weights is None:
         return Inbox(table, _to_the_front(index))

@@ -60,6 +60,7 @@ def simulate(
     checkpoint_every: int = 20,
     device: Literal["cpu", "cuda"] = "cpu",
     threads: int | None = None,
+    workers: int = 1,
     out: str | Path | None = "runs",
     name: str = "run",
     scale: Scale | Literal["smoke", "short", "full"] = Scale.FULL,
@@ -90,7 +91,8 @@ def simulate(
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
         out, name: the folder for run folders and the first part of the run folder's name; out=None keeps nothing.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
-        device, threads, scale: where it runs, and how large it is beside what it stands for.
+        device, threads, workers: where it runs; workers are processes that share it. scale: how large it is beside what
+        it stands for.
         progress: True prints it to stderr; a function is called after every round with a Tick.
         tensorboard: copy the metrics for TensorBoard.
 

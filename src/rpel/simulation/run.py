@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,10 @@ from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.config.values import parse_seeds
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
+from rpel.simulation import distributed
 from rpel.simulation.certificate import certificate, versions
 from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.distributed import Command, SharedSimulation, Workers
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
 from rpel.simulation.methods import METHODS, Settled, settle
@@ -86,14 +88,37 @@ def run(
     spec = available(own.named(spec), download)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
     runs: list[Result] = []
-    for seed in seeds:
-        settled = settle(spec.but(seed=seed, seeds=None))
-        inputs = gather(settled, own, download)
-        folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
-        runs.append(_run_one(settled, inputs, folder, progress, stop, force))
-        if stop.asked and seed != seeds[-1]:
-            raise Interrupted(spec.rounds, spec.rounds, runs[-1].path)
+    if spec.workers > 1 and spec.threads is None:
+        spec = spec.but(threads=max(1, threads() // spec.workers))
+    with ExitStack() as stack:
+        workers = stack.enter_context(joined(spec, own)) if distributed.called_for(spec) else None
+        for seed in seeds:
+            settled = settle(spec.but(seed=seed, seeds=None))
+            inputs = gather(settled, own, download)
+            if workers is not None:
+                workers.agree(folder_name(settled, inputs))
+                if workers.rank:
+                    _follow(settled, inputs, workers)
+                    continue
+            folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
+            runs.append(_run_one(settled, inputs, folder, progress, stop, force, workers))
+            if stop.asked and seed != seeds[-1]:
+                raise Interrupted(spec.rounds, spec.rounds, runs[-1].path)
+    if not runs:
+        raise SystemExit(0)  # another worker has the results
     return runs[0] if spec.seeds is None else Results(runs)
+
+
+def joined(spec: Spec, own: Objects) -> AbstractContextManager[Workers]:
+    """The workers of this run; what was handed over from Python stays in this process."""
+    if spec.workers > 1 and own != Objects():
+        raise ValueError("workers share runs whose data and model have names: with objects from Python, workers=1")
+    return distributed.joined(spec)
+
+
+def _follow(spec: Settled, inputs: Inputs, workers: Workers) -> None:
+    with pinned(spec.threads):
+        SharedSimulation(spec, build_task(spec, inputs), workers).follow()
 
 
 def folder_name(spec: Settled, inputs: Inputs) -> str:
@@ -127,14 +152,22 @@ def resume(
 
 
 def _run_one(
-    spec: Settled, inputs: Inputs, folder: RunFolder | None, progress: Progress | None, stop: Stop, force: bool = False
+    spec: Settled,
+    inputs: Inputs,
+    folder: RunFolder | None,
+    progress: Progress | None,
+    stop: Stop,
+    force: bool = False,
+    workers: Workers | None = None,
 ) -> Result:
     """The stored result, or the rest of the run."""
-    if folder is not None and not force and (found := stored(folder)) is not None:
-        return found
     with ExitStack() as stack:
+        if workers is not None:
+            stack.callback(workers.tell, Command.END)
+        if folder is not None and not force and (found := stored(folder)) is not None:
+            return found
         count = stack.enter_context(pinned(spec.threads))
-        run = Run(spec.model_copy(update={"threads": count}), inputs, folder, progress, stop)
+        run = Run(spec.model_copy(update={"threads": count}), inputs, folder, progress, stop, workers)
         if folder is not None:
             stack.enter_context(folder.locked())
             if force:
@@ -187,11 +220,13 @@ class Run:
         folder: RunFolder | None = None,
         progress: Progress | None = None,
         stop: Stop | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
         self.spec, self.inputs, self.folder, self.progress = spec, inputs, folder, progress
         self.stop = stop or Stop()
-        self.simulation = Simulation(spec, build_task(spec, inputs))
+        task = build_task(spec, inputs)
+        self.simulation = Simulation(spec, task) if workers is None else SharedSimulation(spec, task, workers)
         self.metrics = Metrics(spec.rounds, self.simulation.honest)
         self.subset = inputs.subset(spec.eval_size)
         self.path = None if folder is None else folder.path
@@ -203,7 +238,7 @@ class Run:
             stack.enter_context(self.stop)
             journal = None
             if self.folder is not None:
-                self.folder.write_text("spec.toml", to_toml(self.spec.but(out="runs")))
+                self.folder.write_text("spec.toml", to_toml(self.spec.but(out="runs", workers=1)))
                 if self.simulation.graph is not None:
                     hostile = self.simulation.roster.hostile(1)
                     self.folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})

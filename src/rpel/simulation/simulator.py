@@ -18,7 +18,7 @@ from rpel.simulation.adversary import SimulatedNetwork
 from rpel.simulation.evaluation import Evaluation, evaluate, spread
 from rpel.simulation.methods import Settled, build_network, build_rule, messages
 from rpel.tasks import Task
-from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, RoundInfo
+from rpel.types import Cohort, Integers, MixInfo, Models, RoundInfo
 
 
 class Simulation:
@@ -37,6 +37,7 @@ class Simulation:
         self.network = SimulatedNetwork(
             self.roster, attack, self.rule, self.table, spec.seed, spec.no_show, spec.silent, spec.consistent
         )
+        self.rows: Integers = np.arange(h)
         self._gradients = self.table[h:]  # gradients are spent before anything is forged
         self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, np.arange(h), 1)[:, 0] * spec.rounds).astype(int)
@@ -63,32 +64,40 @@ class Simulation:
 
     def step(self, measured: bool = False) -> RoundInfo:
         """One round of Algorithm 1."""
-        t, s = self.round + 1, self.spec
-        c = Cohort(self._ids(t), self.cohort.x, self.cohort.m, self.cohort.local)
-        models = c.x
+        t, s, models = self.round + 1, self.spec, self.cohort.x
+        c = self._local_steps(t)
+        before = spread(self._honest_rows(c.x)) if measured else None
+        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=c.ids)
+        mixed = self._exchange(c, t, models)
+        self.round = t
+        self._keep_output(t)
+        return self._info(t, mixed, before)
+
+    def _local_steps(self, t: int) -> Cohort:
+        """Lines 3-6: the cohort with its half-step models, which stand in the table's first rows."""
+        s, models = self.spec, self.cohort.x
+        c = Cohort(self._ids(t), models, self.cohort.m, self.cohort.local)
         if "before" in self.network.attack.needs:
             self.network.before = models.copy()
         for k in range(s.local_steps):
             place = self.table[: len(models)] if k == s.local_steps - 1 else models
             c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
-        before = spread(self._honest_rows(c.x)) if measured else None
-        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=c.ids)
+        return c
+
+    def _exchange(self, c: Cohort, t: int, models: Models) -> MixInfo:
+        """Lines 7-9: the cohort with what it aggregated, written to ``models``."""
         round_ = exchange(c, t, self.topology, self.network.rule, out=models)
-        inbox = self._answer(next(round_))
+        inbox = self.network.deliver(next(round_))
         try:
             round_.send(inbox)
         except StopIteration as end:
             self.cohort, mixed = end.value
-        self.round = t
-        self._keep_output(t)
-        return self._info(t, mixed, before)
+        info: MixInfo = mixed
+        return info
 
     def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
         """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
-        return self.task.gradient(x, local, np.arange(len(x)), t, k, out=self._gradients)
-
-    def _answer(self, ask: Exchange) -> Inbox:
-        return self.network.deliver(ask)
+        return self.task.gradient(x, local, self.rows, t, k, out=self._gradients[: len(x)])
 
     def _honest_rows(self, x: Models) -> Models:
         return x[self.honest] if self.everybody else x

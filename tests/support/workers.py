@@ -9,11 +9,11 @@ from rpel.simulation import distributed
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import settle
-from rpel.simulation.run import Run, _follow
+from rpel.simulation.run import Run, _follow, pinned
 
 
 def main(cases: Path, out: Path, size: int) -> None:
-    with distributed.joined(Spec(workers=size)) as workers:
+    with pinned(1), distributed.joined(Spec(workers=size)) as workers:
         for number, fields in enumerate(json.loads(cases.read_text())):
             spec = settle(Spec(**fields))
             inputs = gather(spec, Objects())

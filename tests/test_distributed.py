@@ -141,14 +141,6 @@ def children(parent: int) -> list[int]:
     return [int(word) for word in found.split()]
 
 
-def test_torchrun_starts_the_workers_as_well(whole: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command += ["--rdzv-backend", "static", "--master-port", "0", "-m", "rpel", "run", "quickstart", *FLAGS]
-    found = subprocess.run([*command, "--out", str(tmp_path), "--json"], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    same_bytes(whole, Path(json.loads(found.stdout)["path"]))
-
-
 def test_objects_from_python_stay_with_one_worker() -> None:
     from torch import nn
 

@@ -567,7 +567,8 @@ def test_overflow_stays_plain_json(tmp_path: Path) -> None:
     rows = [
         json.loads(line, parse_constant=refuse) for line in (result.path / "metrics.jsonl").read_text().splitlines()
     ]
-    assert None not in rows[-1].values()
+    missing = {key for key, value in rows[-1].items() if value is None}
+    assert missing == {"attack_success_mean", "attack_success_worst"}  # there is no backdoor here
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:

@@ -1,22 +1,89 @@
-"""The site's own program: the figure that runs in the page answers as the planner does."""
+"""The site: its reference leaves nothing out, its names exist, and its figure answers as the planner does."""
 
+import ast
+import doctest
 import json
+import re
 import shutil
 import subprocess
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rpel
+from rpel.attacks.registry import about as attacks
+from rpel.config.membership import Member, Membership
+from rpel.config.peer import Config
+from rpel.experiments.byzfl import ATTACKS, MIXERS, RULES
+from rpel.simulation.metrics import COLUMNS
 from support.paths import ROOT
 
-pytestmark = pytest.mark.integration
-
+DOCS = ROOT / "docs"
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs node")
 
 
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text("utf-8")
+
+
+def in_code(text: str) -> set[str]:
+    """What stands in backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    described = set(re.findall(r"auto(?:function|class):: (?:rpel\.)?(\w+)", page("reference/api")))
+    assert described >= set(rpel.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("reference/runs", COLUMNS),
+        (
+            "reference/files",
+            [f.name for f in (*fields(Membership), *fields(Member), *fields(Config)) if f.name != "members"],
+        ),
+    ],
+)
+def test_every_key_of_a_file_is_in_the_reference(where: str, names: list[str]) -> None:
+    assert set(names) <= in_code(page(where))
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r"^([a-z_/A-Z]+)$", page("index"), re.MULTILINE))
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md") if path.parent.name[0] != "_"}
+    assert pages - listed == {"index", "release"}
+    assert {name for name in listed if "/" in name} <= pages
+
+
+def test_names_in_the_tables_of_other_libraries_are_names_of_rpel_and_of_its_import() -> None:
+    lines = page("bridges").split("## In a loop")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rules, forged = ({row[-1].strip("`"): row[0] for row in rows if len(row) == n} for n in (6, 5))
+    ours = {name for name in rules if name in RULES.values() or name in MIXERS.values()}
+    assert ours == set(RULES.values()) | set(MIXERS.values())
+    for theirs, name in {**RULES, **MIXERS}.items():
+        assert rules[name] == f"`{theirs}`"
+    assert set(forged) - {"rpel", "---"} <= {name for name, _ in attacks()}
+    for theirs, (name, _) in ATTACKS.items():
+        assert theirs in ("NoAttack", "FallOfEmpires") or f"`{theirs}`" in forged[name]
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_python_on_a_page_is_python(path: Path) -> None:
+    """Blocks that the build does not execute, because they need a network or a library, at least parse."""
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        ast.parse(block if ">>>" not in block else doctest.script_from_examples(block))
+    assert path.read_text("utf-8").count("```") % 2 == 0, "a block is not closed"
+
+
+@pytest.mark.integration
 @needs_node
 @settings(max_examples=15, deadline=None)
 @given(

@@ -1,20 +1,24 @@
 """A round among many nodes with a small model, part by part, beside what this machine could do.
 
-Run: python benchmarks/scale.py [NODES …] [--million] (1,000, 10,000 and 100,000 by default). The setting is that of the
-presets scale-100k and scale-1m: softmax regression on 8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the
-nodes hostile. Each size runs in a process of its own, so that its memory is its own; the cache of kernels is empty at
-first.
+Run: python benchmarks/scale.py [NODES …] [--million] [--json FILE] (1,000, 10,000 and 100,000 by default; the file is
+what tools/scale_results.py draws). The setting is that of the presets scale-100k and scale-1m: softmax regression on
+8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the nodes hostile. Each size runs in a process of its
+own, so that its memory is its own; the cache of kernels is empty at first.
 
 Limits, at the rates measured in the same process: local step, forging and evaluation need their bytes moved or their
 arithmetic done, whichever is longer; aggregation as in rules.py; the draw as long as NumPy needs for as many numbers of
 the same generator, on every core. A table larger than the last cache is read anew for every victim.
 """
 
+import argparse
+import json
 import math
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import machine
 from rpel.config.spec import Spec
@@ -75,28 +79,50 @@ def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def measure(nodes: int) -> None:
+def measure(nodes: int) -> dict[str, Any]:
+    """A whole round and its parts at one size: seconds, the least seconds of each part, and memory above the import."""
     imported = resident()
     run = simulation(nodes)
     run.step()  # compiles, and touches all memory
     h, d = run.cohort.x.shape
     repeats = max(1, min(9, 300_000 // nodes))
     whole = machine.best(run.step, repeats)
-    used = (resident() - imported) / (4 * h * d)
-    print(f"{nodes:,} nodes, {h:,} honest: {whole:.2f} s a round, memory above the import {used:.1f} x the models")
-    found = parts(run, repeats)
-    for name, (seconds, least) in found.items():
+    used = resident() - imported
+    return {
+        "nodes": nodes, "honest": h, "model_bytes": 4 * h * d, "bytes": used, "seconds": whole,
+        "parts": parts(run, repeats),
+    }  # fmt: skip
+
+
+def show(size: dict[str, Any]) -> None:
+    h = size["honest"]
+    print(
+        f"{size['nodes']:,} nodes, {h:,} honest: {size['seconds']:.2f} s a round, "
+        f"memory above the import {size['bytes'] / size['model_bytes']:.1f} x the models"
+    )
+    for name, (seconds, least) in size["parts"].items():
         print(f"  {name:10} {seconds / h * 1e3:8.4f} ms a node   {seconds / least:5.1f} x the limit")
-    print(f"  {'round':10} {whole / h * 1e3:8.4f} ms a node", flush=True)
+    print(f"  {'round':10} {size['seconds'] / h * 1e3:8.4f} ms a node", flush=True)
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--one"]:
-        measure(int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description="A round among many nodes, part by part.")
+    parser.add_argument("nodes", type=int, nargs="*", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--million", action="store_true", help="measure 1,000,000 nodes, too (12 GB)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.nodes[0])))
         return
-    sizes = [size for size in sys.argv[1:] if size != "--million"] or ["1000", "10000", "100000"]
-    for nodes in sizes + ["1000000"] * ("--million" in sys.argv):
-        subprocess.run([sys.executable, __file__, "--one", nodes], check=True)
+    sizes = []
+    for nodes in asked.nodes + [1_000_000] * asked.million:
+        command = [sys.executable, __file__, "--one", str(nodes)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        sizes.append(json.loads(done.stdout.splitlines()[-1]))
+        show(sizes[-1])
+        if asked.json:
+            asked.json.write_text(json.dumps(sizes, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

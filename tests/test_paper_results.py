@@ -1,6 +1,5 @@
 """The page that sets the paper beside what we measured: its tables are what its data say, and hide nothing."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -8,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.paths import ROOT
-
-_spec = importlib.util.spec_from_file_location("paper_results", ROOT / "tools" / "paper_results.py")
-assert _spec is not None
-assert _spec.loader is not None
-tool: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tool)
+import paper_results as tool
+from kept_runs import Archive
 
 HEAD = "curve,x,seed,round,accuracy_mean,accuracy_worst,accuracy_lowest,bytes,run\n"
 
@@ -103,3 +97,39 @@ def test_every_figure_of_the_paper_has_its_verdict_and_every_link_leads_somewher
     assert named == set(range(1, 22))
     for link in re.findall(r"\]\(([^)]+)\)", page):
         assert (tool.PAGE.parent / link).exists(), link
+
+
+def finished(folder: Path, name: str, spec: str, accuracies: list[float | None]) -> None:
+    """The small files of a finished run, one accuracy (or none) a round."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "spec.toml").write_text(spec)
+    rows = ({"round": t, "accuracy_mean": a, "accuracy_worst": a} for t, a in enumerate(accuracies, 1))
+    (folder / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    proof = {"plan": {"b_hat": 3}, "max_observed": 2}
+    (folder / name / "certificate.json").write_text(json.dumps(proof))
+
+
+def test_small_files_of_runs_are_kept_and_read_back_the_same(tmp_path: Path) -> None:
+    finished(tmp_path / "runs", "a-1", "pull = 6\n", [None, 0.5])
+    archive = Archive(tmp_path / "kept" / "runs.tar.xz")
+    archive.take(tmp_path / "runs")
+    archive.write()
+    first = archive.path.read_bytes()
+    (run,) = Archive(archive.path).runs()
+    assert (run.name, run.spec["pull"], [row["accuracy_mean"] for row in run.rows]) == ("a-1", 6, [None, 0.5])
+    assert [row["round"] for row in run.evaluated] == [2]
+    again = Archive(archive.path)
+    again.take(tmp_path / "runs")
+    again.write()
+    assert archive.path.read_bytes() == first
+
+
+def test_only_runs_of_full_length_answer_the_claim_about_cifar10(tmp_path: Path) -> None:
+    spec = 'name = "cifar10-20"\nattack = "alie"\npull = 6\nalpha = 0.5\n'
+    finished(tmp_path / "runs", "long", spec, [None] * 1998 + [0.9, 0.7])
+    finished(tmp_path / "runs", "short", spec, [0.8])
+    archive = Archive(tmp_path / "runs.tar.xz")
+    archive.take(tmp_path / "runs")
+    archive.write()
+    rows = cells(tool.KINDS["long"](tool.Panels(tmp_path), []))
+    assert rows == [["6", "ALIE", "α = 0.5", "0", "0.700", "0.700", "0.900", "2 of 3"]]

@@ -1,8 +1,9 @@
-"""The numbers of docs/results/paper.md: python tools/paper_results.py [FOLDER…] (those that rpel reproduce wrote).
+"""The numbers of docs/results/paper.md: python tools/paper_results.py [FOLDER…].
 
-Takes CSVs, pictures and what the runs' certificates say into docs/results/paper/; then writes the page's
-tables anew from there and nowhere else, so that without a FOLDER the page stays as it is. A table stands between
-<!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
+A FOLDER is one that rpel reproduce wrote, or one with run folders of the preset cifar10-20. Takes CSVs, pictures and
+what the runs' certificates say into docs/results/paper/, and the runs' small files into the archive runs.tar.xz
+there; then writes the page's tables anew from there and nowhere else, so that without a FOLDER the page stays as it
+is. A table stands between <!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
 """
 
 import json
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from kept_runs import Archive, KeptRun
+from rpel import plots
 from rpel.experiments.drawings import read_rows
-from rpel.experiments.panels import PANELS, SHARES, everything, find
+from rpel.experiments.panels import ATTACKS, PANELS, SHARES, everything, find
 from rpel.files import atomic
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
@@ -68,10 +71,11 @@ def entries(folder: Path) -> list[Row]:
 
 
 class Panels:
-    """The panels that are there: their entries, and the last round of every curve and seed."""
+    """The panels that are there: their entries, and the last round of every curve and seed; and runs of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.archive = Archive(folder / "runs.tar.xz")
         self.entries = {entry["name"]: entry for entry in entries(folder)}
 
     def __contains__(self, name: str) -> bool:
@@ -202,8 +206,68 @@ def of_figures(kept: Panels, names: list[str]) -> str:
     return table(["figure", "panels", "size"], rows) + "\n" + closing
 
 
+_ATTACKS = {name: label for label, name in ATTACKS.items()} | {"none": "nobody"}
+
+
+def long_runs(kept: Panels) -> list[KeptRun]:
+    """The runs of cifar10-20 at the paper's length, in the order of the page."""
+    runs = [run for run in kept.archive.runs() if run.spec["name"] == "cifar10-20" and len(run.rows) == 2000]
+    return sorted(runs, key=lambda run: (_changed(run), run.spec["pull"], run.spec["attack"], run.spec.get("seed", 0)))
+
+
+def _changed(run: KeptRun) -> str:
+    """What differs from the setting of Figure 2.
+
+    >>> _changed(KeptRun("", {"alpha": 0.5, "byzantine": 3, "local_steps": 1}, [], {}))
+    'α = 0.5'
+    """
+    usual: dict[str, tuple[str, Any]] = {
+        "byzantine": ("b", 3), "alpha": ("α", 10.0), "local_steps": ("local steps", 1), "rule": ("rule", None),
+        "nodes": ("n", 20),
+    }  # fmt: skip
+    found = {
+        words: run.spec.get(key, value) for key, (words, value) in usual.items() if run.spec.get(key, value) != value
+    }
+    return ", ".join(f"{words} = {value}" for words, value in found.items() if value != "nnm+trimmed_mean")
+
+
+def of_long_runs(kept: Panels, names: list[str]) -> str:
+    """A row for each run at full length."""
+    rows = []
+    for run in long_runs(kept):
+        last, spec = run.rows[-1], run.spec
+        met = f"{run.proof['max_observed']} of {run.proof['plan']['b_hat']}"
+        attack = _ATTACKS.get(spec["attack"], spec["attack"])
+        best = f"{max(row['accuracy_mean'] for row in run.evaluated):.3f}"
+        setting = [str(spec["pull"]), attack, _changed(run) or "as in Figure 2", str(spec.get("seed", 0))]
+        rows.append([*setting, f"{last['accuracy_mean']:.3f}", f"{last['accuracy_worst']:.3f}", best, met])
+    head = ["s", "attack", "setting", "seed", "mean accuracy", "worst node", "best mean before", "hostile met, b_hat"]
+    return table(head, rows)
+
+
+def draw_long_runs(kept: Panels) -> None:
+    """Mean (solid) and worst accuracy (dotted) of the runs at full length."""
+    runs = long_runs(kept)
+    if not runs:
+        return
+    figure, axes = plots.canvas(7.4, 4.2)
+    for colour, run in zip(plots.COLOURS, runs, strict=False):
+        label = f"s = {run.spec['pull']}, {_ATTACKS.get(run.spec['attack'], run.spec['attack'])}"
+        rounds = [row["round"] for row in run.evaluated]
+        label += f", {_changed(run)}" * bool(_changed(run))
+        axes.plot(rounds, [row["accuracy_mean"] for row in run.evaluated], color=colour, label=label)
+        axes.plot(rounds, [row["accuracy_worst"] for row in run.evaluated], color=colour, linestyle=":")
+    axes.axhline(0.75, color="#555555", linewidth=0.8, linestyle="--", label="the paper's 75 %")
+    axes.set(
+        xlabel="round", ylabel="test accuracy", ylim=(0, 1), title="CIFAR-10, n = 20, 2,000 rounds; dotted: worst node"
+    )
+    axes.legend(frameon=False, fontsize=8.5)
+    plots.save(figure, kept.folder / "cifar10.svg")
+
+
 KINDS: dict[str, Callable[[Panels, list[str]], str]] = {
     "runs": of_runs,
+    "long": of_long_runs,
     "methods": of_methods,
     "sweep": of_sweep,
     "fractions": of_fractions,
@@ -221,10 +285,15 @@ def written(page: str, kept: Panels) -> str:
 
 
 def main() -> None:
-    kept = PAGE.with_suffix("")
-    for folder in sys.argv[1:]:
-        take(Path(folder), kept)
-    PAGE.write_text(written(PAGE.read_text("utf-8"), Panels(kept)), "utf-8")
+    folder = PAGE.with_suffix("")
+    archive = Archive(folder / "runs.tar.xz")
+    for new in map(Path, sys.argv[1:]):
+        take(new, folder)
+        archive.take(new)
+    archive.write()
+    kept = Panels(folder)
+    draw_long_runs(kept)
+    PAGE.write_text(written(PAGE.read_text("utf-8"), kept), "utf-8")
 
 
 if __name__ == "__main__":

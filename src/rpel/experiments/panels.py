@@ -266,8 +266,20 @@ def _bytes() -> Panel:
     return _beyond("bytes", "accuracy against bytes: n = 30, b = 6, ALIE", sizes + everybody + fixed, "bytes")
 
 
-EXTRAS: tuple[Panel, ...] = (_pull(), _b_hat(), _breakdown(), _cost(), _strongest(), _stragglers(), _bytes())
-"""Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes."""
+def _everybody() -> Panel:
+    """Is pulling some as good as pulling everybody? At this rate a start with too large steps hides the answer."""
+    rates: dict[str, dict[str, Any]] = {"": {}, ", warm-up": {"lr": ((10, 0.1), (200, 0.5))}}
+    curves = [
+        Curve(f"s = {s}{words}", _EXTRA_PRESET, {"pull": s, "attack": "alie", **rate})
+        for (words, rate), s in product(rates.items(), (15, 29))
+    ]
+    return _beyond("everybody", "pulling everybody: n = 30, b = 6, ALIE, with and without a warm-up", curves)
+
+
+EXTRAS: tuple[Panel, ...] = (
+    _pull(), _b_hat(), _breakdown(), _cost(), _strongest(), _stragglers(), _bytes(), _everybody()
+)  # fmt: skip
+"""Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes, all-to-all."""
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""Run folders' small files (specification, metrics, certificate), kept in an archive for others to check a page."""
+
+import io
+import json
+import tarfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A finished run: its folder's name, its specification, its rounds, its certificate."""
+
+    name: str
+    spec: dict[str, Any]
+    rows: list[dict[str, Any]]
+    proof: dict[str, Any]
+
+    @property
+    def evaluated(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["accuracy_mean"] is not None]
+
+
+class Archive:
+    """A tar file with NAME/FILE of each run; equal runs give equal bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: dict[str, bytes] = {}
+        if path.is_file():
+            with tarfile.open(path, "r:xz") as tar:
+                self.files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+    def take(self, folder: Path) -> None:
+        """Add every finished run below the folder."""
+        for proof in sorted(folder.rglob("certificate.json")):
+            self.files |= {f"{proof.parent.name}/{name}": (proof.parent / name).read_bytes() for name in SMALL}
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(self.path, "w:xz") as tar:
+            for name, content in sorted(self.files.items()):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+
+    def runs(self) -> list[KeptRun]:
+        return [self._run(name) for name in sorted({file.partition("/")[0] for file in self.files})]
+
+    def _run(self, name: str) -> KeptRun:
+        spec, metrics, proof = (self.files[f"{name}/{file}"].decode() for file in SMALL)
+        return KeptRun(name, tomllib.loads(spec), [json.loads(row) for row in metrics.splitlines()], json.loads(proof))

@@ -386,10 +386,15 @@ def test_figures_are_the_charts_of_the_page_as_files_with_equal_bytes(tmp_path: 
         put(tmp_path / "runs", seed=seed, attack="<b>")
     for name in "ab":
         rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / name))
-    files = sorted((tmp_path / "a").iterdir())
+    files = sorted((tmp_path / "a").glob("*.svg"))
     assert [path.name for path in files] == [
         f"mnist-sample-n10-b2-s4-{metric}.svg" for metric in ("accuracy", "consensus", "loss")
     ]
+    pictures = sorted((tmp_path / "a").glob("*.png"))
+    assert [path.stem for path in pictures] == [path.stem for path in files]
+    for path in pictures:
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        assert path.read_bytes().startswith(b"\x89PNG")
     page_text = (tmp_path / "page.html").read_text()
     for path in files:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()

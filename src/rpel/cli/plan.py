@@ -214,8 +214,8 @@ def _advice(console: Console, p: planning.Plan) -> None:
         )
     elif p.alpha is not None:
         console.print(
-            f"the convergence theorem does not apply to this setting (alpha = {p.alpha:.4g}, it needs < 1); "
-            f"it bounds the worst case"
+            f"the convergence theorem does not apply here: it needs alpha < 1, and alpha = {p.alpha:.4g}\n"
+            f"alpha: what an exchange can at worst leave of the nodes' disagreement; a worst case, not what runs show"
         )
     else:
         console.print("the convergence theorem does not apply: b_hat is not a minority of the s + 1 models")

@@ -12,6 +12,7 @@ from rpel.text import count
 
 if TYPE_CHECKING:
     from rpel.report import Collection, Group
+    from rpel.report.groups import Chart
 
 
 def report(
@@ -21,7 +22,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table of settings to this LaTeX file.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Write the charts to this folder as SVG.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write the charts to this folder as SVG and PNG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
@@ -31,6 +32,7 @@ def report(
     Example: rpel report runs -o report.html --csv report.csv --latex table.tex --figures figures
     """
     from rpel.files import atomic
+    from rpel.plots import save
     from rpel.report import chart_groups, collect, drawing, group_runs, page, tables
     from rpel.report.groups import METRICS
 
@@ -39,6 +41,7 @@ def report(
         raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}")
     groups = group_runs(found.runs)
     texts = {output: page(found)}
+    drawn: dict[Path, tuple[Chart, str]] = {}
     if csv is not None:
         texts[csv] = tables.to_csv(found.runs)
     if latex is not None:
@@ -46,15 +49,19 @@ def report(
     if figures is not None:
         for chart in chart_groups(groups):
             texts |= {figures / f"{chart.slug}-{metric}.svg": drawing.svg_file(chart, metric) for metric in METRICS}
+            drawn |= {figures / f"{chart.slug}-{metric}.png": (chart, metric) for metric in METRICS}
     for path, text in texts.items():
         with atomic(path) as file:
             file.write(text.encode("utf-8", "replace"))  # names of folders need not be Unicode
+    for path, (chart, metric) in drawn.items():
+        save(drawing.png_figure(chart, metric), path)
+    written = [*texts, *drawn]
     _warn(found)
     if as_json:
-        print(json.dumps(_summary(found, groups, list(texts)), indent=2))
+        print(json.dumps(_summary(found, groups, written), indent=2))
     else:
         finished = f"{count(len(found.runs), 'finished run')} in {count(len(groups), 'setting')}"
-        print(f"{output}: {finished}; {count(len(texts), 'file')} written")
+        print(f"{output}: {finished}; {count(len(written), 'file')} written")
 
 
 def _warn(found: "Collection") -> None:

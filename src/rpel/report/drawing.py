@@ -8,13 +8,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.plots import COLOURS
+from rpel.plots import COLOURS, canvas, stamp
 from rpel.report.groups import METRICS, Chart, Group
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 48, 464, 12, 250
@@ -201,6 +204,9 @@ _FILE_STYLE = (
 )
 
 
+_METRIC_WORDS = {"accuracy": "test accuracy, mean (dashed: the node that ends lowest)"}
+
+
 def svg_file(chart: Chart, metric: str) -> str:
     """The same drawing as a file of its own, with its title and its legend."""
     colours = "".join(
@@ -216,12 +222,33 @@ def svg_file(chart: Chart, metric: str) -> str:
         for k, group in enumerate(chart.groups)
     )
     top, tall = -20, HEIGHT + 16 * len(chart.groups) + 24
-    what = {"accuracy": "test accuracy, mean (dashed: the node that ends lowest)"}.get(metric, metric)
+    what = _METRIC_WORDS.get(metric, metric)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top} {WIDTH} {tall}" width="{WIDTH}" height="{tall}">'
         f"<style>{_FILE_STYLE}{colours}</style>"
         f'<text x="{LEFT}" y="-4">{escape(f"{chart.title}: {what}")}</text>{inside}{legend}</svg>\n'
     )
+
+
+def png_figure(chart: Chart, metric: str) -> "Figure":
+    """The same curves drawn by matplotlib, for slides and documents that take no SVG."""
+    figure, place = canvas(7.0, 4.2 + 0.22 * len(chart.groups))
+    across, up = axes(chart, metric)
+    for k, group in enumerate(chart.groups):
+        rounds, colour = group.rounds(METRICS[metric][0]), COLOURS[k % len(COLOURS)]
+        for column, style in zip(METRICS[metric], ("-", "--"), strict=False):
+            mean, low, high = np.clip(group.curve(column), up.low, up.high)
+            mark = "osD^"[shape(k)] if len(rounds) <= _MANY else ""
+            label = group.label if style == "-" else None
+            place.plot(rounds, mean, style, marker=mark, markersize=3.5, color=colour, label=label)
+            if len(group.runs) > 1:
+                place.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+    what = _METRIC_WORDS.get(metric, metric)
+    place.set(xlabel="round", title=f"{chart.title}: {what}", yscale="log" if up.log else "linear")
+    place.set(xlim=(0, across.high), ylim=(up.low, up.high * (1 if up.log else 1.02)))
+    stamp(place, chart.stamp)
+    figure.legend(frameon=False, loc="outside lower left")
+    return figure
 
 
 def histogram(counts: Sequence[int], b_hat: int) -> str:

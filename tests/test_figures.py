@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import typer
 
-from rpel.cli.reproduce import reproduce as command
+from rpel.cli.experiments import reproduce as command
 from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
-from rpel.experiments.scales import shortened, sized
+from rpel.experiments.reproduce import shortened, sized
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick

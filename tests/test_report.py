@@ -21,8 +21,7 @@ import typer
 from rpel.cli.report import report
 from rpel.config.spec import Spec, load, load_folder, spec_hash, to_toml
 from rpel.report import chart_groups, collect, group_runs, page
-from rpel.report.certificates import command
-from rpel.report.collect import Run
+from rpel.report.collect import Run, command
 from rpel.report.drawing import values
 from rpel.simulation.certificate import Robustness, survival
 from rpel.simulation.checkpoint import RunFolder

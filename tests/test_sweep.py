@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rpel.cli.sweep import _live as live_table
+from rpel.cli.experiments import _live as live_table
 from rpel.experiments.sweep import Sweep, cells, read
 from support.waiting import PATIENCE
 
@@ -28,7 +28,7 @@ eval_every = 100
 eval_size = 50
 lr = 0.1
 """
-COMMAND = "import typer; from rpel.cli.sweep import sweep; app = typer.Typer(); app.command()(sweep); app()"
+COMMAND = "import typer; from rpel.cli.experiments import sweep; app = typer.Typer(); app.command()(sweep); app()"
 
 
 def started(file: Path, out: Path, *more: str) -> "subprocess.Popen[str]":

@@ -20,10 +20,9 @@ from rpel.config.values import parse_seeds
 from rpel.errors import nearest
 from rpel.experiments.sweep import Cell, CellRun
 from rpel.files import atomic
-from rpel.report.drawing import scatter
-from rpel.report.heatmap import HeatCell, heat_map
-from rpel.report.page import document, template
-from rpel.report.tables import TableCell, latex_table, sorting_table
+from rpel.report.drawing import HeatCell, heat_map, scatter
+from rpel.report.groups import latex_table
+from rpel.report.page import TableCell, document, sorting_table, template
 from rpel.simulation.result import interval
 from rpel.text import count, human_bytes, value_text
 

@@ -14,8 +14,8 @@ import pytest
 
 from rpel import attack, cli, rule
 from rpel.config.values import parse_pairs
-from rpel.operations.redteam import MISBEHAVIOURS, Deed, RedTeam
-from rpel.operations.redteam.drill import drill
+from rpel.operations.drill import MISBEHAVIOURS, drill
+from rpel.operations.redteam import Deed, RedTeam
 from rpel.peer.node import Node, make_ready
 from rpel.peer.server import HttpsTransport
 from rpel.types import Models

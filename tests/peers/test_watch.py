@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from rpel import cli
-from rpel.cli.display import stdout
-from rpel.cli.watch import members_now
+from rpel.cli.peer import members_now
+from rpel.cli.terminal import stdout
 from rpel.operations import watch
 from rpel.operations.watch import Seen, State, seen
 from rpel.peer.client import Answer

@@ -11,18 +11,11 @@ import typer
 
 import rpel
 from rpel.cli import network, peer
-from rpel.cli.arena import arena
-from rpel.cli.graph import graph
-from rpel.cli.machine import bench, doctor, imports
-from rpel.cli.names import list_names
-from rpel.cli.options import NamesInHelp
-from rpel.cli.plan import plan
-from rpel.cli.report import report
-from rpel.cli.reproduce import reproduce
-from rpel.cli.run import resume, run, show
-from rpel.cli.runs import compare, ls
-from rpel.cli.sweep import sweep
-from rpel.cli.watch import demo, watch
+from rpel.cli.experiments import arena, bench, imports, reproduce, sweep
+from rpel.cli.plan import graph, plan
+from rpel.cli.report import compare, ls, report
+from rpel.cli.run import list_names, resume, run, show
+from rpel.cli.terminal import NamesInHelp
 from rpel.processes import end_with_starter
 
 # typer carries its own click, whose UsageError it does not export
@@ -39,12 +32,11 @@ app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
 app.command(name="list")(list_names)
-for command in (doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report):
+for command in (peer.doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report):
     app.command()(command)
 app.command()(peer.red_team)
-app.command()(watch)
-app.command()(network.verify)
-network.app.command()(demo)
+app.command()(peer.watch)
+app.command()(peer.verify)
 for group in (network, peer):
     app.add_typer(group.app)
 app.add_typer(imports)

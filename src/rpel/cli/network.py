@@ -1,29 +1,32 @@
-"""``rpel network``: found a network of real peers, add its members, check it."""
+"""``rpel network``: found a network of real peers, add its members, check it, see one at work."""
 
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from rpel import text
-from rpel.cli.display import stdout
-from rpel.cli.options import Json
+from rpel.cli.peer import members_now
+from rpel.cli.terminal import Json, Members, Settings, stdout
 
 if TYPE_CHECKING:
     from rpel.config.membership import Membership
     from rpel.operations.check import Checked, Report
+    from rpel.operations.demo import Scene
     from rpel.operations.found import Founded
     from rpel.operations.watch import Observer
 
-Members = Annotated[Path, typer.Option(help="The network's members.toml.", show_default="members.toml")]
-Settings = Annotated[Path, typer.Option(help="The settings of the member that asks.")]
 
 app = typer.Typer(
     name="network",
@@ -233,39 +236,6 @@ def check(
         raise typer.Exit(1)
 
 
-def verify(
-    evidence: Annotated[Path, typer.Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
-    """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
-
-    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an intention: two
-    machines that run with one key are convicted, too. Exit status 0: proven; 1: not.
-
-    Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
-    """
-    from rpel.config.membership import Membership
-    from rpel.peer.evidence import verify
-
-    membership = Membership.load(members)
-    try:
-        proof = verify(evidence, membership)
-    except ValueError as error:
-        print(json.dumps({"proven": False, "reason": str(error)}) if as_json else f"not proven: {error}")
-        raise typer.Exit(1) from None
-    member = membership.members[proof.member]
-    digests = [signed.digest.hex() for signed in (proof.first, proof.second)]
-    facts = {"proven": True, "member": member.id, "fingerprint": member.fingerprint, "round": proof.round}
-    if as_json:
-        print(json.dumps(facts | {"digests": digests}))
-        return
-    print(
-        f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
-        f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
-    )
-
-
 async def _check(observer: "Observer", timeout: float, step: float | None) -> "Report":
     from rpel.operations.check import check
 
@@ -319,3 +289,146 @@ def _checked(checked: Sequence["Checked"]) -> Table:
 
 def _yes(value: bool | None) -> Text:
     return Text("" if value is None else "yes" if value else "no", "" if value is None else "green" if value else "red")
+
+
+# --- the demonstration ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    peers: Annotated[int, typer.Option(help="How many peers, n; each is a process of its own.")] = 12,
+    byzantine: Annotated[int, typer.Option(help="How many of them are hostile, b.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds of training, T.")] = 30,
+    attack: Annotated[str, typer.Option(help="What the hostile peers do: see rpel red-team.")] = "foe",
+    param: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")
+    ] = None,
+    no_shows: Annotated[
+        int | None,
+        typer.Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small"),
+    ] = None,
+    period: Annotated[str, typer.Option(help="Seconds of a round, or auto: as short as the machine allows.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Where the first model and the shares of data come from.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep keys, logs and states in this folder.", show_default="none is kept")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a network at work on this machine: real processes, keys and TLS, hostile members among them.
+
+    Every peer holds its own share of an MNIST sample and pulls from a few others each round; the hostile ones answer
+    with forged models. Then the same network runs again with plain averaging, and both ends are shown side by side.
+
+    Example: rpel network demo --peers 12 --byzantine 2 --attack foe
+    """
+    from rpel.config.values import parse_pairs
+    from rpel.operations.demo import Demonstration
+    from rpel.operations.demo import demo as run_demo
+    from rpel.processes import ChildError
+
+    setting = Demonstration(
+        peers,
+        byzantine,
+        rounds,
+        attack,
+        parse_pairs(param or [], "parameter", "z=1.5"),
+        no_shows,
+        _period(period),
+        seed,
+    )
+    late = setting.founding().late
+    if no_shows is None and late < 2:
+        _say(f"note: among {peers} peers with {byzantine} hostile only {late} honest ones may be late in a round")
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: choose another folder with --out")
+    with ExitStack() as opened:
+        folder = out or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rpel-demo-")))
+        stage = opened.enter_context(_Stage())
+        try:
+            found = run_demo(setting, folder, stage.show, stage.say)
+        except ChildError as error:
+            stage.say(str(error))
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            stage.say("interrupted; all peers have been ended")
+            raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print_demo(found)
+
+
+class _Stage:
+    """A live table on stderr where a person looks; now and then a line where none does."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._told = ("", -1)
+
+    def __enter__(self) -> "_Stage":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        self._console.print(f"rpel: {sentence}", markup=False, soft_wrap=True)
+
+    def show(self, scene: "Scene") -> None:
+        title = f"{scene.rule}: round {scene.round} of {scene.rounds}"
+        if self._console.is_terminal:
+            self._live.update(members_now(title, scene.seen, scene.hostile), refresh=True)
+            return
+        part = (scene.rule, scene.round * 6 // scene.rounds)
+        if part != self._told:
+            self._told = part
+            known = [member.accuracy for member in scene.seen if member.accuracy is not None]
+            self.say(title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else ""))
+
+
+def _say(sentence: str) -> None:
+    print(f"rpel: {sentence}", file=sys.stderr)
+
+
+def _period(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.1 <= found <= 3600:
+        raise ValueError(f"period {text!r} is not valid: it takes auto, or seconds from 0.1 to 3600")
+    return found
+
+
+def _print_demo(found: dict[str, Any]) -> None:
+    """Both ends side by side."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rule")
+    table.add_column("mean accuracy", justify="right")
+    table.add_column("worst peer", justify="right")
+    for name, end in (("nnm+trimmed_mean (robust)", ""), ("mean (plain averaging)", "_averaging")):
+        table.add_row(name, *(f"{found[f'accuracy_{kind}{end}']:.4f}" for kind in ("mean", "worst")))
+    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
+    console = stdout()
+    console.print(
+        f"{found['peers']} peers, {found['byzantine']} of them hostile ({found['attack']}), {found['rounds']} rounds; "
+        f"each pulls {found['pull']} and trims {found['b_hat']}"
+    )
+    console.print(table)
+    console.print(f"rounds of the honest peers with the robust rule: {outcomes}; {found['seconds']:.0f} s in all")
+    console.print(_verdict(found))
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """What the two ends say about the attack, in one sentence."""
+    robust, averaging = found["accuracy_mean"], found["accuracy_mean_averaging"]
+    ends = f"{robust:.0%} with the robust rule, {averaging:.0%} with plain averaging"
+    if not found["byzantine"]:
+        return f"without hostile peers: {ends}"
+    verb = "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
+    return f"{found['byzantine']} hostile peers of {found['peers']} {verb} plain averaging: {ends}"

@@ -1,19 +1,28 @@
-"""``rpel peer``: become a member of a network, take part, take the model. And ``rpel red-team``: a hostile member."""
+"""``rpel peer``: become a member, take part, take the model. Also ``watch``, ``verify``, ``doctor``, ``red-team``."""
 
 import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rpel.cli.terminal import DataDir, Json, Members
+from rpel.text import count
 
 if TYPE_CHECKING:
     from rpel.operations.redteam import Deed
+    from rpel.operations.watch import Observer, Seen
     from rpel.peer.protocol import Report
+
 
 app = typer.Typer(
     name="peer",
@@ -243,3 +252,168 @@ def red_team(
         file=sys.stderr,
     )
     asyncio.run(hostile.run())
+
+
+_STATES = {"training": "green", "finished": "green", "starting": "yellow"}
+_COLUMNS = ("round", "acc.", "ok", "late", "refused", "failed", "degraded")
+_LONGEST_ID = 18  # so that the table fits 80 columns
+
+
+def watch(
+    config: Annotated[Path, typer.Option(help="The settings of the member that asks.")] = Path("peer.toml"),
+    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a look.")] = False,
+) -> None:
+    """Watch a running network: round, accuracy, pulls and state of every member, until Ctrl-C.
+
+    Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What is shown of
+    a member is what it says of itself: a hostile one may lie. After the last round peers leave; a member that no longer
+    answers then is shown as finished. The columns ok, late, refused and failed count pulls; degraded counts rounds that
+    ended with too few answers. A member is shown as convicted when more than b others say that they have proof that its
+    key signed two models of one round (see rpel verify).
+
+    Example: rpel watch --config peer.toml
+    """
+    from rpel.config.peer import Config
+    from rpel.operations.watch import Observer
+
+    asyncio.run(_watch(Observer.of(Config.load(config)), once, every, as_json))
+
+
+async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
+    from rpel.operations.watch import look
+
+    console = Console(highlight=False)
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            found = await look(observer)
+            if as_json:
+                print(json.dumps(_as_dict(observer, found)), flush=True)
+            elif live is not None:
+                live.update(_members(observer, found), refresh=True)
+            else:
+                console.print(_members(observer, found), soft_wrap=True)
+            if once:
+                return
+            await asyncio.sleep(every)
+    finally:
+        await observer.close()
+        if live is not None:
+            live.stop()
+
+
+def _members(observer: "Observer", found: list["Seen"]) -> Table:
+    from rpel.operations.watch import convicted
+
+    return members_now(_title(observer), found, convicted=convicted(found, observer.standing.membership.byzantine))
+
+
+def _title(observer: "Observer") -> str:
+    m, now = observer.standing.membership, observer.clock.round()
+    when = f"begins in {-observer.clock.position():.0f} s" if now < 1 else f"round {min(now, m.rounds)} of {m.rounds}"
+    return f"network {m.run}: {when}" + ("; over" if now > m.rounds else "")
+
+
+def _as_dict(observer: "Observer", found: list["Seen"]) -> dict[str, object]:
+    m = observer.standing.membership
+    members = [member.to_dict() for member in found]
+    return {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": members}
+
+
+def members_now(
+    title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
+) -> Table:
+    """One row a member; those known to be hostile are marked, since what they say of themselves means nothing."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold")
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    table.add_column("peer", no_wrap=True)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for member in seen:
+        if member.id in hostile:
+            table.add_row(Text(_short(member.id), "magenta"), *[""] * 7, Text("hostile", "magenta"))
+            continue
+        numbers = _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
+        if member.id in convicted:
+            table.add_row(_short(member.id), *numbers, Text("convicted", "magenta"))
+            continue
+        state = "other file" if member.state == "other membership" else member.state.value
+        table.add_row(_short(member.id), *numbers, Text(state, _STATES.get(state, "red")))
+    return table
+
+
+def _numbers(member: "Seen") -> list[str]:
+    """Failed pulls are those whose answer was malformed or that reached nobody."""
+    pulls = member.pulls
+    failed = pulls["malformed"] + pulls["unreachable"]
+    accuracy = "" if member.accuracy is None else f"{member.accuracy:.4f}"
+    counts = (pulls["ok"], pulls["late"], pulls["refused"], failed, member.degraded)
+    return [str(member.round), accuracy, *map(str, counts)]
+
+
+def _short(id: str) -> str:
+    return id if len(id) <= _LONGEST_ID else f"{id[: _LONGEST_ID - 1]}…"
+
+
+def verify(
+    evidence: Annotated[Path, typer.Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
+
+    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an intention: two
+    machines that run with one key are convicted, too. Exit status 0: proven; 1: not.
+
+    Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
+    """
+    from rpel.config.membership import Membership
+    from rpel.peer.evidence import verify
+
+    membership = Membership.load(members)
+    try:
+        proof = verify(evidence, membership)
+    except ValueError as error:
+        print(json.dumps({"proven": False, "reason": str(error)}) if as_json else f"not proven: {error}")
+        raise typer.Exit(1) from None
+    member = membership.members[proof.member]
+    digests = [signed.digest.hex() for signed in (proof.first, proof.second)]
+    facts = {"proven": True, "member": member.id, "fingerprint": member.fingerprint, "round": proof.round}
+    if as_json:
+        print(json.dumps(facts | {"digests": digests}))
+        return
+    print(
+        f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
+        f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
+    )
+
+
+def doctor(
+    preset: Annotated[str | None, typer.Option(help="Also: is there memory for this preset or run file?")] = None,
+    config: Annotated[Path | None, typer.Option(help="Also: a peer.toml, its members, certificate and port.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Look whether this machine is ready: versions, kernels, data, disk, memory, clock; what is wrong, how to mend it.
+
+    Example: rpel doctor --preset scale-100k
+    """
+    from rpel.operations.doctor import examine
+
+    found = examine(preset, config, data_dir)
+    wrong = [one for one in found if not one.ok]
+    if as_json:
+        print(json.dumps([one.to_dict() for one in found], indent=2))
+    else:
+        for one in found:
+            print(f"{'ok   ' if one.ok else 'WRONG'}  {one.check}: {one.detail}")
+            if one.remedy:
+                print(f"       {one.remedy}")
+        print(f"{count(len(wrong), 'problem')} found" if wrong else "all is well")
+    if wrong:
+        raise typer.Exit(1)

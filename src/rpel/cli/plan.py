@@ -1,8 +1,8 @@
-"""``rpel plan``: parses, asks the planner, prints."""
+"""``rpel plan`` and ``rpel graph``: what a network of some size needs, before anything runs."""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from fractions import Fraction
@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rpel import planning
-from rpel.cli.display import stdout
-from rpel.cli.options import Byzantine, Json, Nodes, Plot, Rounds
+from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds, stdout
 from rpel.text import human_bytes, percent
 from rpel.theory import Convergence, Reduction
 
@@ -268,3 +267,63 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
         f"(c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = {result.c3:.4g})"
     )
     console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")
+
+
+def graph(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False
+        ),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
+    byzantine: Annotated[int | None, typer.Option(help="How many of them are hostile, b.")] = None,
+    pull: Annotated[int | None, typer.Option(help="The budget: n*s/2 edges, as many messages as pulling s.")] = None,
+    graph: Annotated[str | None, typer.Option(help="random, or honest-first as in the earlier works.")] = None,
+    placement: Annotated[str | None, typer.Option(help="Where hostile nodes sit: random or adversarial.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Where the randomness comes from.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the fixed graph that the baselines use, and say what their theory would need of it.
+
+    Example: rpel graph --nodes 30 --byzantine 6 --pull 15 --plot graph.svg
+    """
+    from rpel.config import spec as specs
+    from rpel.experiments.drawings import baseline, draw_graph
+
+    given = {"nodes": nodes, "byzantine": byzantine, "pull": pull, "graph": graph, "placement": placement, "seed": seed}
+    spec = specs.load(source or "quickstart").but(**{key: value for key, value in given.items() if value is not None})
+    found = baseline(spec)
+    if plot is not None:
+        draw_graph(found, plot)
+    if as_json:
+        print(json.dumps(found.findings(), indent=2))
+    else:
+        _show_graph(stdout(), found.findings())
+
+
+def _show_graph(console: Console, found: Mapping[str, Any]) -> None:
+    """A fixed graph and whether the assumptions of the methods that use it hold."""
+    console.print(
+        f"[bold]{found['edges']:,} edges[/] among {found['nodes']:,} nodes ({found['graph']}), degrees "
+        f"{found['degree_min']} to {found['degree_max']}: {found['messages']:,} messages a round"
+    )
+    console.print(
+        f"{found['byzantine']:,} hostile ({found['placement']} placement): an honest node has at most "
+        f"{found['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {found['b_hat']}"
+    )
+    if found["placement"] == "adversarial":
+        console.print(
+            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest nodes then "
+            "clip or drop that many neighbours everywhere, which is the price of a fixed graph"
+        )
+    if found["nodes_beyond_b_hat"]:
+        console.print(f"{found['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
+    whole = "is connected" if found["honest_connected"] else "is NOT connected"
+    console.print(f"the honest part {whole}")
+    enough = "holds" if found["sufficiently_connected"] else "does NOT hold"
+    console.print(
+        f"2b-connectivity, which these methods assume, {enough}: {found['connectivity']}-connected, "
+        f"{found['connectivity_needed']} needed"
+    )

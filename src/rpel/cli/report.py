@@ -1,4 +1,4 @@
-"""``rpel report``: one page from finished runs."""
+"""``rpel report``, ``rpel ls`` and ``rpel compare``: runs that lie on disk, without torch."""
 
 import json
 import sys
@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from rpel.cli.options import Json
-from rpel.text import count
+from rpel.cli.terminal import Json
+from rpel.text import count, value_text
 
 if TYPE_CHECKING:
     from rpel.report import Collection, Group
@@ -33,8 +36,8 @@ def report(
     """
     from rpel.files import atomic
     from rpel.plots import save
-    from rpel.report import chart_groups, collect, drawing, group_runs, page, tables
-    from rpel.report.groups import METRICS
+    from rpel.report import chart_groups, collect, drawing, group_runs, page
+    from rpel.report.groups import METRICS, groups_as_latex, to_csv
 
     found = collect(paths)
     if output.is_dir():
@@ -43,9 +46,9 @@ def report(
     texts = {output: page(found)}
     drawn: dict[Path, tuple[Chart, str]] = {}
     if csv is not None:
-        texts[csv] = tables.to_csv(found.runs)
+        texts[csv] = to_csv(found.runs)
     if latex is not None:
-        texts[latex] = tables.groups_as_latex(groups)
+        texts[latex] = groups_as_latex(groups)
     if figures is not None:
         for chart in chart_groups(groups):
             texts |= {figures / f"{chart.slug}-{metric}.svg": drawing.svg_file(chart, metric) for metric in METRICS}
@@ -96,3 +99,140 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
         "broken": {str(one.path): one.reason for one in found.broken},
         "files": [str(path) for path in written],
     }
+
+
+_MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+
+
+def ls(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs somewhere below it.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs below a folder: what they are, how far they came, and what they ended with.
+
+    Example: rpel ls runs
+    """
+    from rpel.report import collect
+
+    found = collect([folder])
+    rows: list[dict[str, Any]] = []
+    for run in found.runs:
+        ends = {key: run.rows[-1][key] for key in ("accuracy_mean", "accuracy_worst")}
+        rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **ends})
+        rows[-1] |= {"held": run.proof.held, "edited": list(run.edited)}
+    rows += [
+        {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
+    ]
+    rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in found.broken]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold", ratio=2)
+    table.add_column("what", overflow="fold", ratio=3)
+    for column in ("rounds", "mean", "worst"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    Console(file=sys.stdout, highlight=False).print(table)
+    states = [row["state"] for row in rows]
+    print(", ".join(f"{states.count(s)} {s}" for s in ("finished", "unfinished", "broken") if s in states))
+
+
+def _spec(spec: Any) -> dict[str, Any]:
+    keys = ("name", "dataset", "method", "rule", "attack", "nodes", "byzantine", "pull", "rounds", "seed")
+    return {key: getattr(spec, key) for key in keys}
+
+
+def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
+    name = Text(row["path"].rpartition("/")[2])
+    if row["state"] == "broken":
+        return name, Text(f"broken: {row['error']}", "red"), "", "", ""
+    rule = "" if row["rule"] is None else f" {row['rule']}"
+    what = f"{row['method']}{rule}, {row['attack']}, n {row['nodes']} b {row['byzantine']} s {row['pull']}"
+    rounds = str(row["rounds"]) if row["state"] == "finished" else f"{row['done']}/{row['rounds']}"
+    ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in ("accuracy_mean", "accuracy_worst")]
+    edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
+    return name, Text(f"{what}, seed {row['seed']}") + Text(edited, "red"), rounds, *ends
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run, or a folder with the seeds of one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    as_json: Json = False,
+) -> None:
+    """Compare two runs, or two sets of seeds: what differs in their specifications, curves, paired differences.
+
+    Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
+    """
+    found = compared(_one_group(a), _one_group(b))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for key, (mine, theirs) in found["differences"].items():
+        print(f"{key}: {mine} | {theirs}")
+    if not found["differences"]:
+        print("the specifications differ in nothing that matters but seeds")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("after the last round")
+    for column in ("A", "B", "B - A"):
+        table.add_column(column, justify="right")
+    table.add_column(found["interval"])
+    for key, row in found["final"].items():
+        low, high = row["low"], row["high"]
+        between = "" if low is None or len(found["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
+        table.add_row(key.replace("_", " "), *(_number(row[k]) for k in ("a", "b", "difference")), between)
+    Console(file=sys.stdout, highlight=False).print(table)
+    curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in found["curve"])
+    print(f"mean accuracy by round: {curve}" if curve else "no round was evaluated in both")
+    print(f"paired over {count(len(found['seeds']), 'common seed')}")
+
+
+def _number(value: float | None) -> str:
+    return "overflowed" if value is None else f"{value:.4g}"
+
+
+def _one_group(path: Path) -> "Group":
+    from rpel.report import collect, group_runs
+
+    groups = group_runs(collect([path]).runs)
+    if len(groups) != 1:
+        raise ValueError(f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each")
+    return groups[0]
+
+
+def compared(a: "Group", b: "Group") -> dict[str, Any]:
+    """What differs between two groups; differences of final numbers are B − A, paired by seed."""
+    from rpel.config.spec import Spec
+    from rpel.report.groups import NOT_MEANING
+
+    pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in Spec.model_fields if key not in NOT_MEANING}
+    both = sorted({run.spec.seed for run in a.runs} & {run.spec.seed for run in b.runs})
+    mine, theirs = (
+        dict(zip(group.rounds("accuracy_mean"), group.curve("accuracy_mean")[0].tolist(), strict=True))
+        for group in (a, b)
+    )
+    return {
+        "differences": {key: [value_text(x), value_text(y)] for key, (x, y) in pairs.items() if x != y},
+        "seeds": both,
+        "interval": "95 % t-interval" if len(both) > 2 else "lowest and highest" if len(both) == 2 else "",
+        "final": {key: _difference(a, b, key, both) for key in _MEASURES},
+        "curve": [{"round": t, "a": mine[t], "b": theirs[t]} for t in mine if t in theirs],
+    }
+
+
+def _difference(a: "Group", b: "Group", column: str, seeds: list[int]) -> dict[str, float | None]:
+    import math
+
+    from rpel.simulation.result import interval
+
+    first, second = ({run.spec.seed: run.final(column) for run in group.runs} for group in (a, b))
+    gaps = [second[seed] - first[seed] for seed in seeds]
+    means = [group.final(column)[0] for group in (a, b)]
+    known = bool(gaps) and all(map(math.isfinite, gaps))
+    mean, low, high = interval(gaps) if known else (None, None, None)
+    ends = [value if math.isfinite(value) else None for value in means]
+    return {"a": ends[0], "b": ends[1], "difference": mean, "low": low, "high": high}

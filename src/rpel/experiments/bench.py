@@ -1,4 +1,4 @@
-"""What rpel gains on this machine, in about two minutes: every measurement is a ratio to the plain way.
+"""Measured on this machine: what rpel gains over the plain way, in about two minutes, and what runs will cost.
 
 Ratios travel between machines; seconds do not. Work is timed several times and the fastest counts: on a shared machine
 the others measure the neighbours. Kernels are compiled anew in a folder of their own, so nothing stored before counts.
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 
 from rpel import planning
 from rpel.aggregation import rule
+from rpel.config.spec import Spec
 from rpel.kernels import compiled, plain
+from rpel.simulation.inputs import Inputs
+from rpel.simulation.methods import settle
+from rpel.simulation.run import Run, pinned
 
 _VICTIMS, _M, _F, _D = 18, 16, 7, 176_050
 """The paper's MNIST setting, for a fifth of its victims."""
@@ -142,3 +146,83 @@ def _first_use() -> Measurement:
             for _ in range(2)
         ]  # fmt: skip
     return Measurement("first call, kernels stored", seconds[1], "kernels compiled anew", seconds[0])
+
+
+# --- what runs will cost, measured on real rounds of each kind --------------------------------------------------------
+
+_TIMED = 2
+"""Rounds that are timed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a kind of run takes: to begin, for a round, to evaluate, and to evaluate on all test examples."""
+
+    start: float
+    round: float
+    evaluation: float
+    last: float
+
+    def seconds(self, spec: Spec) -> float:
+        """A whole run.
+
+        >>> Cost(start=1.0, round=0.5, evaluation=0.1, last=2.0).seconds(Spec(rounds=60, eval_every=20))
+        33.2
+        """
+        return round(self.start + spec.rounds * self.round + self._evaluations(spec) * self.evaluation + self.last, 6)
+
+    @staticmethod
+    def _evaluations(spec: Spec) -> int:
+        return (spec.rounds - 1) // spec.eval_every
+
+
+def kind(spec: Spec) -> str:
+    """Runs of one kind cost about the same; the most expensive of them is measured.
+
+    >>> kind(Spec(nodes=30, local_steps=3))
+    'mnist-sample with mnist, n = 30, batch 25, 3 local steps'
+    """
+    searched = ", adaptive attack" if spec.attack == "strongest" else ""
+    steps = f"{spec.local_steps} local step{'s' * (spec.local_steps > 1)}"
+    return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
+
+
+def measure(spec: Spec, inputs: Inputs) -> Cost:
+    """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
+    with pinned(spec.threads):
+        begun = time.perf_counter()
+        running = Run(settle(spec), inputs)
+        start = time.perf_counter() - begun
+        running.simulation.step(measured=False)
+        steps = _timed(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
+        evaluation = _timed(lambda: running.simulation.evaluate(running.subset))
+    share = len(inputs.dataset.test_y) / len(running.subset)
+    return Cost(start, steps / _TIMED, evaluation, evaluation * share)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
+    """The measured cost of each kind among these runs."""
+    dearest: dict[str, Spec] = {}
+    for spec in specs:
+        held = dearest.setdefault(kind(spec), spec)
+        if _dearness(spec) > _dearness(held):
+            dearest[kind(spec)] = spec
+    return {name: _measured(spec, inputs[spec.dataset]) for name, spec in dearest.items()}
+
+
+def _measured(spec: Spec, inputs: Inputs) -> Cost:
+    """Nothing for a run that cannot begin: it will say so itself, and the others go on."""
+    try:
+        return measure(spec, inputs)
+    except ValueError:
+        return Cost(0.0, 0.0, 0.0, 0.0)
+
+
+def _dearness(spec: Spec) -> tuple[int, bool, int]:
+    return spec.pull or 0, spec.attack in ("alie", "strongest"), -spec.byzantine

@@ -1,23 +1,28 @@
-"""Make panels: run what is missing, write numbers, pictures and an index.
+"""Make panels at the size of one's machine: run what is missing, write numbers, pictures and an index.
+
+Scales: full is the paper's sizes and seeds, unchanged; short keeps data, network and plan and shortens the schedule;
+smoke keeps who talks to whom and replaces what is learned, so it shows that everything works and nothing else.
 
 Invariants: a run that is finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written as soon as
 its runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named with its
-reason and does not stop the rest.
+reason and does not stop the rest; a figure and its runs carry their scale, so nobody takes them for the paper's.
 """
 
 import csv
 import io
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rpel.config.spec import Spec
+from rpel.config.values import parse_seeds
+from rpel.errors import nearest
 from rpel.experiments import drawings
+from rpel.experiments.bench import costs, kind
 from rpel.experiments.panels import PANELS, Panel, chosen
-from rpel.experiments.scales import Sized, scale_named, sized
 from rpel.files import atomic
 from rpel.processes import Stop
 from rpel.simulation.certificate import versions
@@ -26,8 +31,92 @@ from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import settle
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result
-from rpel.simulation.run import Progress, Run, folder_name, pinned, run
+from rpel.simulation.run import Progress, folder_name, run
 from rpel.types import Scale
+
+_SMOKE: dict[str, Any] = {
+    "dataset": "mnist-sample", "model": "mlp", "rounds": 10, "batch_size": 10, "eval_every": 2, "eval_size": 200,
+    "checkpoint_every": 0,
+}  # fmt: skip
+_SHORTER = {"mnist": 0.3, "cifar10": 0.1, "femnist": 0.1}
+"""The part of the paper's rounds that a short run makes."""
+_POINTS = 6
+"""Evaluations of a short run, the last on all test images; on CIFAR-10 each of the others costs ten rounds."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A panel at some scale: for each of its curves the runs, one a seed; and what the figure says about it."""
+
+    panel: Panel
+    scale: Scale
+    runs: tuple[tuple[Spec, ...], ...]
+    note: str
+
+
+def scale_named(name: str) -> Scale:
+    """The scale of that name.
+
+    >>> scale_named("smok")
+    Traceback (most recent call last):
+    ValueError: scale 'smok' is unknown: the nearest is 'smoke' (of smoke, short, full)
+    """
+    names = [scale.value for scale in Scale]
+    if name not in names:
+        raise ValueError(f"scale {name!r} is unknown: {nearest(name, names)}")
+    return Scale(name)
+
+
+def sized(panel: Panel, scale: Scale, part: float | None = None, **where: Any) -> Sized:
+    """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads, device.
+
+    part: how much of the paper's rounds a short run makes; without it .3 for MNIST and .1 for the larger data sets.
+    """
+    if part is not None and (scale is not Scale.SHORT or not 0 < part <= 1):
+        raise ValueError(f"part {part:g} is not valid: it takes a share of the rounds such as 0.1, with scale short")
+    specs = [curve.spec() for curve in panel.curves]
+    seeds = parse_seeds(panel.seeds) if scale is Scale.FULL else [0]
+    resized = [_resized(spec, scale, part).but(**where) for spec in specs]
+    runs = tuple(tuple(spec.but(seed=seed, seeds=None) for seed in seeds) for spec in resized)
+    return Sized(panel, scale, runs, _note(panel, scale, specs, resized))
+
+
+def _resized(spec: Spec, scale: Scale, part: float | None) -> Spec:
+    if scale is Scale.SMOKE:
+        rate = spec.rate(1)
+        return spec.but(**_SMOKE, lr=rate, scale=scale, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None)
+    if scale is Scale.SHORT:
+        return shortened(spec, part or _SHORTER[spec.dataset]).but(name=f"short-{spec.name}", scale=scale)
+    return spec
+
+
+def shortened(spec: Spec, part: float) -> Spec:
+    """The same run with a part of its rounds: b_hat as planned for all of them, the steps of the schedule moved along.
+
+    >>> from rpel.config.spec import load
+    >>> short = shortened(load("cifar10-20"), 0.1)
+    >>> short.rounds, short.lr, short.b_hat, short.eval_every
+    (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)
+    """
+    planned = settle(spec)
+    rounds = max(1, round(part * spec.rounds))
+    lr = spec.lr if isinstance(spec.lr, float) else tuple((round(part * last), rate) for last, rate in spec.lr)
+    return planned.but(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
+
+
+def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec]) -> str:
+    """One line for the figure."""
+    if panel.kind == "fraction":
+        text = "5 simulations a point, bands: 95 %, dots: the exact median"
+        return f"SMOKE (here as at full size): {text}" if scale is Scale.SMOKE else text
+    meant, made, seeds = specs[0], resized[0], len(parse_seeds(panel.seeds))
+    if scale is Scale.SMOKE:
+        full = {"mnist": "all of MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST"}[meant.dataset]
+        return f"SMOKE: a sample of MNIST instead of {full}, a small network, {made.rounds} rounds, 1 seed"
+    if scale is Scale.SHORT:
+        return f"SHORT: {made.rounds} of {meant.rounds} rounds, 1 of {seeds} seeds"
+    return f"{meant.rounds} rounds, {seeds} seeds, bands from lowest to highest"
+
 
 Row = drawings.Row
 Say = Callable[[str], None]
@@ -150,86 +239,6 @@ def seconds_needed(work: Work) -> dict[Path, float]:
     todo = work.open
     measured = costs(todo.values(), work.datasets.held)
     return {path: measured[kind(spec)].seconds(spec) for path, spec in todo.items()}
-
-
-# --- how long it takes: measured on real rounds of each kind of run ---------------------------------------------------
-
-_TIMED = 2
-"""Rounds that are timed."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds that a kind of run takes: to begin, for a round, to evaluate, and to evaluate on all test examples."""
-
-    start: float
-    round: float
-    evaluation: float
-    last: float
-
-    def seconds(self, spec: Spec) -> float:
-        """A whole run.
-
-        >>> Cost(start=1.0, round=0.5, evaluation=0.1, last=2.0).seconds(Spec(rounds=60, eval_every=20))
-        33.2
-        """
-        return round(self.start + spec.rounds * self.round + self._evaluations(spec) * self.evaluation + self.last, 6)
-
-    @staticmethod
-    def _evaluations(spec: Spec) -> int:
-        return (spec.rounds - 1) // spec.eval_every
-
-
-def kind(spec: Spec) -> str:
-    """Runs of one kind cost about the same; the most expensive of them is measured.
-
-    >>> kind(Spec(nodes=30, local_steps=3))
-    'mnist-sample with mnist, n = 30, batch 25, 3 local steps'
-    """
-    searched = ", adaptive attack" if spec.attack == "strongest" else ""
-    steps = f"{spec.local_steps} local step{'s' * (spec.local_steps > 1)}"
-    return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
-
-
-def measure(spec: Spec, inputs: Inputs) -> Cost:
-    """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
-    with pinned(spec.threads):
-        begun = time.perf_counter()
-        running = Run(settle(spec), inputs)
-        start = time.perf_counter() - begun
-        running.simulation.step(measured=False)
-        steps = _timed(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
-        evaluation = _timed(lambda: running.simulation.evaluate(running.subset))
-    share = len(inputs.dataset.test_y) / len(running.subset)
-    return Cost(start, steps / _TIMED, evaluation, evaluation * share)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
-    """The measured cost of each kind among these runs."""
-    dearest: dict[str, Spec] = {}
-    for spec in specs:
-        held = dearest.setdefault(kind(spec), spec)
-        if _dearness(spec) > _dearness(held):
-            dearest[kind(spec)] = spec
-    return {name: _measured(spec, inputs[spec.dataset]) for name, spec in dearest.items()}
-
-
-def _measured(spec: Spec, inputs: Inputs) -> Cost:
-    """Nothing for a run that cannot begin: it will say so itself, and the others go on."""
-    try:
-        return measure(spec, inputs)
-    except ValueError:
-        return Cost(0.0, 0.0, 0.0, 0.0)
-
-
-def _dearness(spec: Spec) -> tuple[int, bool, int]:
-    return spec.pull or 0, spec.attack in ("alie", "strongest"), -spec.byzantine
 
 
 # --- at work ---------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from typing import Any
 
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
+from rpel.operations.drill import drill
 from rpel.operations.found import new
 from rpel.operations.join import join
-from rpel.operations.redteam.drill import drill
 from rpel.operations.watch import Observer, Seen, look
 from rpel.processes import ChildError, Children, on_sigterm
 

@@ -1,9 +1,9 @@
-"""Runs brought together: the seeds of one specification into a group, groups that are compared into a chart."""
+"""Runs brought together: seeds of one specification into a group, groups into a chart; all of them as CSV and LaTeX."""
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rpel.config.spec import Spec
 from rpel.config.training import Identity
 from rpel.report.collect import Run
-from rpel.simulation.result import interval
+from rpel.simulation.result import Table, interval
 from rpel.text import value_text
 
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
@@ -229,3 +229,66 @@ def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
     size = [word for word in [spec.scale.stamp] if word]
     return " · ".join([*size, spec.method, spec.rule or "own rule", _attack(spec), *extra])
+
+
+# --- for papers ------------------------------------------------------------------------------------------------------
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$", "±": r"$\pm$",
+}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    """Text as LaTeX prints it.
+
+    >>> print(latex_text("nnm+trimmed_mean · 10 %"))
+    nnm+trimmed\\_mean $\\cdot$ 10 \\%
+    """
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+
+
+def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "") -> str:
+    """A booktabs table; the first column is text, the others are numbers. ``about`` becomes a comment."""
+    lines = [f"% {about}"] * bool(about) + ["% needs \\usepackage{booktabs}"]
+    lines += [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(latex_text, head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(latex_text, row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+# --- all numbers -----------------------------------------------------------------------------------------------------
+
+_PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """The lines of all runs; what a run did not evaluate is empty.
+
+    >>> to_csv([])
+    '\\n'
+    """
+    fields = [key for key in Spec.model_fields if key not in _PLACES]
+    lines = []
+    for run in runs:
+        known = {"run": run.folder} | {key: value_text(getattr(run.spec, key)) for key in fields}
+        known |= {"held": value_text(run.proof.held)}
+        lines += [known | row for row in run.rows]
+    return Table(lines).to_csv()
+
+
+def groups_as_latex(groups: Iterable[Group]) -> str:
+    """A booktabs table of groups: what each ends with, with its interval over the seeds."""
+    head = ["setting", "data", "n", "b", "s", "seeds", "mean accuracy", "worst node"]
+    rows = [
+        [g.label, g.spec.dataset, str(g.spec.nodes), str(g.spec.byzantine), str(g.runs[0].proof.pull), str(len(g.runs))]
+        + [_with_interval(g, column) for column in ("accuracy_mean", "accuracy_worst")]
+        for g in groups
+    ]
+    about = "accuracy after the last round; ± half of the 95 % t-interval over seeds, of two seeds half their distance"
+    return latex_table(head, rows, about)
+
+
+def _with_interval(group: Group, column: str) -> str:
+    mean, low, high = group.final(column)
+    return f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(group.runs) > 1 else "")

@@ -6,9 +6,12 @@ a drill shows what a hostile member could do and not what a broken network does;
 
 import asyncio
 import itertools
+import re
+import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,14 +21,15 @@ from rpel.attacks.forgeries import State
 from rpel.config.membership import Membership
 from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import finite_rows
-from rpel.operations.redteam.drill import Reply, drill, forge, plainly
-from rpel.operations.redteam.server import HostileServer, early, gone
+from rpel.operations import drill as drills
+from rpel.operations.drill import drill, forge, plainly
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
 from rpel.peer.evidence import SIGNED_PROTOCOL, facts, sign
-from rpel.peer.http import CLOCK, STATUS
-from rpel.peer.identity import read_key, server_context, take
+from rpel.peer.http import CLOCK, INIT, LARGEST_HEAD, MODEL, STATUS, Reply, json_reply, parse_request
+from rpel.peer.identity import leaf_fingerprint, read_key, server_context, take
 from rpel.peer.store import initial_model
+from rpel.peer.wire import Malformed
 from rpel.types import Models
 
 _PATIENCE = 0.6  # of the time to the deadline: who has not published by then is forged without
@@ -210,12 +214,12 @@ class RedTeam:
     ) -> None:
         """A member asks for a model."""
         if round and not -_KEPT < round - self._round <= _AHEAD:
-            writer.write(gone() if round < self._round else early())
+            writer.write(bytes(Reply(410 if round < self._round else 425)))
             return
         forged = await asyncio.shield(self._waiting(round)) if round else {}
         model = forged.get(member, self._initial)
         sign = self._sign if round and self.standing.membership.protocol >= SIGNED_PROTOCOL else None
-        reply = Reply(reader, writer, self._sig, member, round, self._clock.position(), model, sign)
+        reply = drills.Reply(reader, writer, self._sig, member, round, self._clock.position(), model, sign)
         if not round:
             await plainly(reply)
             return
@@ -244,3 +248,66 @@ class RedTeam:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+_MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
+
+Respond = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int, int], Awaitable[None]]
+"""(reader, writer, member, round; 0: the common initial model): do something with the connection."""
+
+
+class HostileServer:
+    """Listens, knows members by their pin, and leaves requests for models to ``answer``."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        context: ssl.SSLContext,
+        answer: Respond,
+        texts: Mapping[str, Callable[[], dict[str, object]]],
+    ) -> None:
+        self._membership, self._context, self._answer, self._texts = membership, context, answer, texts
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> None:
+        """Begin to listen; ``port`` is then where (0: any free one)."""
+        self._server = await asyncio.start_server(
+            self._serve, host, port, ssl=self._context, ssl_handshake_timeout=5.0, limit=LARGEST_HEAD
+        )
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and drop all connections."""
+        self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+                member = self._membership.by_fingerprint(leaf_fingerprint(writer.get_extra_info("ssl_object")))
+                while member is not None:
+                    await self._one(await reader.readuntil(b"\r\n\r\n"), reader, writer, member)
+        finally:
+            self._open.discard(task)
+            writer.transport.abort()
+
+    async def _one(
+        self, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: int
+    ) -> None:
+        try:
+            path = parse_request(request.removesuffix(b"\r\n\r\n")).path
+        except Malformed:
+            path = ""
+        model = _MODEL.fullmatch(path)
+        if model or path == INIT:
+            await self._answer(reader, writer, member, int(model[1]) if model else 0)
+        elif path in self._texts:
+            writer.write(bytes(json_reply(self._texts[path]())))
+        else:
+            writer.write(bytes(Reply(404)))
+        await writer.drain()

@@ -1,0 +1,409 @@
+"""``rpel sweep``, ``arena``, ``reproduce``, ``bench`` and ``import``: many runs, and what is made of them."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rpel.cli.terminal import DataDir, Jobs, Json, TensorBoard, Threads, Yes, agreed, display, stderr, stdout
+from rpel.experiments.sweep import CellRun, Sweep, read
+from rpel.text import count, duration
+
+if TYPE_CHECKING:
+    from rpel.arena import Standings
+    from rpel.cli.terminal import RunDisplay
+    from rpel.config.spec import Spec
+    from rpel.experiments.reproduce import Work
+    from rpel.experiments.sweep import Sweep
+    from rpel.simulation.run import Progress, Tick
+
+
+_STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
+_SHOWN = 24
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
+    jobs: Jobs = None,
+    tensorboard: TensorBoard = False,
+    as_json: Json = False,
+) -> None:
+    """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
+
+    The file holds preset = "quickstart" and any fields, [grid] with lists such as attack = ["alie", "foe"], and, if you
+    like, [[cells]] with combinations of their own. A run that fails does not stop the others.
+
+    Example: rpel sweep attacks.toml --jobs 2
+    """
+    work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs, tensorboard)
+    console = stderr()
+    try:
+        with SweepDisplay(console) as display:
+            work.run(display.show)
+    except KeyboardInterrupt as error:
+        console.print(f"rpel: {error or 'interrupted'}", markup=False)
+        raise typer.Exit(130) from None
+    _print_sweep(work, as_json)
+    if any(state.status == "failed" for state in work.states):
+        raise typer.Exit(1)
+
+
+class SweepDisplay:
+    """A live table where a person looks, a line for each change where none does."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = Live(console=console, transient=True, auto_refresh=False)
+        self.said: dict[int, str] = {}
+        self.drawn = 0.0
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def show(self, work: Sweep) -> None:
+        """Something may have changed."""
+        now = self.console.get_time()
+        if self.console.is_terminal and now - self.drawn > 0.25:
+            self.drawn = now
+            self.live.update(_live(work), refresh=True)
+        elif not self.console.is_terminal:
+            for i, state in enumerate(work.states):
+                if state.status != self.said.get(i, "waiting"):
+                    self.said[i] = state.status
+                    self.console.print(f"{_head(work)}: {state.cell.label}: {_seen(state)}", markup=False)
+
+
+def _head(work: Sweep) -> str:
+    done = sum(state.status in ("done", "failed") for state in work.states)
+    left = work.seconds_left
+    return f"{done}/{len(work.states)}" + ("" if left is None or left < 1 else f", {duration(left)} left")
+
+
+def _seen(state: CellRun) -> str:
+    """How a cell stands, in a few words."""
+    if state.status == "done" and state.result is not None:
+        before = "finished before" if state.reused else f"done in {duration(state.seconds)}"
+        return f"{before}, accuracy mean {state.result['accuracy_mean']:.4f} worst {state.result['accuracy_worst']:.4f}"
+    return f"{state.status}: {state.error}" if state.error else state.status
+
+
+def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
+    """A row a cell: how it stands, its accuracies, and what there is to say; it fits whatever width there is."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", overflow="fold", min_width=min(max(len(s.cell.label) for s in work.states), 30))
+    for column in ("state", "mean", "worst"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    for state in states:
+        found = state.result or {}
+        accuracies = [f"{found[key]:.4f}" if key in found else "" for key in ("accuracy_mean", "accuracy_worst")]
+        table.add_row(
+            Text(state.cell.label), state.status, *accuracies, Text(_words(state)), style=_STYLES[state.status]
+        )
+    return table
+
+
+def _words(state: CellRun) -> str:
+    """What a cell has to say beside its state."""
+    if state.status == "done":
+        return "finished before" if state.reused else duration(state.seconds)
+    return state.last_line.removeprefix("rpel: ") if state.status == "running" else state.error
+
+
+def _live(work: Sweep) -> Table:
+    """The cells on their way first, then what failed, what ended last and what waits."""
+    order = {"running": 0, "failed": 1, "stopped": 1, "done": 2, "waiting": 3}
+    states = sorted(work.states, key=lambda state: (order[state.status], -state.begun))
+    table = _table(work, states[:_SHOWN], f"sweep {_head(work)}, {work.jobs} at a time")
+    if len(states) > _SHOWN:
+        table.add_row(f"and {len(states) - _SHOWN} more")
+    return table
+
+
+def _print_sweep(work: Sweep, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(work.rows(), indent=2))
+        return
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(_table(work, work.states, ""))
+    for state in work.states:
+        if state.error:
+            print(f"{state.cell.label}: {state.error}")
+    print(f"table: {work.out / 'sweep.csv'}")
+
+
+def arena(
+    preset: Annotated[str, typer.Option(help="The setting: a preset or a run file.")] = "mnist-30",
+    rules: Annotated[str | None, typer.Option(help="Rules, such as mean,nnm+median. [all]")] = None,
+    attacks: Annotated[str | None, typer.Option(help="Attacks, such as alie,foe,alie(z=1). [all]")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods beside the rules, such as gts,nna; or all.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0-2 or 0,7.")] = "0",
+    strongest: Annotated[bool, typer.Option("--strongest", help="Also attacks that search their best factor.")] = False,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, T. [the preset's]")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "--peers", help="All nodes, n. [the preset's]")] = None,
+    byzantine: Annotated[int | None, typer.Option(help="Hostile ones among them, b. [the preset's]")] = None,
+    pull: Annotated[int | None, typer.Option(help="Peers pulled, s. [the preset's]")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and pages.")] = Path("arena"),
+    jobs: Jobs = None,
+    data_dir: DataDir = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Run all rules against all attacks in one setting and budget, several at a time, and make one page of it.
+
+    What is finished is not repeated; after Ctrl-C the same command goes on. What cannot run is shown with its reason.
+
+    Example: rpel arena --preset quickstart --rules mean,median,nnm+trimmed_mean --attacks alie,foe --seeds 0-2
+    """
+    from rpel import arena as arenas
+    from rpel.config.spec import load
+    from rpel.experiments.sweep import Sweep
+
+    given = {"rounds": rounds, "nodes": nodes, "byzantine": byzantine, "pull": pull, "data_dir": data_dir}
+    base = load(preset).but(**{key: value for key, value in given.items() if value is not None})
+    who = arenas.contestants(_split(rules), _split(methods))
+    played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
+    work = Sweep([trial.cell for trial in played], out, jobs)
+    console = stderr()
+    work.recall()
+    if not agreed(_needed(base, work, console), yes, console):
+        raise typer.Exit(0)
+    try:
+        with SweepDisplay(console) as display:
+            work.run(display.show)
+    except KeyboardInterrupt as error:
+        console.print(f"rpel: {error or 'interrupted'}", markup=False)
+        raise typer.Exit(130) from None
+    found = arenas.standings(base, played, work.states)
+    files = arenas.write(found, out)
+    if as_json:
+        print(json.dumps(found.to_dict() | {"files": [str(path) for path in files]}, indent=2))
+    else:
+        _print_standings(found, files)
+
+
+def _split(text: str | None) -> list[str]:
+    """Names between commas; commas inside brackets belong to a name.
+
+    >>> _split("alie(z=1,targeting=all),foe")
+    ['alie(z=1,targeting=all)', 'foe']
+    """
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text or "") if part.strip()]
+
+
+def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
+    """Seconds that the open runs will take, from rounds measured now; said before anything begins."""
+    from rpel.experiments.bench import costs
+    from rpel.simulation.inputs import Objects, gather
+
+    waiting = [state.cell.spec for state in work.states if state.status == "waiting" and state.cell.spec is not None]
+    unable = sum(state.cell.spec is None for state in work.states)
+    done = len(work.states) - unable - len(waiting)
+    console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
+    if not waiting:
+        return 0.0
+    inputs = {str(base.dataset): gather(base, Objects())}
+    start = time.process_time()  # what this process needed to get so far, every run's process will need again
+    measured = costs(waiting, inputs, _kind)
+    seconds = sum(start + measured[_kind(spec)].seconds(spec) for spec in waiting) / work.jobs
+    console.print(f"about {duration(seconds)}, {work.jobs} at a time (measured on real rounds)", markup=False)
+    return seconds
+
+
+def _kind(spec: "Spec") -> str:
+    """Runs of one kind cost about the same: a search multiplies what the rule costs."""
+    return f"{spec.method} {spec.rule} {spec.attack == 'strongest'}"
+
+
+def _print_standings(found: "Standings", files: list[Path]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rule", overflow="fold")
+    table.add_column("worst case", justify="right")
+    table.add_column("under", overflow="fold")
+    table.add_column("ahead of the next", overflow="fold")
+    for rank in found.ranking():
+        number = "no result" if rank.worst_case is None else f"{rank.worst_case:.4f}"
+        table.add_row(rank.contestant.label, number, rank.attack, rank.sure)
+    console = stdout()
+    console.soft_wrap = False
+    console.print(table)
+    print(f"page: {files[0]}")
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")] = "smoke",
+    part: Annotated[
+        float | None, typer.Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
+    data_dir: DataDir = None,
+    threads: Threads = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the panels and leave.")] = False,
+    extra: Annotated[bool, typer.Option("--extra", help="With --list: those beyond the paper.")] = False,
+    tensorboard: TensorBoard = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Make figures of the paper: numbers as CSV, pictures as SVG and PNG, and an index of the runs behind them.
+
+    What is finished is not repeated; after Ctrl-C the same command goes on.
+
+    Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
+    """
+    if listed:
+        _list_panels(extra, as_json)
+        return
+    with display() as shown:
+        from rpel.experiments.reproduce import make, prepare
+
+        folder = out or Path("reproduced") / scale
+        work = prepare(
+            names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, tensorboard=tensorboard,
+            download=shown.download,
+        )  # fmt: skip
+        needed = _estimated(work, shown)
+        shown.bars.stop()
+        if not agreed(sum(needed.values()), yes, shown.console):
+            raise typer.Exit(0)
+        if shown.console.is_terminal:
+            shown.bars.start()
+        try:
+            made = make(work, needed, progress=_bar(shown), say=shown.say)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
+    _print_panels(made, work, as_json)
+    if work.missing:
+        raise typer.Exit(1)
+
+
+def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
+    from rpel.experiments.reproduce import seconds_needed
+
+    for name, why in work.missing.items():
+        display.say(f"rpel: warning: {name} cannot be made: {why}")
+    todo, all_runs = len(work.open), len(work.specs)
+    if todo:
+        display.say(
+            f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {all_runs - todo}; measuring rounds"
+        )
+    needed = seconds_needed(work)
+    if todo:
+        display.say(f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)")
+    return needed
+
+
+def _bar(display: "RunDisplay") -> "Progress | None":
+    """One bar for the run on its way, where a person looks; there may be hundreds of runs."""
+    if not display.console.is_terminal:
+        return None
+    task = display.tasks.pop("", None)
+    place = display.bars.add_task("", total=None, seen="") if task is None else task
+
+    def tick(t: "Tick") -> None:
+        seen = "" if t.accuracy_mean is None else f"accuracy {t.accuracy_mean:.4f}"
+        about = f"{t.name}, seed {t.seed}"
+        display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
+
+    return tick
+
+
+def _list_panels(extra: bool, as_json: bool) -> None:
+    from rpel.experiments.panels import EXTRAS, PANELS
+
+    rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {row['figure']}: {row['title']}")
+
+
+def _print_panels(made: list[dict[str, Any]], work: "Work", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"out": str(work.out), "panels": made, "missing": work.missing}, indent=2, ensure_ascii=False))
+        return
+    for entry in made:
+        print(f"{work.out / entry['name']}.svg  {entry['figure']}: {entry['title']}  [{entry['note']}]")
+    for name, why in work.missing.items():
+        print(f"{name} was not made: {why}")
+
+
+imports = typer.Typer(name="import", help="Take over experiments of other libraries.", no_args_is_help=True)
+
+
+def bench(as_json: Json = False) -> None:
+    """Measure what matters on this machine, in about two minutes, as ratios to the plain way of doing the same.
+
+    Example: rpel bench --json
+    """
+    from rpel.experiments.bench import measurements
+
+    begun, rows = time.perf_counter(), []
+    print("measuring; other work on this machine makes it slower than it is", file=sys.stderr)
+    for one in measurements():
+        rows.append(one.to_dict())
+        if not as_json:
+            ours, theirs = f"{1e3 * one.seconds:.3g} ms", f"{1e3 * one.seconds_against:.3g} ms"
+            print(f"{one.name}: {ours}, {one.ratio:.1f} times faster than {one.against} ({theirs})", flush=True)
+    seconds = time.perf_counter() - begun
+    if as_json:
+        print(json.dumps({"benchmarks": rows, "seconds": seconds}, indent=2))
+    else:
+        print(f"took {duration(seconds)}")
+
+
+@imports.callback()
+def _imports() -> None:
+    pass
+
+
+@imports.command()
+def byzfl(
+    file: Annotated[Path, typer.Argument(help="ByzFL's config.json.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The sweep file to write. [printed]")] = None,
+) -> None:
+    """Make a sweep file of a ByzFL benchmark's config.json; what has no counterpart is said in it and on stderr.
+
+    Example: rpel import byzfl config.json -o sweep.toml
+    """
+    import tomllib
+
+    from rpel.experiments.byzfl import read
+    from rpel.experiments.sweep import cells
+
+    found = read(file)
+    text = found.to_toml()
+    made = cells(tomllib.loads(text))
+    for line in found.remarks:
+        print(f"rpel: note: {line}", file=sys.stderr)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, "utf-8")
+        print(f"{output}: {count(len(made), 'run')} to sweep: rpel sweep {output}")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 import machine
 from rpel.kernels import compiled as kernels
 from rpel.kernels import pool as threads
-from rpel.kernels.arguments import OPERATIONS, Operation
 from rpel.kernels.cache import compiled
+from rpel.kernels.plain import OPERATIONS, Operation
 from rpel.kernels.sorting import network, operate, ranks
 
 Array = NDArray[Any]

@@ -24,9 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rpel.data import DataError, cifar, crop_flip, datasets, from_arrays, idx, load
+from rpel.data import DataError, crop_flip, datasets, formats, from_arrays, load
 from rpel.data.files import TIMEOUT, Remote, fetch
-from rpel.data.idx import Digests
+from rpel.data.formats import Digests
 from rpel.models import model, parameter_count
 from support.data_files import femnist, leaf_file, put
 from support.paths import ROOT
@@ -123,7 +123,7 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     digests = tuple(Digests(_md5(content), _md5(gzip.decompress(content))) for content in packed)
     source = datasets._idx_source("mnist", "MNIST/raw", digests, ((0.5,), (0.5,)), "https://example.invalid/")
     monkeypatch.setitem(datasets.SOURCES, "mnist", source)
-    return {f"MNIST/raw/{name}.gz": content for name, content in zip(idx.FILES, packed, strict=True)}
+    return {f"MNIST/raw/{name}.gz": content for name, content in zip(formats.IDX_FILES, packed, strict=True)}
 
 
 def _md5(content: bytes) -> str:
@@ -199,7 +199,7 @@ def test_mnist_is_read_whole_and_has_the_references_statistics(shared_data: Path
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.binary(min_size=625, max_size=625))
 def test_idx_returns_what_was_written(shape: list[int], content: bytes) -> None:
     array = np.frombuffer(content, np.uint8)[: np.prod(shape)].reshape(shape)
-    np.testing.assert_array_equal(idx.parse(to_idx(array)), array)
+    np.testing.assert_array_equal(formats.parse_idx(to_idx(array)), array)
 
 
 @st.composite
@@ -223,10 +223,10 @@ def test_idx_reads_exactly_the_bytes_whose_header_tells_the_truth(content: bytes
     if 1 <= dimensions <= 4 and len(content) >= start:
         promised = start + math.prod(struct.unpack(f">{dimensions}I", content[4:start]))
     if promised == len(content):
-        assert to_idx(idx.parse(content)) == content
+        assert to_idx(formats.parse_idx(content)) == content
     else:
         with pytest.raises(DataError, match="the file"):
-            idx.parse(content)
+            formats.parse_idx(content)
 
 
 GOOD = to_idx(np.zeros((2, 3), np.uint8))
@@ -247,20 +247,20 @@ GOOD = to_idx(np.zeros((2, 3), np.uint8))
 )
 def test_idx_says_what_is_wrong(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        idx.parse(content)
+        formats.parse_idx(content)
 
 
 def test_cut_gzip_is_damaged() -> None:
     with pytest.raises(DataError, match="is damaged"):
-        idx.unpack(gzip.compress(GOOD * 10)[:-12])
+        formats.unpack(gzip.compress(GOOD * 10)[:-12])
 
 
 def test_images_and_labels_must_belong_together() -> None:
     images, labels = np.zeros((3, 2, 2), np.uint8), np.array([1, 2, 11], np.uint8)
     with pytest.raises(DataError, match="do not belong together"):
-        idx._paired(images, labels[:2], 10, "training")
+        formats._paired(images, labels[:2], 10, "training")
     with pytest.raises(DataError, match="go up to 11"):
-        idx._paired(images, labels, 10, "training")
+        formats._paired(images, labels, 10, "training")
 
 
 # CIFAR-10
@@ -275,7 +275,7 @@ def batch(n: int = 4, **changed: Any) -> dict[bytes, Any]:
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_cifar_batches_are_read_in_channel_order(protocol: int) -> None:
     contents = batch()
-    x, y = cifar.parse_batch(pickle.dumps(contents, protocol))
+    x, y = formats.parse_batch(pickle.dumps(contents, protocol))
     np.testing.assert_array_equal(x[2, 1].ravel(), contents[b"data"][2, 1024:2048])
     assert y.tolist() == [0, 1, 2, 3]
 
@@ -294,7 +294,7 @@ def test_a_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     content = pickle.dumps(batch(labels=Evil(trace)), 3)
     with pytest.raises(DataError, match=r"refused as a pickle: it asks for \w+\.mkdir"):
-        cifar.parse_batch(content)
+        formats.parse_batch(content)
     assert not trace.exists()
     pickle.loads(content)  # the trap itself works
     assert trace.exists()
@@ -304,9 +304,9 @@ def test_a_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
 def test_a_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
     for module in ("builtins", "__builtin__", "numpy", "numpy._core.multiarray"):
         with pytest.raises(DataError, match="asks for"):
-            cifar.unpickle(f"c{module}\n{name}\n.".encode())
+            formats.unpickle(f"c{module}\n{name}\n.".encode())
     with pytest.raises(DataError, match="asks for"):
-        cifar.unpickle(b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.")
+        formats.unpickle(b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.")
 
 
 plain_values = st.recursive(
@@ -318,13 +318,13 @@ plain_values = st.recursive(
 
 @given(plain_values)
 def test_a_pickle_of_plain_values_is_read_as_it_was(value: Any) -> None:
-    np.testing.assert_equal(cifar.unpickle(pickle.dumps(value, 3)), value)
+    np.testing.assert_equal(formats.unpickle(pickle.dumps(value, 3)), value)
 
 
 @given(edited(plain_values.map(lambda value: pickle.dumps(value, 3))))
 def test_any_bytes_are_refused_or_read_as_plain_values(content: bytes) -> None:
     try:
-        found = cifar.unpickle(content)
+        found = formats.unpickle(content)
     except DataError as error:
         assert "refused as a pickle" in str(error)  # noqa: PT017  (both outcomes are right, each in its own way)
     else:
@@ -337,12 +337,12 @@ def test_any_bytes_are_refused_or_read_as_plain_values(content: bytes) -> None:
 )
 def test_a_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
     with pytest.raises(DataError, match=r"b'data'|b'labels'"):
-        cifar.parse_batch(pickle.dumps(wrong, 3))
+        formats.parse_batch(pickle.dumps(wrong, 3))
 
 
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    members = {name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(cifar.MEMBERS)}
-    monkeypatch.setattr(cifar, "MEMBERS", {name: _md5(content) for name, content in members.items()})
+    members = {name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(formats.CIFAR_BATCHES)}
+    monkeypatch.setattr(formats, "MEMBERS", {name: _md5(content) for name, content in members.items()})
     return members
 
 
@@ -350,7 +350,7 @@ def archive(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members.items():
-            entry = tarfile.TarInfo(f"{cifar.FOLDER}/{name}")
+            entry = tarfile.TarInfo(f"{formats.CIFAR_FOLDER}/{name}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
@@ -358,8 +358,8 @@ def archive(members: dict[str, bytes]) -> bytes:
 
 def test_cifar_folder_and_both_archives_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = small_cifar(monkeypatch)
-    layouts = [{f"{cifar.FOLDER}/{name}": content for name, content in members.items()}]
-    layouts += [{name: archive(members)} for name in cifar.ARCHIVES]
+    layouts = [{f"{formats.CIFAR_FOLDER}/{name}": content for name, content in members.items()}]
+    layouts += [{name: archive(members)} for name in formats.CIFAR_ARCHIVES]
     loaded = [load("cifar10", put(files, tmp_path / str(i)), download=False) for i, files in enumerate(layouts)]
     assert loaded[0].train_x.shape == (2 + 3 + 4 + 5 + 6, 3, 32, 32)
     assert loaded[0].test_y.tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -375,12 +375,12 @@ def test_a_changed_cifar_batch_is_refused_before_it_is_unpickled(
     members = small_cifar(monkeypatch)
     members["test_batch"] = pickle.dumps(Evil(tmp_path / "trace"), 3)
     with pytest.raises(DataError, match=r"test_batch in .* is not the published batch"):
-        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)}, tmp_path / "given"))
+        load("cifar10", put({formats.CIFAR_ARCHIVES[0]: archive(members)}, tmp_path / "given"))
     del members["test_batch"]
     with pytest.raises(DataError, match="holds no test_batch"):
-        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)}, tmp_path / "given"))
+        load("cifar10", put({formats.CIFAR_ARCHIVES[0]: archive(members)}, tmp_path / "given"))
     with pytest.raises(DataError, match="is damaged"):
-        load("cifar10", put({cifar.ARCHIVES[0]: archive(members)[:-40]}, tmp_path / "given"))
+        load("cifar10", put({formats.CIFAR_ARCHIVES[0]: archive(members)[:-40]}, tmp_path / "given"))
 
 
 def test_cifar10_is_read_whole_from_the_repacked_archive(shared_data: Path) -> None:
@@ -514,14 +514,16 @@ def test_a_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
     assert len(loaded.train_y) == 20
     first = mirror.files["MNIST/raw/train-images-idx3-ubyte.gz"]
     assert seen[0] == ("train-images-idx3-ubyte.gz", len(first), len(first))
-    assert {path.name for path in (tmp_path / "cache/data/MNIST/raw").iterdir()} == {f"{f}.gz" for f in idx.FILES}
+    assert {path.name for path in (tmp_path / "cache/data/MNIST/raw").iterdir()} == {
+        f"{f}.gz" for f in formats.IDX_FILES
+    }
     load("mnist")
     assert mirror.asked == list(mirror.files)
 
 
 def test_cifar_download_is_the_public_archive(mirror: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     content = archive(small_cifar(monkeypatch))
-    remote = Remote(cifar.ARCHIVES[1], _md5(content), ())
+    remote = Remote(formats.CIFAR_ARCHIVES[1], _md5(content), ())
     monkeypatch.setitem(datasets.SOURCES, "cifar10", replace(datasets.SOURCES["cifar10"], remotes=(remote,)))
     mirror.files = {"cifar-10-python.tar.gz": content}
     assert len(load("cifar10").train_y) == 20
@@ -551,7 +553,7 @@ def test_a_bad_download_is_removed_and_reported_in_one_sentence(
         load("mnist")
     assert "\n" not in str(caught.value)
     left = {path.name for path in (tmp_path / "cache/data/MNIST/raw").iterdir()}
-    assert left == {f"{idx.FILES[0]}.gz", f"{idx.FILES[1]}.gz"}
+    assert left == {f"{formats.IDX_FILES[0]}.gz", f"{formats.IDX_FILES[1]}.gz"}
     mirror.files, mirror.cut = dict(good), set()
     assert len(load("mnist").test_y) == 10  # the next try fetches only what is missing
     assert mirror.asked.count("MNIST/raw/train-images-idx3-ubyte.gz") == 1

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import theory
-from rpel.kernels import sums
+from rpel.kernels import compiled
 from rpel.learning import exchange, mix
 from rpel.randomness import draws
 from rpel.simulation.adversary import Roster
@@ -194,8 +194,8 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert run.models().shape == (12, 7)
     assert run.evaluate(None).accuracy.shape == (12,)
     honest = run.cohort.x[run.honest]
-    assert info.consensus == pytest.approx(sums.spread(honest)[1])
-    assert info.consensus != pytest.approx(sums.spread(run.cohort.x)[1])
+    assert info.consensus == pytest.approx(compiled.spread(honest)[1])
+    assert info.consensus != pytest.approx(compiled.spread(run.cohort.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
     np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, run.cohort.local[:12])[0])
 
@@ -253,10 +253,10 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
     for dtype in dtypes:
         x, m, g = (np.asarray(coins.normal(size=(5, 3000)), dtype) for _ in range(3))
         expected_m = 0.9 * m + 0.1 * g
-        half, momentum = sums.momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
+        half, momentum = compiled.momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
         np.testing.assert_allclose(momentum, expected_m, rtol=1e-5)
         np.testing.assert_allclose(half, x - 0.5 * (expected_m + 1e-2 * x), rtol=1e-4, atol=1e-6)
-        mean, distance = sums.spread(x)
+        mean, distance = compiled.spread(x)
         np.testing.assert_allclose(mean, x.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-9)
         assert distance == pytest.approx(np.square(x - mean).sum() / 5, rel=1e-6)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel.kernels import compiled, coordinates, distances, plain, sorting, tensor
-from rpel.kernels.arguments import OPERATIONS, Operation
+from rpel.kernels.plain import OPERATIONS, Operation
 
 Array = NDArray[Any]
 FAST = ("compiled", "tensor")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rpel.config.spec import Spec, load, presets, spec_hash, to_toml
 from rpel.data import DataError
-from rpel.data.idx import FILES
+from rpel.data.formats import IDX_FILES
 from rpel.simulation.inputs import available
 from rpel.simulation.methods import settle
 
@@ -213,7 +213,7 @@ def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a
     assert "mnist-sample-8x8, takes its place" in caplog.text
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in FILES:
+    for name in IDX_FILES:
         (raw / name).write_bytes(b"damaged")
     with pytest.raises(DataError, match="is not the published file"):  # what is there must be right
         available(load("scale-100k").but(data_dir=str(tmp_path / "data")))

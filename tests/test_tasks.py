@@ -21,8 +21,7 @@ from rpel.randomness import draws
 from rpel.tasks import Classification, Task, Trigger
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.convolution import ConvolutionEngine
-from rpel.tasks.layers import recognise
-from rpel.tasks.linear import LinearEngine
+from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.vmap import VmapEngine
 
 # The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel, padding.

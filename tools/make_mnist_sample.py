@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rpel.data.datasets import MNIST_DIGESTS
 from rpel.data.files import md5, sha256
-from rpel.data.idx import FILES, parse
+from rpel.data.formats import IDX_FILES, parse_idx
 
 PER_CLASS = {"train": 500, "t10k": 100}
 
@@ -40,16 +40,16 @@ def main(package: Path, out: Path) -> None:
     """Read the package's four files, check that they are MNIST's, write the sample and print its checksums."""
     contents = {}
     with tarfile.open(package) as archive:
-        for name, known in zip(FILES, MNIST_DIGESTS, strict=True):
+        for name, known in zip(IDX_FILES, MNIST_DIGESTS, strict=True):
             file = archive.extractfile(f"package/data/{name}")
             contents[name] = file.read() if file else b""
             if md5(contents[name]) != known.unpacked:
                 sys.exit(f"{name} in {package} is not MNIST's")
     out.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
+    for name in IDX_FILES:
         part = name.partition("-")[0]
-        labels = parse(contents[f"{part}-labels-idx1-ubyte"])
-        content = to_idx(parse(contents[name])[select(labels, PER_CLASS[part])])
+        labels = parse_idx(contents[f"{part}-labels-idx1-ubyte"])
+        content = to_idx(parse_idx(contents[name])[select(labels, PER_CLASS[part])])
         packed = gzip.compress(content, 9, mtime=0)
         (out / f"{name}.gz").write_bytes(packed)
         print(f"{name}: {len(packed)} bytes packed, unpacked md5 {md5(content)} sha256 {sha256(content)}")

@@ -15,8 +15,8 @@ from statistics import fmean
 from string import Template
 from typing import Any
 
+from rpel.config.record import parse_seeds
 from rpel.config.spec import MethodName, Spec
-from rpel.config.values import parse_seeds
 from rpel.errors import nearest
 from rpel.experiments.sweep import Cell, CellRun
 from rpel.files import atomic
@@ -111,7 +111,7 @@ def every_rule() -> list[str]:
 
 def _takes_models(name: str) -> bool:
     from rpel.aggregation import rule
-    from rpel.aggregation.mixing import Mixer
+    from rpel.aggregation.coordinatewise import Mixer
 
     try:
         found = rule(name, f=1)

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.kernels.compiled import finite_rows
-from rpel.kernels.sums import momentum_step
+from rpel.kernels.compiled import finite_rows, momentum_step
 from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, Schedule, Topology
 
 

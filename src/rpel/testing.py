@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
 from rpel.aggregation import rule as rule_by_name
-from rpel.aggregation.mixing import Mixer
+from rpel.aggregation.coordinatewise import Mixer
 from rpel.attacks import Attack, View
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels import compiled, plain

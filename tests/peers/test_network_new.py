@@ -20,7 +20,7 @@ import tomli_w
 from rpel import certificates, cli, models
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
-from rpel.config.values import parse_pairs
+from rpel.config.record import parse_pairs
 from rpel.operations.found import Founded, new, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rpel import attack, cli, rule
-from rpel.config.values import parse_pairs
+from rpel.config.record import parse_pairs
 from rpel.operations.drill import MISBEHAVIOURS, drill
 from rpel.operations.redteam import Deed, RedTeam
 from rpel.peer.node import Node, make_ready

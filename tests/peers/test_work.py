@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rpel.config.training import Training
+from rpel.config.spec import Training
 from rpel.learning import local_step
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum

@@ -1,7 +1,7 @@
 """Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
 
 from rpel.aggregation.base import Rule
-from rpel.aggregation.coordinatewise import bulyan, meamed, median, trimmed_mean
+from rpel.aggregation.coordinatewise import arc, bucketing, bulyan, clipping, meamed, median, nnm, trimmed_mean
 from rpel.aggregation.graph import (
     balance,
     clipped_gossip_adaptive,
@@ -26,7 +26,6 @@ from rpel.aggregation.linear import (
     multi_krum,
     smea,
 )
-from rpel.aggregation.mixing import arc, bucketing, clipping, nnm
 from rpel.aggregation.registry import RULES, chain, rule
 
 __all__ = [

@@ -1,12 +1,21 @@
-"""Coordinate-wise rules: an operation on the m sorted values of each coordinate."""
+"""Coordinate-wise rules, an operation on the m sorted values of each coordinate, and the mixings before a rule.
 
+A mixing (pre-aggregation) takes m vectors and gives m′: the kept columns of every new row (integers), or a weight for
+every old row (floats). Before a coordinate-wise rule it is fused into that rule's kernel; before any other rule the
+mixed rows of a few victims at a time are written to a small table. Non-finite vectors are handed through.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.base import Array, Group, Rule
+from rpel.aggregation.arrays import Array, host, is_tensor, kernels_for, nbytes, stacked, to_kernels
+from rpel.aggregation.base import Group, Rule
 from rpel.aggregation.linear import krum_scores
 from rpel.kernels import compiled
 from rpel.types import Floats, Integers
@@ -91,3 +100,210 @@ def bulyan(f: int) -> Rule:
     array([2.])
     """
     return Bulyan("bulyan", f=f)
+
+
+# --- mixings ---------------------------------------------------------------------------------------------------------
+
+Mixing = Integers | Floats
+"""(h, m′, k) integer columns whose mean is taken, or (h, m′, m) float weights."""
+
+
+@dataclass(frozen=True)
+class Mixer(Rule):
+    """A pre-aggregation: ``mix(group)`` says how each new row is made of the old ones."""
+
+    mix: Callable[[Group], Mixing]
+    mixed_kappa: Callable[[int, int, float], float] | None = None
+    rows: Callable[[int], int] = lambda m: m
+    nearest: Callable[[int, int], int] | None = None
+    """(m, f) → k where every new row is the mean of the k nearest old ones: the kernels find them as they go."""
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        raise TypeError(f"{self.name} returns all its rows; chain a rule after it to get one")
+
+    def mixed(self, group: Group) -> Array:
+        """(h·m′, d) the mixed rows of every victim, one after another."""
+        weights = as_weights(self.mix(group), group.m)
+        repeated = replace(group, index=np.repeat(group.index, weights.shape[1], axis=0))
+        return repeated.combine(weights.reshape(-1, group.m))
+
+    def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
+        """All rows: x (…, m, d) to (…, m′, d); rows with non-finite entries come last, untouched, unless m′ = m."""
+        self.refuse_weights(weights, hostile)
+        if isinstance(x, list | tuple):
+            rows, restore = stacked(x, self.name)
+            return [restore(row) for row in self(rows)]
+        x, back = to_kernels(x, self.name)
+        *batch, m, d = x.shape
+        h, kernels = int(np.prod(batch, dtype=np.int64)), kernels_for(x)
+        table, index = x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
+        finite = host(kernels.finite_rows(table)).reshape(h, m)
+        if finite.all():
+            self.check(m, self.f or 0)
+            rows = self.mixed(Group(kernels, table, index, self.f or 0, np.arange(h), self.moment))
+            return back(rows.reshape(*batch, -1, d))
+        pieces = [self._with_non_finite(kernels, table, index[i], finite[i], i) for i in range(h)]
+        if len({len(piece) for piece in pieces}) > 1:
+            raise ValueError(
+                f"{self.name} would return different numbers of rows; call it on one batch entry at a time"
+            )
+        joined = np.concatenate(pieces).reshape(*batch, len(pieces[0]), d)
+        return back(x.new_tensor(joined) if is_tensor(x) else joined)
+
+    def _with_non_finite(self, kernels: ModuleType, table: Array, rows: Integers, finite: Any, victim: int) -> Any:
+        """(m′, d) one victim's rows on the host: the finite ones mixed, the others in their places (or at the end)."""
+        good, bad = np.flatnonzero(finite), np.flatnonzero(~finite)
+        f = max(0, (self.f or 0) - len(bad))
+        self.check(len(good), f)
+        mixed = host(self.mixed(Group(kernels, table, rows[None, good], f, np.array([victim]), self.moment)))
+        through = host(table[rows[bad]])
+        if len(mixed) != len(good):
+            return np.concatenate([mixed, through])
+        whole = np.empty((len(rows), mixed.shape[1]), mixed.dtype)
+        whole[good], whole[bad] = mixed, through
+        return whole
+
+
+def as_weights(mixing: Mixing, m: int) -> Floats:
+    """(h, m′, m) float weights of a mixing."""
+    if mixing.dtype.kind == "f":
+        return np.asarray(mixing, dtype=np.float64)
+    weights = np.zeros((*mixing.shape[:2], m))
+    np.put_along_axis(weights, mixing.astype(np.int64), 1 / mixing.shape[2], axis=2)
+    return weights
+
+
+def nnm(f: int) -> Mixer:
+    """Nearest-neighbour mixing: every vector becomes the mean of the m − f nearest to it (Allouah et al., 2023).
+
+    >>> nnm(1)(np.array([[0.0], [1.0], [9.0]]))
+    array([[0.5], [0.5], [5. ]])
+    """
+
+    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f)
+
+
+def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
+    """Shuffle and average groups of the given size; the last group may be smaller (Karimireddy et al., 2022).
+
+    Every node deals anew in every round, once :meth:`Rule.at` says which round it is.
+
+    >>> bucketing(size=2)(np.array([[1.0], [1.0], [1.0], [1.0]]))
+    array([[1.], [1.]])
+    """
+    if size < 1:
+        raise ValueError(f"bucketing needs a size of at least 1, not {size}")
+
+    def mix(g: Group) -> Mixing:
+        order = np.argsort(g.draws(("bucketing", seed), g.m), axis=1)
+        weights = np.zeros((len(order), ceil(g.m / size), g.m))
+        for bucket in range(weights.shape[1]):
+            members = order[:, bucket * size : (bucket + 1) * size]
+            np.put_along_axis(weights[:, bucket], members, 1 / members.shape[1], axis=1)
+        return weights
+
+    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=f, timed=True)
+
+
+def _scaled(factors: Floats) -> Floats:
+    """(h, m, m) diagonal mixing that scales every row."""
+    return np.asarray(factors[:, :, None] * np.eye(factors.shape[1]))
+
+
+def _clip(norms: Floats, limit: Floats | float) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(norms > limit, limit / norms, 1.0)
+
+
+def clipping(c: float = 2.0, f: int | None = None) -> Mixer:
+    """Scale every vector longer than c down to length c.
+
+    >>> clipping(2.0)(np.array([[1.0], [-8.0]]))
+    array([[ 1.], [-2.]])
+    """
+    if not c >= 0:
+        raise ValueError(f"clipping needs a length c of 0 or more, not {c}")
+    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=f)
+
+
+def arc(f: int) -> Mixer:
+    """Adaptive robust clipping: the ⌊2f(m−f)/m⌋ longest vectors are scaled to the next smaller norm.
+
+    (Allouah et al., 2025.)
+
+    >>> arc(1)(np.array([[1.0], [2.0], [-8.0]]))
+    array([[ 1.], [ 2.], [-2.]])
+    """
+
+    def mix(g: Group) -> Mixing:
+        norms, cut = g.norms(), 2 * g.f * (g.m - g.f) // g.m
+        limit = np.sort(norms, axis=1)[:, g.m - cut - 1]
+        return _scaled(_clip(norms, limit[:, None]))
+
+    return Mixer("arc", mix, f=f)
+
+
+@dataclass(frozen=True)
+class Mixed(Rule):
+    """A pre-aggregation, then a rule (which may itself be such a pair)."""
+
+    mixer: Mixer
+    rule: Rule
+
+    def with_f(self, f: int) -> "Mixed":
+        return replace(self, mixer=self.mixer.with_f(f), rule=self.rule.with_f(f), f=f)
+
+    def least(self, f: int) -> int:
+        """The smallest m whose mixed rows are enough for the rule."""
+        m = max(self.mixer.least(f), 1)
+        while self.mixer.rows(m) < self.rule.least(f):
+            m += 1
+        return m
+
+    def scratch(self, m: int) -> int:
+        return 0 if self.mixer.nearest and isinstance(self.rule, Coordinatewise) else super().scratch(m)
+
+    def prepare(self, m: int, d: int, dtype: Any, victims: int) -> None:
+        if isinstance(self.rule, Coordinatewise):
+            self.rule.prepare(self.mixer.rows(m), d, dtype, victims, mixed=self.mixer.nearest is not None)
+
+    def kappa(self, m: int) -> float | None:
+        inner = self.rule.kappa(m)
+        if self.mixer.mixed_kappa is None or inner is None or self.mixer.f is None:
+            return None
+        return self.mixer.mixed_kappa(m, self.mixer.f, inner)
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        if isinstance(self.rule, Coordinatewise):
+            near = self.mixer.nearest
+            return self.rule.run(group, out, mix=near(group.m, group.f) if near else self.mixer.mix(group))
+        results = [self._piece(part) for part in _pieces(group)]
+        if out is None:
+            return results[0] if len(results) == 1 else _concatenate(results)
+        start = 0
+        for part in results:
+            out[start : start + len(part)] = part
+            start += len(part)
+        return out
+
+    def _piece(self, part: Group) -> Array:
+        table = self.mixer.mixed(part)
+        h = len(part.index)
+        index = np.arange(len(table), dtype=np.int64).reshape(h, -1)
+        return self.rule.run(Group(part.kernels, table, index, part.f, part.victims, part.moment))
+
+
+def _pieces(group: Group) -> "list[Group]":
+    """The group in pieces whose mixed rows take at most a tenth of the table (one victim at the least)."""
+    each = group.m * nbytes(group.table) // max(1, len(group.table))
+    step = max(1, nbytes(group.table) // 10 // max(1, each))
+    cuts = range(0, len(group.index), step)
+    return [replace(group, index=group.index[a : a + step], victims=group.victims[a : a + step]) for a in cuts]
+
+
+def _concatenate(results: list[Array]) -> Array:
+    if isinstance(results[0], np.ndarray):
+        return np.concatenate(results)
+    import torch
+
+    return torch.cat(results)

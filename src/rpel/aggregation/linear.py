@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.base import Array, Group, Rule, empty_like, host, is_tensor
+from rpel.aggregation.arrays import Array, empty_like, host, is_tensor
+from rpel.aggregation.base import Group, Rule
 from rpel.randomness import stream
 from rpel.types import Floats, Integers
 

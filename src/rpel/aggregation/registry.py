@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rpel.aggregation import coordinatewise, graph, linear, mixing
-from rpel.aggregation.base import Array, Group, Rule, empty_like, host
-from rpel.aggregation.mixing import Mixed, Mixer
+from rpel.aggregation import coordinatewise, graph, linear
+from rpel.aggregation.arrays import Array, empty_like, host
+from rpel.aggregation.base import Group, Rule
+from rpel.aggregation.coordinatewise import Mixed, Mixer
 from rpel.errors import nearest
 from rpel.plugins import first_line, is_own, load, load_registered, registered
 
@@ -35,10 +36,10 @@ RULES: dict[str, Callable[..., Rule]] = {
     "aksel": linear.aksel,
     "cge": linear.cge,
     "dnc": linear.dnc,
-    "nnm": mixing.nnm,
-    "bucketing": mixing.bucketing,
-    "clipping": mixing.clipping,
-    "arc": mixing.arc,
+    "nnm": coordinatewise.nnm,
+    "bucketing": coordinatewise.bucketing,
+    "clipping": coordinatewise.clipping,
+    "arc": coordinatewise.arc,
     "gossip": graph.gossip,
     "cs_plus": graph.cs_plus,
     "gts": graph.gts,

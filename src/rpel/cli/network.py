@@ -96,7 +96,7 @@ def new(
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
     """
     from rpel.config.membership import Founding
-    from rpel.config.values import parse_pairs
+    from rpel.config.record import parse_pairs
     from rpel.operations.found import new as write_network
     from rpel.operations.found import notes, parse_epoch
 
@@ -321,7 +321,7 @@ def demo(
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack foe
     """
-    from rpel.config.values import parse_pairs
+    from rpel.config.record import parse_pairs
     from rpel.operations.demo import Demonstration
     from rpel.operations.demo import demo as run_demo
     from rpel.processes import ChildError

@@ -237,7 +237,7 @@ def red_team(
     Example: rpel red-team --config peer.toml --attack alie --param z=1.5 --allies clinic-4,clinic-7
     """
     from rpel.config.peer import Config
-    from rpel.config.values import parse_pairs
+    from rpel.config.record import parse_pairs
     from rpel.operations.redteam import RedTeam
 
     def tell(deed: "Deed") -> None:

@@ -23,10 +23,10 @@ import tomli_w
 from pydantic import Field, Strict, StrictStr, TypeAdapter
 
 from rpel import aggregation, planning
-from rpel.aggregation.mixing import Mixer
+from rpel.aggregation.coordinatewise import Mixer
 from rpel.aggregation.registry import built_in
 from rpel.certificates import check_id, read_certificate
-from rpel.config.toml import check_keys, read_toml, validated
+from rpel.config.record import check_keys, read_toml, validated
 from rpel.errors import nearest
 from rpel.files import atomic
 

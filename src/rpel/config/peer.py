@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Strict, TypeAdapter, Valid
 from pydantic_core import PydanticCustomError
 
 from rpel.certificates import check_id
-from rpel.config.toml import check_keys, read_toml, validated
+from rpel.config.record import check_keys, read_toml, validated
 from rpel.errors import nearest
 from rpel.files import atomic
 

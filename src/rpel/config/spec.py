@@ -1,4 +1,5 @@
-"""What a run is, as one frozen record: its fields, their defaults (the quickstart), TOML in and out.
+"""What a run is, as one frozen record: its fields, their defaults (the quickstart), TOML in and out. `Training` is the
+part that a network of peers shares: how each node trains.
 
 Invariants: TOML, command line and Python go through the same checks; nothing here imports torch or numba.
 """
@@ -14,8 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rpel.config.training import Identity, Training
-from rpel.config.values import parameters, parse_seeds, planned
+from rpel.config.record import CheckedRecord, Identity, learning_rate, parameters, parse_seeds, planned, unbounded
 from rpel.errors import nearest
 from rpel.types import Scale
 
@@ -29,8 +29,54 @@ MethodName = Literal[
 OWN = "own"
 """The dataset or model of a run that trains objects handed over from Python."""
 
+Pieces = tuple[tuple[int, float], ...]
+"""A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""
+
+Alpha = Annotated[Annotated[float, Field(gt=0)] | Literal["inf"], BeforeValidator(unbounded)]
+"""Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML, JSON and a run's hash."""
+
+Rate = Annotated[float | Pieces, BeforeValidator(learning_rate)]
+
 Parameters = Annotated[dict[str, Any], BeforeValidator(parameters)]
 Planned = Annotated[int | None, BeforeValidator(planned)]
+
+
+class Training(CheckedRecord):
+    """How each node trains between two exchanges, how it aggregates, and how often it is evaluated.
+
+    >>> Training(lr=[[500, 0.5], [1000, 0.1]]).rate(501)
+    0.1
+    >>> Training(momentun=0.9)
+    Traceback (most recent call last):
+    ValueError: there is no field 'momentun'; the nearest is 'momentum'
+    """
+
+    model: str = Field("mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation")
+    rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
+    partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = Field(
+        "dirichlet", description="who holds which data"
+    )
+    alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")
+    lr: Rate = Field(0.5, description="learning rate, or a schedule such as 500:0.5,1000:0.1 (up to round:rate)")
+    momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
+    weight_decay: float = Field(1e-4, description="L2 regularisation, applied after momentum", ge=0)
+    batch_size: int = Field(25, description="examples per local step", ge=1)
+    local_steps: int = Field(1, description="local steps per round", ge=1)
+    eval_every: int = Field(20, description="rounds between evaluations", ge=1)
+    eval_size: int = Field(1000, description="test examples of an evaluation (the last round takes all)", ge=1)
+
+    def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
+        super().__init__(**fields)
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t = 1, 2, …
+
+        >>> [Training(lr="500:0.5,1000:0.1").rate(t) for t in (1, 500, 501, 2000)]
+        [0.5, 0.5, 0.1, 0.1]
+        """
+        if isinstance(self.lr, float):
+            return self.lr
+        return next((rate for last, rate in self.lr if t <= last), self.lr[-1][1])
 
 
 class Spec(Training):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.data import cifar, idx, leaf
+from rpel.data import formats
 from rpel.data.files import DataError, MissingDataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
-from rpel.data.idx import Digests
+from rpel.data.formats import Digests
 from rpel.errors import nearest
 
 
@@ -89,7 +89,7 @@ _FEMNIST_STATISTICS = ((0.9637,), (0.1592,))
 def _remotes(folder: str, digests: tuple[Digests, ...], *mirrors: str) -> tuple[Remote, ...]:
     return tuple(
         Remote(f"{folder}/{name}.gz", known.packed, tuple(f"{mirror}{name}.gz" for mirror in mirrors))
-        for name, known in zip(idx.FILES, digests, strict=True)
+        for name, known in zip(formats.IDX_FILES, digests, strict=True)
         if known.packed
     )
 
@@ -112,32 +112,34 @@ def _idx_source(
     *mirrors: str,
 ) -> Source:
     def find(root: Path) -> Dataset | None:
-        paths = idx.locate(root / folder)
+        paths = formats.locate_idx(root / folder)
         if paths is None:
             return None
-        arrays, checksums = idx.read_four(paths, digests)
+        arrays, checksums = formats.read_idx(paths, digests)
         checksums = {f"{folder}/{file}": digest for file, digest in checksums.items()}
         return Dataset(name, *arrays, 10, *statistics, checksums)
 
-    return Source(find, _remotes(folder, digests, *mirrors), f"{folder}/{idx.FILES[0]}.gz and its three companions")
+    return Source(
+        find, _remotes(folder, digests, *mirrors), f"{folder}/{formats.IDX_FILES[0]}.gz and its three companions"
+    )
 
 
 def _find_cifar10(root: Path) -> Dataset | None:
-    path = cifar.locate(root)
+    path = formats.locate_cifar(root)
     if path is None:
         return None
-    arrays, checksums = cifar.read_batches(path)
+    arrays, checksums = formats.read_cifar(path)
     return Dataset("cifar10", *arrays, 10, *_CIFAR_STATISTICS, checksums, augment="crop-flip")
 
 
 def _find_femnist(root: Path) -> Dataset | None:
-    folder = leaf.locate(root)
+    folder = formats.locate_femnist(root)
     if folder is None:
         return None
-    train, test = (leaf.read_split(folder, split) for split in ("train", "test"))
+    train, test = (formats.read_femnist(folder, split) for split in ("train", "test"))
     checksums = train.checksums | test.checksums
     arrays = (train.x, train.y, test.x, test.y)
-    return Dataset("femnist", *arrays, leaf.CLASSES, *_FEMNIST_STATISTICS, checksums, writers=train.writers)
+    return Dataset("femnist", *arrays, formats.FEMNIST_CLASSES, *_FEMNIST_STATISTICS, checksums, writers=train.writers)
 
 
 SOURCES = {
@@ -159,8 +161,14 @@ SOURCES = {
     ),
     "cifar10": Source(
         _find_cifar10,
-        (Remote(cifar.ARCHIVES[1], cifar.ARCHIVE_MD5, (f"https://www.cs.toronto.edu/~kriz/{cifar.ARCHIVES[1]}",)),),
-        f"{' or '.join(cifar.ARCHIVES)} or the unpacked folder {cifar.FOLDER}",
+        (
+            Remote(
+                formats.CIFAR_ARCHIVES[1],
+                formats.CIFAR_MD5,
+                (f"https://www.cs.toronto.edu/~kriz/{formats.CIFAR_ARCHIVES[1]}",),
+            ),
+        ),
+        f"{' or '.join(formats.CIFAR_ARCHIVES)} or the unpacked folder {formats.CIFAR_FOLDER}",
     ),
     "femnist": Source(_find_femnist, (), "femnist/train/*.json and femnist/test/*.json, made with LEAF"),
 }
@@ -209,7 +217,7 @@ def _found(name: str, folder: Path) -> Dataset | None:
 
 
 def _sample() -> Dataset:
-    arrays, checksums = idx.read_sample(SAMPLE_DIGESTS)
+    arrays, checksums = formats.read_sample(SAMPLE_DIGESTS)
     checksums = {f"sample/{file}": digest for file, digest in checksums.items()}
     return Dataset("mnist-sample", *arrays, 10, *_MNIST_STATISTICS, checksums)
 
@@ -227,6 +235,27 @@ def eight_by_eight(mnist: Dataset, name: str) -> Dataset:
     )
     mean, std = _SMALL_MNIST_STATISTICS
     return replace(mnist, name=name, train_x=train_x, test_x=test_x, mean=mean, std=std)
+
+
+def crop_flip(images: NDArray[np.uint8], uniform: NDArray[np.floating], padding: int = 4) -> NDArray[np.uint8]:
+    """Random crops of the original size after padding with black, each mirrored with probability one half.
+
+    images (N, C, H, W); uniform (N, 3) in [0, 1): row offset, column offset, mirror. Padding comes before
+    normalisation, as in the published recipe, so it is black and not the mean colour.
+
+    >>> image = np.arange(1, 5, dtype=np.uint8).reshape(1, 1, 2, 2)
+    >>> crop_flip(image, np.array([[0.5, 0.5, 0.9]]), padding=1)[0, 0]
+    array([[2, 1],
+           [4, 3]], dtype=uint8)
+    """
+    n, _, height, width = images.shape
+    padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    top, left = ((uniform[:, k] * (2 * padding + 1)).astype(np.int64)[:, None] for k in (0, 1))
+    rows = top + np.arange(height)
+    columns = left + np.arange(width)
+    columns = np.where(uniform[:, 2:] < 0.5, columns, columns[:, ::-1])
+    picked: NDArray[np.uint8] = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return np.ascontiguousarray(picked.transpose(0, 3, 1, 2))
 
 
 def _downloaded(name: str, folders: list[Path], download: bool, progress: Progress | None) -> Dataset:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec
-from rpel.config.values import parse_seeds
 from rpel.errors import nearest
 from rpel.experiments import drawings
 from rpel.experiments.bench import costs, kind

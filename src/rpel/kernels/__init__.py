@@ -14,9 +14,9 @@ Invariants:
 3. distances are differences accumulated in float64, and equal pairs of rows get equal bits wherever they stand;
 4. beside the result, memory stays below a tenth of the table.
 
-Inside `compiled`: `cache` (machine code and where it is stored), `pool` (who computes), `vectors` (loops written as
-vector instructions), `sorting` (networks), `pairs` and `distances`, `coordinates`, `sums` (the kernels); `arguments`
-checks what the NumPy twins accept.
+Under `compiled`: `cache` (machine code and where it is stored), `pool` (who computes), `vectors` (loops written as
+vector instructions), `sorting` (networks, neighbours), `distances`, `coordinates`. `plain` also checks what the NumPy
+twins accept.
 
 Nothing is imported here: who needs one twin pays for one.
 """

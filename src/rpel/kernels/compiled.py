@@ -1,8 +1,11 @@
 """The compiled twin of `plain`: same functions, same meaning, all cores. What they compute is written there.
 
-This file only checks arguments, brings them into the form the kernels expect, and hands them on: distances and
-neighbours to `distances`, coordinates to `coordinates`, sums to `sums`. Results do not depend on the
-number of threads.
+Distances and neighbours are in `distances` and `sorting`, operations on coordinates in `coordinates`; sums and moments
+of rows, the test for non-finite ones, momentum and half-step, and the spread of a cohort are here.
+
+Invariants: arguments are checked before a kernel runs; results do not depend on the number of threads. Sums run in
+float64, one row after the other, each column alone; a row under weight 0 or index −1 is not read; the standard
+deviation takes two passes (mean, then squared deviations from it), so nothing cancels.
 """
 
 from typing import Any
@@ -10,16 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import coordinates, distances, sums
-from rpel.kernels.arguments import (
-    Operation,
-    check_index,
-    check_mix,
-    check_operation,
-    check_table,
-    result_array,
-)
+from rpel.kernels import coordinates, distances, pool, sorting
+from rpel.kernels.cache import compiled
+from rpel.kernels.plain import Operation, check_index, check_mix, check_operation, check_table, result_array
 from rpel.kernels.pool import set_threads, threads
+from rpel.kernels.vectors import fetch, moments_of_rows, weigh_rows
 from rpel.types import Floats, Integers
 
 __all__ = [
@@ -28,12 +26,19 @@ __all__ = [
     "distances_to",
     "finite_rows",
     "moments",
+    "momentum_step",
     "nearest",
     "prepare",
     "set_threads",
+    "spread",
     "squared_distances",
     "threads",
 ]
+
+_COLUMNS = 1024  # whose deviations are summed before they join the total
+_IN_CACHE = 1 << 18  # entries that a core keeps at hand
+_NARROW = 128  # columns that one thread takes at a time
+_SMALL = 1 << 16  # values below which waking a thread costs more than it saves
 
 
 def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -52,7 +57,16 @@ def finite_rows(table: Floats) -> NDArray[np.bool_]:
     array([ True, False])
     """
     check_table(table)
-    return sums.finite_rows(table)
+    result = np.empty(len(table), np.bool_)
+    single = table.dtype == np.float32
+    bits: Integers = table.view(np.int32 if single else np.int64)
+    exponent = bits.dtype.type(0x7F800000 if single else 0x7FF0000000000000)
+
+    def work(begin: int, end: int) -> None:
+        _finite(bits, exponent, begin, end, result)
+
+    pool.run(work, len(table), small=table.size < _SMALL)
+    return result
 
 
 def squared_distances(table: Floats, index: Integers) -> Floats:
@@ -95,7 +109,7 @@ def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
     _, m, last = squared.shape
     if last != m or not 1 <= k <= m:
         raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {squared.shape} and {k}")
-    return distances.nearest(_plain(squared, np.float64), k)
+    return sorting.nearest(_plain(squared, np.float64), k)
 
 
 def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
@@ -106,8 +120,16 @@ def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None 
     """
     check_table(table)
     check_index(table, index, absent=True)
-    factors = _plain(weights, np.float64).reshape(index.shape)
-    return sums.combine(table, _int64(index), factors, result_array(table, len(index), out))
+    rows, factors = _int64(index), _plain(weights, np.float64).reshape(index.shape)
+    result = result_array(table, len(rows), out)
+    columns, chunk, units = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
+    flat, target = table.reshape(-1), result.reshape(-1)
+
+    def work(begin: int, end: int) -> None:
+        _combine(flat, rows, factors, columns, chunk, begin, end, target, table.shape[1])
+
+    pool.run(work, units, small=result.size * rows.shape[1] < _SMALL)
+    return result
 
 
 def coordinatewise(
@@ -147,10 +169,17 @@ def moments(
     """
     check_table(table)
     check_index(table, index, absent=True)
-    h = len(index)
-    means = _plain(mean_factor, np.float64).reshape(h)
-    deviations = _plain(std_factor, np.float64).reshape(h)
-    return sums.moments(table, _int64(index), means, deviations, result_array(table, h, out))
+    rows, h = _int64(index), len(index)
+    means, deviations = _plain(mean_factor, np.float64).reshape(h), _plain(std_factor, np.float64).reshape(h)
+    result = result_array(table, h, out)
+    columns, chunk, units = pool.cut(len(table), h, table.shape[1], table.itemsize)
+    flat, target = table.reshape(-1), result.reshape(-1)
+
+    def work(begin: int, end: int) -> None:
+        _moments(flat, rows, means, deviations, columns, chunk, begin, end, target, table.shape[1])
+
+    pool.run(work, units, small=result.size * rows.shape[1] < _SMALL)
+    return result
 
 
 def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE) -> None:
@@ -167,4 +196,180 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, value
     coordinates.prepare(m, f, operation, dtype)
     if mixed:
         distances.prepare(dtype)
-        distances.nearest(np.zeros((1, m, m)), m - f)
+        sorting.nearest(np.zeros((1, m, m)), m - f)
+
+
+# --- kernels of sums --------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _fetch_next(table: Floats, index: Integers, i: int, d: int, left: int, columns: int) -> None:
+    """Have the rows of the victim after i on their way while those of i are summed, unless all are in the cache."""
+    count = min(columns, d - left)
+    if i + 1 < len(index) and count * (len(table) // d) > _IN_CACHE:
+        for j in range(index.shape[1]):
+            if index[i + 1, j] >= 0:
+                fetch(table, index[i + 1, j] * d + left, count)
+
+
+@compiled
+def _combine(
+    table: Floats,
+    index: Integers,
+    weights: Floats,
+    columns: int,
+    chunk: int,
+    begin: int,
+    end: int,
+    out: Floats,
+    d: int,
+) -> None:
+    """Units begin … end − 1; table and out are flat. Only rows present and of weight ≠ 0 are listed, so read."""
+    h, m = index.shape
+    parts = (h + chunk - 1) // chunk
+    starts, factors = np.empty(m, np.int64), np.empty(m)
+    for unit in range(begin, end):
+        left = unit // parts * columns
+        first = unit % parts * chunk
+        for i in range(first, min(h, first + chunk)):
+            _fetch_next(table, index, i, d, left, columns)
+            listed = 0
+            for j in range(m):
+                if index[i, j] >= 0 and weights[i, j] != 0.0:
+                    starts[listed] = index[i, j] * d
+                    factors[listed] = weights[i, j]
+                    listed += 1
+            weigh_rows(table, starts, factors, listed, left, min(columns, d - left), out, i * d + left)
+
+
+@compiled
+def _moments(
+    table: Floats,
+    index: Integers,
+    mean: Floats,
+    std: Floats,
+    columns: int,
+    chunk: int,
+    begin: int,
+    end: int,
+    out: Floats,
+    d: int,
+) -> None:
+    """Units begin … end − 1; table and out are flat. One row has no deviation; no row counts as a row of zeros."""
+    h, m = index.shape
+    parts = (h + chunk - 1) // chunk
+    starts = np.empty(m, np.int64)
+    for unit in range(begin, end):
+        left = unit // parts * columns
+        count = min(columns, d - left)
+        first = unit % parts * chunk
+        for i in range(first, min(h, first + chunk)):
+            _fetch_next(table, index, i, d, left, columns)
+            listed = 0
+            for j in range(m):
+                if index[i, j] >= 0:
+                    starts[listed] = index[i, j] * d
+                    listed += 1
+            if listed:
+                factor = std[i] if listed > 1 else 0.0
+                moments_of_rows(table, starts, listed, left, count, mean[i], factor, out, i * d + left)
+            else:
+                for c in range(i * d + left, i * d + left + count):
+                    out[c] = 0
+
+
+@compiled
+def _finite(bits: Integers, exponent: Any, begin: int, end: int, result: NDArray[np.bool_]) -> None:
+    """A value is finite unless all bits of its exponent are set."""
+    for i in range(begin, end):
+        bad = 0
+        for c in range(bits.shape[1]):
+            bad |= (bits[i, c] & exponent) == exponent
+        result[i] = bad == 0
+
+
+# --- the local step ---------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _momentum(
+    x: Floats,
+    m: Floats,
+    g: Floats,
+    beta: Floats,
+    rest: Floats,
+    lr: Floats,
+    decay: Floats,
+    begin: int,
+    end: int,
+    out: Floats,
+) -> None:
+    """Rows begin … end − 1; the numbers come as one-element arrays of the models' dtype, so that nothing is widened."""
+    b, r, eta, lam = beta[0], rest[0], lr[0], decay[0]
+    for i in range(begin, end):
+        for c in range(x.shape[1]):
+            momentum = b * m[i, c] + r * g[i, c]
+            m[i, c] = momentum
+            out[i, c] = x[i, c] - eta * (momentum + lam * x[i, c])
+
+
+def momentum_step(
+    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left, unless it is ``out``.
+
+    >>> momentum_step(np.ones((1, 1)), np.zeros((1, 1)), np.ones((1, 1)), 0.9, 0.5, 0.0)[0].round(3)
+    array([[0.95]])
+    """
+    half = np.empty_like(x) if out is None else out
+    b, rest, eta, lam = (np.array([a], dtype=x.dtype) for a in (beta, 1 - beta, lr, decay))
+
+    def work(begin: int, end: int) -> None:
+        _momentum(x, m, g, b, rest, eta, lam, begin, end, half)
+
+    pool.run(work, len(x), small=x.size < _SMALL)
+    return half, m
+
+
+@compiled
+def _spread(x: Floats, begin: int, end: int, mean: Floats, deviation: Floats) -> None:
+    """Blocks of _NARROW columns, begin … end − 1: their mean over the rows, and their squared deviations from it."""
+    h, d = x.shape
+    left, right = begin * _NARROW, min(d, end * _NARROW)
+    mean[left:right] = 0.0
+    deviation[left:right] = 0.0
+    for i in range(h):
+        for c in range(left, right):
+            mean[c] += x[i, c]
+    for c in range(left, right):
+        mean[c] /= h
+    for i in range(h):
+        for c in range(left, right):
+            off = x[i, c] - mean[c]
+            deviation[c] += off * off
+
+
+@compiled
+def _block_sums(values: Floats, partial: Floats) -> None:
+    for block in range(len(partial)):
+        total = 0.0
+        for c in range(block * _COLUMNS, min(len(values), (block + 1) * _COLUMNS)):
+            total += values[c]
+        partial[block] = total
+
+
+def spread(x: Floats) -> tuple[NDArray[np.float64], float]:
+    """The mean row (d,) and (1/h) Σ ‖x_i − mean‖².
+
+    >>> spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
+    (array([1., 0.]), 1.0)
+    """
+    d = x.shape[1]
+    mean, deviation, partial = np.empty(d), np.empty(d), np.empty(-(-d // _COLUMNS))
+
+    def work(begin: int, end: int) -> None:
+        _spread(x, begin, end, mean, deviation)
+
+    pool.run(work, -(-d // _NARROW), small=x.size < _SMALL)
+    _block_sums(deviation, partial)
+    return mean, float(partial.sum() / len(x))

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import distances, pool
-from rpel.kernels.arguments import OPERATIONS, Operation
 from rpel.kernels.cache import announce, compiled, folder
-from rpel.kernels.sorting import network, operate
+from rpel.kernels.plain import OPERATIONS, Operation
+from rpel.kernels.sorting import nearest, network, operate
 from rpel.kernels.vectors import BLOCK, add_rows, copy, weigh_rows
 from rpel.types import Floats, Integers
 
@@ -320,7 +320,7 @@ def nearest_mixed(table: Floats, index: Integers, operation: Operation, f: int, 
     step = max(1, table.nbytes // 25 // (8 * m * m))
     for first in range(0, h, step):
         part = index[first : first + step]
-        kept = distances.nearest(distances.among(table, part), k)
+        kept = nearest(distances.among(table, part), k)
         coordinatewise(table, part, operation, f, kept, out[first : first + step], specialise)
     return out
 

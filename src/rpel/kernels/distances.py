@@ -1,36 +1,339 @@
-"""Squared distances between rows of the table, in float64, and the nearest neighbours they give.
+"""Squared distances between rows of the table, in float64: which pairs, in which order, on how many threads.
 
 Invariants:
 - differences are squared, never a Gram matrix: nothing cancels, however near the rows or huge a forged one. It costs no
   more: subtraction and multiply-add run on different units of the processor;
-- neighbours are ordered by (distance, column), the anchor before all; the kept columns come out ascending, so that
-  whoever sums them has one fixed order.
+- the sum over d columns has one order, whatever the strategy, the position or the neighbours of a pair: lanes within
+  blocks of `BLOCK_COLUMNS`, blocks within groups of `GROUP` blocks, groups; so equal pairs of rows get equal bits.
 
-Pairs that many victims hold are computed once for all, others victim by victim: by counted cost, with equal bits.
+Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold once, columns
+outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
 """
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import pool
 from rpel.kernels.cache import compiled
-from rpel.kernels.pairs import (
-    BLOCK_COLUMNS,
-    GROUP_COLUMNS,
-    SMALL,
-    Slots,
-    all_pairs,
-    among_by_victim,
-    among_victims,
-    cut_tiles,
-    pair_sums,
-    to_first,
-    victim_sums,
-)
-from rpel.kernels.vectors import TILE, count_below
+from rpel.kernels.sorting import nearest_of
+from rpel.kernels.vectors import TILE, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
+
+BLOCK_COLUMNS = 256  # 180 rows of float64 stay in half a megabyte of cache
+GROUP = 4  # blocks whose sums are added before they join the total: the unit of parallel work
+GROUP_COLUMNS = BLOCK_COLUMNS * GROUP
+SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
+_DENSE = 4  # needed pairs of a run from which it is kept in the first cache
+
+Slots = NDArray[np.int32]
+"""Pairs of rows (u, u), upper triangle: −1 wanted, then the number of the pair from 1 on; 0 not wanted."""
+
+
+class Tiles(NamedTuple):
+    """Pairs to compute: members[first[t] : first[t + 1]] (at most TILE) against anchors[t]; positions in `rows`."""
+
+    rows: Integers
+    anchors: Integers
+    first: Integers
+    members: Integers
+
+
+def cut_tiles(rows: Integers, slot: Slots) -> Tiles:
+    """Cut the pairs marked in slot (u, u), upper triangle, into tiles, and number them there from 1 on."""
+    count = int(np.count_nonzero(slot))
+    anchors, first, members = np.empty(count, np.int64), np.empty(count + 1, np.int64), np.empty(count, np.int64)
+    used = int(_cut(slot, anchors, first, members))
+    return Tiles(rows, anchors[:used], first[: used + 1], members)
+
+
+@compiled
+def _cut(slot: Slots, anchors: Integers, first: Integers, members: Integers) -> int:
+    """Two passes: where a run of rows has many pairs with an anchor, the run stays in cache while anchors pass by;
+    what is left (forged rows, that one victim alone has seen) is gathered around the later row. Slots count from 1.
+    """
+    u = len(slot)
+    tile = 0
+    place = 0
+    first[0] = 0
+    runs = (u + TILE - 1) // TILE
+    for run in range(runs):
+        start, high = u * run // runs, u * (run + 1) // runs
+        for a in range(high):
+            low = max(start, a + 1)
+            wanted = 0
+            for b in range(low, high):
+                wanted += slot[a, b] < 0
+            if wanted >= min(_DENSE, high - low) and wanted > 0:
+                anchors[tile] = a
+                for b in range(low, high):
+                    if slot[a, b] < 0:
+                        members[place] = b
+                        place += 1
+                        slot[a, b] = place
+                tile += 1
+                first[tile] = place
+    for b in range(u):
+        for a in range(b):
+            if slot[a, b] < 0:
+                if place == first[tile]:
+                    anchors[tile] = b
+                members[place] = a
+                place += 1
+                slot[a, b] = place
+                if place - first[tile] == TILE:
+                    tile += 1
+                    first[tile] = place
+        if place > first[tile]:
+            tile += 1
+            first[tile] = place
+    return tile
+
+
+def to_first(m: int) -> Tiles:
+    """Row 0 against each of rows 1 … m."""
+    edges = np.append(np.arange(0, m, TILE), m)
+    return Tiles(np.arange(m + 1), np.zeros(len(edges) - 1, np.int64), edges, np.arange(1, m + 1))
+
+
+# --- sums over tiles --------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _same(members: Integers, first: int, width: int) -> bool:
+    """Whether the next `width` members are those from `first` on."""
+    same = True
+    for j in range(first, first + width):
+        same &= members[j] == members[j + width]
+    return same
+
+
+@compiled
+def _add_tiles(
+    x: Floats,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    columns: int,
+    table: Floats,
+    ahead: Integers,
+    at: int,
+    d: int,
+    out: Floats,
+) -> None:
+    """All tiles of one block; two that follow each other with the same members go together.
+
+    With each tile one of the rows `ahead` is fetched, columns `at` and on: what the next block will read.
+    """
+    t, row, pair = 0, 0, np.empty(2, np.int64)
+    while t < len(anchors):
+        if row < len(ahead):
+            fetch(table, ahead[row] * d + at, BLOCK_COLUMNS)
+            row += 1
+        start, width = first[t], first[t + 1] - first[t]
+        pair[0] = anchors[t] * BLOCK_COLUMNS
+        if t + 1 < len(anchors) and first[t + 2] - first[t + 1] == width and _same(members, start, width):
+            pair[1] = anchors[t + 1] * BLOCK_COLUMNS
+            add_pair_sums(x, pair, members, start, columns, width, 1, out)
+            t += 2
+        else:
+            add_pair_sums(x, pair, members, start, columns, width, 0, out)
+            t += 1
+
+
+@compiled
+def _add_group(
+    table: Floats,
+    extra: Floats,
+    rows: Integers,
+    after: Integers,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    group: int,
+    d: int,
+    x: Floats,
+    out: Floats,
+) -> None:
+    """out[slot] += the pair sums over the columns of one group; x is scratch, one block of every row in float64.
+
+    The table is flat; the rows after its last are those of `extra`, points that are not in it. The rows `after` come
+    next.
+    """
+    for block in range(group * GROUP, (group + 1) * GROUP):
+        start = block * BLOCK_COLUMNS
+        count = min(BLOCK_COLUMNS, d - start)
+        if count <= 0:
+            return
+        padded = (count + 3) // 4 * 4
+        for position in range(len(rows)):
+            target = position * BLOCK_COLUMNS
+            at = rows[position] * d
+            if at < len(table):
+                convert(table, at + start, count, x, target)
+            else:
+                convert(extra, at - len(table) + start, count, x, target)
+            for c in range(count, padded):
+                x[target + c] = 0.0
+        more = start + BLOCK_COLUMNS < d
+        ahead, at = (rows, start + BLOCK_COLUMNS) if more else (after, 0)
+        _add_tiles(x, anchors, first, members, padded, table, ahead, at, d, out)
+
+
+@compiled
+def _add_groups(
+    table: Floats,
+    extra: Floats,
+    rows: Integers,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    d: int,
+    origin: int,
+    begin: int,
+    end: int,
+    partial: Floats,
+) -> None:
+    """partial[u] = the pair sums of group origin + u, u = begin … end − 1. Columns outermost: the shared strategy."""
+    x = np.empty(len(rows) * BLOCK_COLUMNS)
+    offsets = members * BLOCK_COLUMNS
+    for u in range(begin, end):
+        partial[u] = 0.0
+        _add_group(table, extra, rows, rows, anchors, first, offsets, origin + u, d, x, partial[u])
+
+
+@compiled
+def _by_victim(
+    table: Floats,
+    extra: Floats,
+    index: Integers,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    d: int,
+    begin: int,
+    end: int,
+    result: Floats,
+) -> None:
+    """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
+    x, partial, offsets = np.empty(index.shape[1] * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
+    for i in range(begin, end):
+        _add_victim(
+            table, extra, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, result[i]
+        )
+
+
+@compiled
+def _add_victim(
+    table: Floats,
+    extra: Floats,
+    rows: Integers,
+    after: Integers,
+    anchors: Integers,
+    first: Integers,
+    offsets: Integers,
+    d: int,
+    x: Floats,
+    partial: Floats,
+    sums: Floats,
+) -> None:
+    """sums = the pair sums of one victim's rows; x and partial are scratch."""
+    sums[:] = 0.0
+    for group in range((d + GROUP_COLUMNS - 1) // GROUP_COLUMNS):
+        partial[:] = 0.0
+        _add_group(table, extra, rows, after, anchors, first, offsets, group, d, x, partial)
+        for slot in range(len(sums)):
+            sums[slot] += partial[slot]
+
+
+def pair_sums(table: Floats, extra: Floats, tiles: Tiles) -> Floats:
+    """(slots,) the squared distances of the tiles' pairs, columns outermost.
+
+    >>> table = np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)
+    >>> pair_sums(table, np.zeros(0), Tiles(np.array([0, 1]), np.array([0]), np.array([0, 1]), np.array([1])))
+    array([25.])
+    """
+    d = table.shape[1]
+    groups = -(-d // GROUP_COLUMNS)
+    slots = len(tiles.members)
+    wave = max(pool.threads(), min(groups, table.nbytes // 40 // (8 * slots + 8)))
+    partial = np.empty((min(wave, groups), slots))
+    total = np.zeros(slots)
+    for origin in range(0, groups, wave):
+        count = min(wave, groups - origin)
+
+        def work(begin: int, end: int, origin: int = origin) -> None:
+            _add_groups(table.reshape(-1), extra, *tiles, d, origin, begin, end, partial)
+
+        pool.run(work, count, small=slots * d < SMALL)
+        for u in range(count):
+            total += partial[u]
+    return total
+
+
+def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> Floats:
+    """(h, slots) the same tiles, with positions into index[i], for every victim.
+
+    >>> table = np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)
+    >>> pair = Tiles(np.array([0, 1]), np.array([0]), np.array([0, 1]), np.array([1]))
+    >>> victim_sums(table, np.zeros(0), np.array([[0, 1], [1, 1]]), pair)
+    array([[25.], [ 0.]])
+    """
+    d = table.shape[1]
+    result = np.empty((len(index), len(tiles.members)))
+
+    def work(begin: int, end: int) -> None:
+        _by_victim(table.reshape(-1), extra, index, tiles.anchors, tiles.first, tiles.members, d, begin, end, result)
+
+    pool.run(work, len(index), small=result.size * d < SMALL)
+    return result
+
+
+@compiled
+def among_by_victim(
+    table: Floats,
+    index: Integers,
+    anchors: Integers,
+    first: Integers,
+    members: Integers,
+    slot: Slots,
+    d: int,
+    begin: int,
+    end: int,
+    result: Floats,
+) -> None:
+    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1; slot (m, m) numbers the pairs."""
+    m = index.shape[1]
+    x, partial, offsets = np.empty(m * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
+    sums = np.empty(len(members))
+    for i in range(begin, end):
+        _add_victim(table, sums, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, sums)
+        for a in range(m):
+            result[i, a, a] = 0.0
+            for b in range(a + 1, m):
+                result[i, a, b] = result[i, b, a] = sums[slot[a, b] - 1]
+
+
+@cache
+def all_pairs(m: int) -> tuple[Tiles, NDArray[np.int32]]:
+    """Every pair of m rows as tiles, and the numbers of the pairs."""
+    slot = np.triu(np.full((m, m), -1, np.int32), 1)
+    return cut_tiles(np.arange(m), slot), slot
+
+
+def among_victims(table: Floats, index: Integers, begin: int, end: int, result: Floats) -> None:
+    """result[i] = the distances among the rows of victims begin … end − 1, in this thread.
+
+    >>> result = np.empty((1, 2, 2)); among_victims(np.array([[0.0], [2.0]]), np.array([[0, 1]]), 0, 1, result); result
+    array([[[0., 4.], [4., 0.]]])
+    """
+    (_, anchors, first, members), slot = all_pairs(index.shape[1])
+    among_by_victim(table.reshape(-1), index, anchors, first, members, slot, table.shape[1], begin, end, result)
+
+
+# --- distances by victim, or each pair once for all victims -----------------------------------------------------------
 
 _NOWHERE = np.zeros(0)  # where no row stands outside the table
 
@@ -166,55 +469,6 @@ def to_rows(table: Floats, index: Integers, origin: Integers, extra: Floats = _N
     return total[slot[low, high] - 1]
 
 
-# --- neighbours -------------------------------------------------------------------------------------------------------
-
-
-@compiled
-def nearest_of(distances: Floats, k: int, begin: int, end: int, kept: NDArray[np.int32]) -> None:
-    """kept[i] = the neighbours within distances[i], i = begin … end − 1, in this thread."""
-    m = distances.shape[1]
-    padded = (m + 15) // 16 * 16
-    row, rank, column = np.full(padded, np.inf), np.empty(padded, np.int64), np.empty(m + 1, np.int32)
-    for i in range(begin, end):
-        for anchor in range(m):
-            for j in range(m):
-                row[j] = distances[i, anchor, j]
-            row[anchor] = -1.0
-            count_below(row, m, padded, rank)
-            if _list(rank, m, k, column) > k:
-                _list_ties(rank, m, k, column)
-            for j in range(k):
-                kept[i, anchor, j] = column[j]
-
-
-@compiled
-def _list(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> int:
-    """The columns of rank below k, ascending; their number is above k where equal distances share the highest rank."""
-    place = 0
-    for j in range(m):
-        column[place] = j
-        place += rank[j] < k
-    return place
-
-
-@compiled
-def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> None:
-    """The k columns of lowest (rank, column), ascending: of those that share the highest rank the last are left out."""
-    highest = 0
-    for j in range(m):
-        if rank[j] < k:
-            highest = max(highest, rank[j])
-    room = k  # for columns of the highest rank: what the others leave
-    for j in range(m):
-        room -= rank[j] < highest
-    place = 0
-    for j in range(m):
-        if rank[j] < highest or (rank[j] == highest and room > 0):
-            room -= rank[j] == highest
-            column[place] = j
-            place += 1
-
-
 @compiled
 def _neighbours(
     table: Floats,
@@ -242,21 +496,3 @@ def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32
     """
     tiles, slot = all_pairs(index.shape[1])
     _neighbours(table.reshape(-1), index, tiles.anchors, tiles.first, tiles.members, slot, table.shape[1], k, kept)
-
-
-def nearest(distances: Floats, k: int) -> NDArray[np.int32]:
-    """(h, m, k) the k nearest columns of every anchor, itself included, ascending.
-
-    A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch.
-
-    >>> nearest(np.array([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), 2)
-    array([[[0, 2], [1, 2], [0, 2]]], dtype=int32)
-    """
-    h, m, _ = distances.shape
-    kept = np.empty((h, m, k), np.int32)
-
-    def work(begin: int, end: int) -> None:
-        nearest_of(distances, k, begin, end, kept)
-
-    pool.run(work, h, small=distances.size * m < SMALL)
-    return kept

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rpel.kernels.arguments import Operation, check_operation
+from rpel.kernels.plain import Operation, check_operation
 
 BUDGET = 256 << 20
 

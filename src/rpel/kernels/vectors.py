@@ -31,12 +31,10 @@ Builder = Any  # llvmlite and numba have no types
 cgutils: Any = numba_cgutils
 
 
-def _lanes(array: Any) -> int:
-    return 8 if array.dtype.bitwidth == 32 else 4
-
-
-def vector_of(array: Any) -> Any:
-    return ir.VectorType(ir.FloatType() if array.dtype.bitwidth == 32 else ir.DoubleType(), _lanes(array))
+def vector_of(array: Any, lanes: int | None = None) -> Any:
+    """A vector of the array's elements: of 32 bytes, or of so many lanes."""
+    single = array.dtype.bitwidth == 32
+    return ir.VectorType(ir.FloatType() if single else ir.DoubleType(), lanes or (8 if single else 4))
 
 
 def data_of(context: Any, builder: Builder, array_type: Any, value: Any) -> Any:
@@ -45,7 +43,7 @@ def data_of(context: Any, builder: Builder, array_type: Any, value: Any) -> Any:
 
 def _bytes(vector: Any) -> int:
     """Rows start anywhere: no more than an element's alignment may be assumed."""
-    return 4 if isinstance(vector.element, ir.FloatType) else 8
+    return {"float": 4, "double": 8}.get(str(vector.element)) or int(vector.element.width) // 8
 
 
 def load(builder: Builder, data: Any, position: Any, vector: Any) -> Any:
@@ -73,20 +71,24 @@ def zero(vector: Any) -> Any:
     return ir.Constant(vector, [0.0] * vector.count)
 
 
+def add_product(builder: Builder, total: Any, a: Any, b: Any) -> Any:
+    """total + a · b, rounded once where the processor can."""
+    return builder.fadd(total, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+
+
 def doubles(lanes: int) -> Any:
     return ir.VectorType(ir.DoubleType(), lanes)
 
 
 def _load_double(builder: Builder, array: Any, data: Any, position: Any, lanes: int) -> Any:
     """Elements of a float32 or float64 array as float64."""
-    vector = ir.VectorType(vector_of(array).element, lanes)
-    value = load(builder, data, position, vector)
+    value = load(builder, data, position, vector_of(array, lanes))
     return value if array.dtype.bitwidth == 64 else builder.fpext(value, doubles(lanes))
 
 
 def _store_double(builder: Builder, value: Any, array: Any, data: Any, position: Any) -> None:
     """float64 lanes, rounded to the array's type."""
-    vector = ir.VectorType(vector_of(array).element, value.type.count)
+    vector = vector_of(array, value.type.count)
     store(builder, value if array.dtype.bitwidth == 64 else builder.fptrunc(value, vector), data, position)
 
 
@@ -131,7 +133,8 @@ def add_pair_sums(
                 for j, row in enumerate(rows):
                     right = load(builder, row, c, vector)
                     for value, totals in zip(left, sums, strict=True):
-                        _add_square(builder, totals[j], builder.fsub(value, right))
+                        gap = builder.fsub(value, right)
+                        builder.store(add_product(builder, builder.load(totals[j]), gap, gap), totals[j])
             for place, total in enumerate(total for totals in sums for total in totals):
                 _add_lanes(builder, builder.load(total), builder.gep(result, [builder.add(args[3], integer(place))]))
 
@@ -152,11 +155,6 @@ def add_pair_sums(
 def _at(builder: Builder, data: Any, positions: Any, place: Any) -> Any:
     """Where positions[place] points to in data."""
     return builder.gep(data, [builder.load(builder.gep(positions, [place]))])
-
-
-def _add_square(builder: Builder, total: Any, gap: Any) -> None:
-    square = builder.fmul(gap, gap, flags=("contract",))
-    builder.store(builder.fadd(builder.load(total), square, flags=("contract",)), total)
 
 
 def _add_lanes(builder: Builder, total: Any, target: Any) -> None:
@@ -268,8 +266,7 @@ def weigh_rows(
                 row = builder.add(builder.load(builder.gep(firsts, [j])), builder.add(args[4], c))
                 for part, total in enumerate(sums):
                     value = _load_double(builder, x, data, builder.add(row, integer(part * lanes)), lanes)
-                    product = builder.fmul(factor, value, flags=("contract",))
-                    builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+                    builder.store(add_product(builder, builder.load(total), factor, value), total)
             for part, total in enumerate(sums):
                 position = builder.add(builder.add(args[7], c), integer(part * lanes))
                 _store_double(builder, builder.load(total), y, result, position)

@@ -26,9 +26,9 @@ from torch import nn
 
 from rpel import data, models
 from rpel.config.peer import BUILT_IN_TASKS, check_task
-from rpel.config.training import Training
+from rpel.config.spec import Training
 from rpel.errors import nearest
-from rpel.kernels.sums import momentum_step
+from rpel.kernels.compiled import momentum_step
 from rpel.learning import local_step
 from rpel.peer.wire import Signature, split
 from rpel.tasks import Classification, Task

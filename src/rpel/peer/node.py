@@ -23,8 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.aggregation.coordinatewise import Coordinatewise
-from rpel.aggregation.mixing import Mixed
+from rpel.aggregation.coordinatewise import Coordinatewise, Mixed
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.kernels.compiled import prepare

@@ -4,7 +4,7 @@ Node i meets b_i^t ~ Hypergeometric(n−1, b, s) hostile peers in round t, indep
 
     P(max over i, t ≤ k) = F(k)^{hT}        F = CDF of that law, h = n − b
 
-holds exactly, and no simulation is needed (the paper's Remark 2 thinks otherwise). `law` has the exact law, `search`
+holds exactly, and no simulation is needed (the paper's Remark 2 thinks otherwise). `law` has the exact law and
 the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemma), `planner` the plan and its pictures.
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from rpel import hypergeometric, theory
-from rpel.planning.search import Question
+from rpel.planning.law import Question
 from rpel.randomness import stream
 
 

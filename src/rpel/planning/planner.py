@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rpel import plots, theory
-from rpel.planning.law import check_sizes, probability, quantiles
+from rpel.planning.law import Question, check_question, check_sizes, probability, quantiles
 from rpel.planning.paper import bounded, bounded_b_hat, default_grid, simulate_max, simulated
-from rpel.planning.search import Question, check_question
 
 Method = Literal["exact", "simulate", "bound"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.config.record import Identity
 from rpel.config.spec import Spec
-from rpel.config.training import Identity
 from rpel.report.collect import Run
 from rpel.simulation.result import Table, interval
 from rpel.text import value_text

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import sums
+from rpel.kernels import compiled
 from rpel.tasks import Classification, Task
 from rpel.types import Integers, Models
 
@@ -58,4 +58,4 @@ def spread(x: Models) -> tuple[Floats, float]:
     >>> mean.tolist(), distance
     ([1.0, 0.0], 1.0)
     """
-    return sums.spread(x)
+    return compiled.spread(x)

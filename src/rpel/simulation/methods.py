@@ -10,7 +10,7 @@ from pydantic import Field
 from rpel import planning, theory
 from rpel.aggregation import Rule
 from rpel.aggregation import rule as rule_by_name
-from rpel.aggregation.mixing import Mixer
+from rpel.aggregation.coordinatewise import Mixer
 from rpel.attacks import attack as attack_by_name
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph

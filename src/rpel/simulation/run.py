@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from rpel import plots
+from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
-from rpel.config.values import parse_seeds
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
 from rpel.simulation import distributed

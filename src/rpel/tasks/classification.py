@@ -21,8 +21,7 @@ from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.convolution import ConvolutionEngine
-from rpel.tasks.layers import recognise
-from rpel.tasks.linear import LinearEngine
+from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.task import Engine, Loss, share, tensor
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers

@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.tasks.convolution.instructions import LANES, SPARE
-from rpel.tasks.convolution.windows import (
+from rpel.tasks.linear import Affine, Layers
+from rpel.tasks.task import Own, scored
+from rpel.tasks.windows import (
+    LANES,
+    SPARE,
     Place,
     Stage,
     arrange,
@@ -26,8 +29,6 @@ from rpel.tasks.convolution.windows import (
     restore,
     stage,
 )
-from rpel.tasks.layers import Affine, Layers
-from rpel.tasks.task import Own, scored
 from rpel.types import Floats
 
 _IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache

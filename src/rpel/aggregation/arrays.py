@@ -1,0 +1,196 @@
+"""Arrays of any kind: which kernels take them, how they get there and back, where a result is delivered.
+
+NumPy arrays, torch tensors, and lists of arrays, of tensors or of state_dicts. Whole numbers in a state_dict
+(BatchNorm's count of batches) are no part of the vectors: the result has the first one's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rpel.kernels import compiled
+from rpel.types import Integers
+
+Array = Any
+"""A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
+
+
+def is_tensor(x: Array) -> bool:
+    """True for torch tensors, without importing torch for anybody else."""
+    return hasattr(x, "detach")
+
+
+def kernels_for(table: Array) -> ModuleType:
+    """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
+    if is_tensor(table):
+        from rpel.kernels import tensor
+
+        return tensor
+    return compiled
+
+
+def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
+    """The array in a form the kernels take, and the way back to the caller's kind and dtype.
+
+    Tensors in main memory are lent to the compiled kernels without a copy; half precision is computed in float32.
+    """
+    if is_tensor(x):
+        return _from_torch(x, name)
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise ValueError(f"{name} needs an array of floats, not {kind}")
+    dtype = x.dtype
+    wide = np.ascontiguousarray(x, dtype=np.float64 if dtype.itemsize >= 8 else np.float32)
+    return wide, lambda result: result.astype(dtype, copy=False)
+
+
+def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
+    import torch
+
+    if not x.is_floating_point():
+        raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
+    dtype, wide = x.dtype, x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+    if wide.device.type == "cpu":
+        return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
+    return wide, lambda result: result.to(dtype)
+
+
+def deliver(compute: Callable[[Array | None], Array], out: Array | None, back: Callable[[Array], Array]) -> Array:
+    """Compute into ``out`` where the kernels can write there, else compute and copy; without ``out`` a new array."""
+    if out is None:
+        return back(compute(None))
+    place = out.detach().numpy() if is_tensor(out) and out.device.type == "cpu" and out.dtype.itemsize >= 4 else out
+    if is_tensor(place) or place.dtype.itemsize >= 4:
+        compute(place)
+    else:
+        out[...] = back(compute(None))
+    return out
+
+
+def lend(array: Any, table: Array) -> Array:
+    """A NumPy array where the table is: itself, or a tensor on the table's device."""
+    if not is_tensor(table):
+        return array
+    import torch
+
+    return torch.as_tensor(array, device=table.device)
+
+
+def host(x: Array) -> Any:
+    """A small result of the kernels as a NumPy array."""
+    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
+
+
+def empty_like(table: Array, rows: int) -> Array:
+    """An uninitialised (rows, d) array of the table's kind."""
+    return (
+        table.new_empty((rows, table.shape[1])) if is_tensor(table) else np.empty((rows, table.shape[1]), table.dtype)
+    )
+
+
+def nbytes(table: Array) -> int:
+    return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
+
+
+def as_table(x: Array, name: str) -> tuple[Array, Integers]:
+    """An array (…, m, d) as a table of all its rows (h·m, d) and the index (h, m) of who has which.
+
+    >>> table, index = as_table(np.zeros((2, 3, 5)), "mean")
+    >>> table.shape, index.tolist()
+    ((6, 5), [[0, 1, 2], [3, 4, 5]])
+    """
+    if x.ndim < 2:
+        raise ValueError(f"{name} needs an array (…, m, d), not one of shape {tuple(x.shape)}")
+    *batch, m, d = x.shape
+    h = int(np.prod(batch, dtype=np.int64))
+    return x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
+
+
+def check_index(name: str, table: Array, index: Array) -> Integers:
+    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
+    rows = host(index)
+    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
+        raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
+    if rows.dtype.kind not in "iu":
+        raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
+        raise ValueError(f"{name}: index entries lie between −1 and {len(table) - 1}, not {rows.min()} to {rows.max()}")
+    absent = rows < 0
+    if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
+        raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")
+    return rows
+
+
+# --- lists of arrays, tensors or state_dicts -------------------------------------------------------------------------
+
+
+def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any]]:
+    """(m, d) what the m items hold, and the way back from a vector (d,) to such an item.
+
+    >>> x, back = stacked([{"w": np.ones((2, 2))}, {"w": np.zeros((2, 2))}], "mean")
+    >>> x.shape, back(x[0])["w"].shape
+    ((2, 4), (2, 2))
+    """
+    if not items:
+        raise ValueError(f"{name} needs at least one vector")
+    first, leaves = items[0], [_leaves(item) for item in items]
+    floating = [_is_floating(leaf) for _, leaf in leaves[0]]
+    shapes = [(key, tuple(leaf.shape)) for key, leaf in leaves[0]]
+    for other in leaves[1:]:
+        if [(key, tuple(leaf.shape)) for key, leaf in other] != shapes:
+            raise ValueError(f"{name} needs items that all have the same entries of the same shapes")
+    if not any(floating):
+        raise ValueError(f"{name} needs items with floats in them")
+
+    def back(vector: Array) -> Any:
+        start, parts = 0, {}
+        for (key, leaf), counts in zip(leaves[0], floating, strict=True):
+            if not counts:
+                parts[key] = leaf
+                continue
+            size = int(np.prod(leaf.shape, dtype=np.int64))
+            parts[key] = _like(vector[start : start + size].reshape(tuple(leaf.shape)), leaf)
+            start += size
+        return _rebuilt(first, parts)
+
+    return _table([[leaf for (_, leaf), counts in zip(one, floating, strict=True) if counts] for one in leaves]), back
+
+
+def _leaves(item: Any) -> list[tuple[Any, Any]]:
+    if isinstance(item, Mapping):
+        return list(item.items())
+    if isinstance(item, list | tuple):
+        return list(enumerate(item))
+    return [(None, item)]
+
+
+def _rebuilt(first: Any, parts: dict[Any, Any]) -> Any:
+    if isinstance(first, Mapping):
+        made = type(first)()
+        made.update(parts)  # type: ignore[attr-defined]
+        return made
+    return type(first)(parts.values()) if isinstance(first, list | tuple) else parts[None]
+
+
+def _is_floating(leaf: Any) -> bool:
+    if is_tensor(leaf):
+        return bool(leaf.is_floating_point())
+    if not isinstance(leaf, np.ndarray):
+        raise ValueError(f"a rule takes lists of arrays, tensors or dictionaries of them, not {type(leaf).__name__}")
+    return bool(leaf.dtype.kind == "f")
+
+
+def _table(rows: list[list[Any]]) -> Array:
+    if not is_tensor(rows[0][0]):
+        return np.stack([np.concatenate([leaf.reshape(-1) for leaf in row]) for row in rows])
+    import torch
+
+    widest = torch.float64 if any(leaf.dtype == torch.float64 for leaf in rows[0]) else torch.float32
+    return torch.stack([torch.cat([leaf.detach().reshape(-1).to(widest) for leaf in row]) for row in rows])
+
+
+def _like(part: Array, leaf: Any) -> Any:
+    return part.to(leaf.dtype) if is_tensor(leaf) else part.astype(leaf.dtype)

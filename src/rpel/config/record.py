@@ -1,0 +1,297 @@
+"""How what people write becomes a checked record: TOML read strictly, values in every form they come in, one sentence
+for what is wrong.
+
+Invariants: a record is checked when it is made; what is wrong is one sentence that names the key, the value and what
+would be right; whether a field is part of what a run *is* stands in the field's own metadata and nowhere else.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from rpel.errors import nearest
+
+T = TypeVar("T")
+_KINDS = {
+    "string": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "dict": "a table",
+    "mapping": "a table",
+}
+_PATTERNS = {"^[0-9a-f]{64}$": "64 hexadecimal digits"}
+_LARGEST = 256 << 20
+_LONG_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")
+"""A dotted key of so many parts takes the parser a time that grows with their square; nobody writes one by hand."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; ValueError in one sentence where there is none."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes: at most {_LARGEST:,} are read")
+    try:
+        text = path.read_text("utf-8")
+        if _LONG_KEY.search(text):
+            raise ValueError("a key has more than 100 parts")
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} is not TOML: it is nested too deeply") from None
+    except ValueError as error:  # also TOMLDecodeError, UnicodeDecodeError, and integers of thousands of digits
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a key that is not known: misspelt, it would be ignored in silence.
+
+    >>> check_keys("peer.toml", ["lisen"], ["id", "listen"])
+    Traceback (most recent call last):
+    ValueError: peer.toml has an unknown key 'lisen': the nearest is 'listen' (of id, listen)
+    """
+    options = list(known)
+    for key in found:
+        if key not in options:
+            raise ValueError(f"{where} has an unknown key {key!r}: {nearest(key, options)}")
+
+
+def validated(where: str, content: Mapping[str, Any], adapter: TypeAdapter[T], context: Any = None) -> T:
+    """The record that pydantic makes of a table; what is wrong is one sentence that begins with ``where``.
+
+    >>> from dataclasses import dataclass
+    >>> from pydantic import StrictInt
+    >>> @dataclass
+    ... class Size:
+    ...     width: StrictInt
+    >>> validated("size.toml", {"width": "3"}, TypeAdapter(Size))
+    Traceback (most recent call last):
+    ValueError: size.toml: width '3' is not valid: it takes a whole number
+    """
+    try:
+        return adapter.validate_python(content, context=context)
+    except ValidationError as error:
+        raise ValueError(_sentence(where, error)) from None
+
+
+def _sentence(where: str, error: ValidationError) -> str:
+    """The first complaint, with the key, the value given and what would be right."""
+    found = error.errors()[0]
+    key, value, context = ".".join(map(str, found["loc"])), found["input"], found.get("ctx", {})
+    before = f"{where}: " if where else ""
+    if found["type"] == "missing":
+        return f"{where} lacks the key {key!r}"
+    if found["type"] == "value_error":  # a validator of our own: its message is a sentence
+        return f"{before}{context['error']}"
+    for bound in ("ge", "le"):
+        if bound in context:
+            return f"{before}{key} {value:g} is impossible: the nearest is {context[bound]:.15g}"
+    wanted = _PATTERNS.get(context.get("pattern", "")) or _KINDS.get(found["type"].partition("_")[0], "another value")
+    return f"{before}{key} {value!r} is not valid: it takes {wanted}"
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class Identity(Enum):
+    """Whether a field enters a run's hash. A field without such a mark always does.
+
+    LATER is for fields added after version 0.1: they enter only where they differ from their default, so that hashes
+    made before stay what they were.
+    """
+
+    LATER = "where it differs from its default"
+    NEVER = "never"
+
+
+class CheckedRecord(BaseModel):
+    """A frozen record whose errors are one sentence each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        for key in fields:
+            if key not in known:
+                raise ValueError(f"there is no field {key!r}; {nearest(key, known)}")
+        try:
+            super().__init__(**{key: builtin(value) for key, value in fields.items()})
+        except ValidationError as error:
+            raise ValueError(sentence(type(self), error)) from None
+
+    def but(self, **changes: Any) -> Self:
+        """The same record with some fields changed, checked again.
+
+        >>> from rpel.config.spec import Training
+        >>> Training().but(batch_size=50).batch_size
+        50
+        """
+        return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that make this what it is, by the marks in their metadata.
+
+        >>> class Example(CheckedRecord):
+        ...     seed: int = 0
+        ...     threads: Annotated[int, Identity.NEVER] = 1
+        ...     consistent: Annotated[bool, Identity.LATER] = False
+        >>> Example(threads=2).identity(), Example(consistent=True).identity()
+        ({'seed': 0}, {'seed': 0, 'consistent': True})
+        """
+        values = self.model_dump()
+        for key, field in type(self).model_fields.items():
+            later = Identity.LATER in field.metadata and values[key] == field.default
+            if later or Identity.NEVER in field.metadata:
+                del values[key]
+        return values
+
+
+# --- one sentence -----------------------------------------------------------------------------------------------------
+
+_EXAMPLES = {
+    "alpha": "a number such as 1.0, or inf",
+    "lr": "0.5 or 500:0.5,1000:0.1 with rising rounds and positive rates",
+    "attack_params": "z=1.5 or JSON such as {\"z\": 1.5}",
+    "seeds": "0-4 or 0,1,7, each seed once",
+    "name": "letters, digits and . + - _",
+    "pull": "a whole number from 1 on, or plan",
+    "b_hat": "a whole number from 0 on, or plan",
+}  # fmt: skip
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "finite": "a finite number",
+    "string": "text",
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def sentence(record: type[BaseModel], error: ValidationError) -> str:
+    """The first complaint, with the key, the value given and the nearest valid one."""
+    found = error.errors()[0]
+    if not found["loc"]:
+        return str(found.get("ctx", {}).get("error", found["msg"]))
+    key, value, context = str(found["loc"][0]), found["input"], found.get("ctx", {})
+    field = record.model_fields[key]
+    if found["type"] == "missing":
+        return f"{key} is missing: it is the {field.description}"
+    if found["type"] in ("literal_error", "enum"):
+        return f"{key} {value!r} is unknown: {nearest(str(value), _choices(field.annotation))}"
+    for bound, words in _BOUNDS.items():
+        if bound in context:
+            return f"{key} {value} is impossible: it must be {words} {context[bound]}"
+    kind = _KINDS.get(found["type"].partition("_")[0], "another value")
+    default = field.default
+    example = _EXAMPLES.get(key, kind if default is None or isinstance(default, bool) else f"{kind} such as {default}")
+    return f"{key} {value!r} is not valid: it takes {example}"
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a field takes: those of a Literal or of an enum."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(member.value) for member in annotation]
+    return [str(choice) for choice in get_args(annotation)]
+
+
+# --- values as people write them: what cannot be read raises a short ValueError ---------------------------------------
+
+
+def learning_rate(value: Any) -> Any:
+    """A number, or a schedule as pairs or as text "500:0.5,1000:0.1"."""
+    if isinstance(value, str) and ":" in value:
+        value = [part.split(":") for part in value.split(",")]
+    if isinstance(value, str | int | float):
+        return _positive(float(value))
+    try:
+        pieces = tuple((int(last), _positive(float(rate))) for last, rate in value)
+    except TypeError:
+        raise ValueError("pairs are needed") from None
+    if not pieces or any(last <= before for (before, _), (last, _) in pairwise(pieces)):
+        raise ValueError("the rounds must rise")
+    return pieces
+
+
+def _positive(rate: float) -> float:
+    if not 0 < rate < float("inf"):
+        raise ValueError("a rate must be positive")
+    return rate
+
+
+def unbounded(value: Any) -> Any:
+    """Infinity as the word "inf"; anything else as it is.
+
+    >>> unbounded(float("inf")), unbounded(1.0)
+    ('inf', 1.0)
+    """
+    return "inf" if value in (float("inf"), "inf", "infinity", "∞") else value
+
+
+def parameters(value: Any) -> Any:
+    """A table, JSON, or text "z=1.5,targeting=all"."""
+    if isinstance(value, Mapping):
+        return {key: builtin(item) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return json.loads(value)
+    pairs = [part.partition("=") for part in value.split(",") if part]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError("each parameter needs an =")
+    return {key.strip(): _scalar(text.strip()) for key, _, text in pairs}
+
+
+def parse_pairs(texts: Iterable[str], what: str, example: str) -> dict[str, Any]:
+    """Texts key=value (several with commas between, or JSON) as one table; what is wrong is one sentence.
+
+    >>> parse_pairs(["lr=.1,model=mlp", '{"widths": [3, 4]}'], "hyperparameters", "lr=0.1")
+    {'lr': 0.1, 'model': 'mlp', 'widths': [3, 4]}
+    """
+    table: dict[str, Any] = {}
+    for text in texts:
+        try:
+            found = dict(parameters(text))
+        except (ValueError, TypeError):
+            found = {}
+        if not found or any(not key or value == "" for key, value in found.items()):
+            raise ValueError(f"{what} {text!r} is not valid: write key=value, such as {example}, or JSON")
+        table |= found
+    return table
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(f"0{text}" if text.startswith(".") else text)  # .5 is a number for people
+    except ValueError:
+        return text
+
+
+def builtin(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+
+
+def planned(value: Any) -> Any:
+    return None if value == "plan" else value
+
+
+def parse_seeds(text: str | None) -> list[int]:
+    """The seeds of "0-4" or "0,1,7"; none for None.
+
+    >>> parse_seeds("0-3"), parse_seeds("1,7")
+    ([0, 1, 2, 3], [1, 7])
+    """
+    seeds: list[int] = []
+    for part in [] if text is None else text.split(","):
+        first, dash, last = part.partition("-")
+        seeds += range(int(first), int(last if dash else first) + 1)
+    if text is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise ValueError("each seed once")
+    return seeds

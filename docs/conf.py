@@ -1,6 +1,8 @@
 """The site: `make docs` builds it into site/; notebooks are executed, warnings and dead links are errors."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,6 +43,17 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 900
 nb_execution_in_temp = True
 nb_execution_show_tb = True
+
+# A kernel asks the commands on a page for colours, as in a terminal; pages show what a file or a pipe would get.
+_profile = Path(tempfile.mkdtemp(prefix="rpel-docs-"))
+(_profile / "profile_default" / "startup").mkdir(parents=True)
+(_profile / "profile_default" / "startup" / "plain.py").write_text(
+    "import os\n"
+    "for name in ('FORCE_COLOR', 'CLICOLOR_FORCE'):\n"
+    "    os.environ.pop(name, None)\n"
+    "os.environ['COLUMNS'] = '100'\n"
+)
+os.environ["IPYTHONDIR"] = str(_profile)
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -1,13 +1,16 @@
 """rpel doctor says what is wrong with a machine and how to mend it; rpel bench measures ratios."""
 
+import importlib.metadata
 import json
-import shutil
+import re
 import socket
+import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from rpel.certificates import create
 from rpel.cli import main
 from rpel.experiments.bench import Measurement, fastest
 from rpel.operations import doctor
@@ -38,11 +41,18 @@ def test_a_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Cap
 
 
 def test_what_is_wrong_comes_with_a_remedy_and_status_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    text = rpel("doctor", capsys=capsys, code=1)
-    assert "WRONG  disk: 0 B free here\n       make room" in text
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small disk takes the right to mount")
+    try:
+        monkeypatch.chdir(tmp_path)
+        text = rpel("doctor", capsys=capsys, code=1)
+    finally:
+        monkeypatch.undo()
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    assert re.search(r"WRONG  disk: 1\.0\d MB free here\n       make room", text)
     assert "1 problem found" in text
 
 
@@ -72,21 +82,77 @@ def test_memory_is_compared_with_what_a_preset_needs(monkeypatch: pytest.MonkeyP
     assert "scale-1m needs about" in large.detail
 
 
-def test_a_peers_files_certificate_and_port_are_looked_at(tmp_path: Path) -> None:
+def test_a_data_folder_or_data_set_that_cannot_be_had_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RPEL_CACHE", str(tmp_path))
+    monkeypatch.delenv("RPEL_DATA", raising=False)
+    assert "does not exist" in by_name(examine(data_dir=str(tmp_path / "nowhere")))["data sets"].detail
+    found = by_name(examine("femnist-30", data_dir=str(tmp_path)))
+    assert not found["data"].ok, "nobody offers FEMNIST for download"
+    assert "femnist/train/*.json" in found["data"].remedy
+    assert "data" not in by_name(examine("mnist-30", data_dir=str(tmp_path))), "MNIST is downloaded when first used"
+    images = tmp_path / "MNIST" / "raw"
+    images.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (images / f"{name}-ubyte").write_bytes(b"damaged")
+    assert not by_name(examine(data_dir=str(tmp_path)))["data set mnist"].ok
+    assert "WRONG  data set mnist" in rpel("doctor", "--data-dir", str(tmp_path), capsys=capsys, code=1)
+
+
+def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["numpy>=99", "no-such-package>=1", "scipy>=1.0"])
+    (check,) = doctor._packages()
+    assert not check.ok
+    assert re.fullmatch(r"numpy \S+ is older than 99; no-such-package is missing", check.detail)
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Path:
+    """A member's own files, as rpel peer init writes them."""
     with pytest.raises(SystemExit) as left:
         main(["peer", "init", "--id", "a", "--url", "https://127.0.0.1:7443", "--dir", str(tmp_path)])
     assert left.value.code == 0
-    config = tmp_path / "peer.toml"
-    found = by_name(examine(config=config))
-    assert found["certificate"].ok
-    assert found["key"].ok
+    return tmp_path / "peer.toml"
+
+
+def test_a_peers_good_files_pass_and_what_is_missing_is_named(
+    peer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = by_name(examine(config=peer))
+    assert all(found[name].ok for name in ("peer.toml", "certificate", "key", "port"))
     assert not found["members"].ok, "there is no members.toml yet"
+    assert "rpel network new" in found["members"].remedy
+    rpel("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "5", "--out", str(tmp_path), capsys=capsys)
+    found = by_name(examine(config=peer))
+    assert not found["members"].ok, "and this peer is not in it"
+    missing = by_name(examine(config=tmp_path / "nowhere.toml"))["peer"]
+    assert (missing.ok, "nowhere.toml" in missing.detail, missing.remedy) == (False, True, "rpel peer init writes one")
+
+
+def test_a_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> None:
+    now = datetime.now(UTC)
+    for days, words in ((10, "valid for 10 more days"), (-3, f"expired on {now - timedelta(days=3):%Y-%m-%d}")):
+        begun = now - timedelta(days=100 - days)
+        (peer.parent / "peer.crt").write_text(create("a", days=100, now=begun + timedelta(hours=1))[1])
+        found = by_name(examine(config=peer))["certificate"]
+        assert not found.ok
+        assert words in found.detail
+        assert "all members need its entry" in found.remedy
+
+
+def test_a_key_that_others_can_read_and_a_port_in_use_are_problems(
+    peer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (peer.parent / "peer.key").chmod(0o644)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        (port,) = doctor._port(f"127.0.0.1:{taken.getsockname()[1]}")
-    assert not port.ok
-    assert "choose another listen" in port.remedy
+        listen = f'listen = "127.0.0.1:{taken.getsockname()[1]}"'
+        peer.write_text(re.sub(r"^listen = .*$", listen, peer.read_text(), flags=re.MULTILINE))
+        text = rpel("doctor", "--config", str(peer), capsys=capsys, code=1)
+    assert re.search(r"WRONG  key: .* is readable by others\n       chmod 600", text)
+    assert re.search(r"WRONG  port: .* Address already in use\n       stop what uses it", text)
 
 
 def test_a_measurement_is_a_ratio() -> None:

@@ -22,6 +22,7 @@ _STARTER = "RPEL_STARTER"
 _LOOK = 0.5
 _GRACE = 10.0  # seconds to end by oneself
 _LINES = 8
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 def start(
@@ -29,18 +30,19 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     """Run ``rpel`` with these arguments on so many threads; what it prints goes to the two files.
 
-    more: variables for its environment.
+    more: variables for its environment. Colours are for terminals, so nothing asks it for them.
 
     It has a session of its own: Ctrl-C in the terminal reaches the starter, which passes it on, once.
     """
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    plain = {key: value for key, value in os.environ.items() if key not in _COLOURS}
     with stdout.open("wb") as out, stderr.open("wb") as err:
         return subprocess.Popen(
             [sys.executable, "-m", "rpel", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**os.environ, **limits, **(more or {}), _STARTER: str(os.getpid())},
+            env={**plain, **limits, **(more or {}), _STARTER: str(os.getpid())},
             start_new_session=True,
         )
 

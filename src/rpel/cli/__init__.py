@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 int
 something to save. Commands import what is heavy when they are called: ``rpel plan`` never sees torch.
 """
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input is one sentence on stderr and exit status 2."""
     end_with_starter()
+    os.environ["MPLBACKEND"] = "agg"  # commands open no window, and a notebook's backend need not exist here
     try:
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:

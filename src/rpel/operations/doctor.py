@@ -41,19 +41,22 @@ def examine(preset: str | None = None, config: Path | None = None, data_dir: str
     """All checks: of the machine; of the memory that a preset needs; of a peer's files, port and certificate."""
     looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", _python), ("packages", _packages), ("threads", _threads), ("vector units", _vectors),
-        ("kernels", _kernels), ("kernel cache", _cache), ("data sets", lambda: _data(data_dir)), ("disk", _disk),
-        ("memory", lambda: _memory(preset)), ("clock", lambda: _clock(config is not None)),
+        ("kernels", _kernels), ("kernel cache", _cache), ("data sets", lambda: _data(preset, data_dir)),
+        ("disk", _disk), ("memory", lambda: _memory(preset)), ("clock", lambda: _clock(config is not None)),
     ]  # fmt: skip
     if config is not None:
         looks += [("peer", lambda: _peer(config))]
-    return [check for name, look in looks for check in _guarded(name, look)]
+    remedies = {"peer": "rpel peer init writes one", "data sets": "give a --data-dir that exists"}
+    return [check for name, look in looks for check in _guarded(name, look, remedies.get(name, "python -m pip check"))]
 
 
-def _guarded(name: str, look: Callable[[], Iterator[Check]]) -> list[Check]:
+def _guarded(name: str, look: Callable[[], Iterator[Check]], remedy: str = "python -m pip check") -> list[Check]:
     try:
         return list(look())
+    except ValueError as error:  # one of our own sentences, which says what would be right
+        return [Check(name, False, str(error), remedy)]
     except Exception as error:  # whatever is broken on this machine is what we are here to say
-        return [Check(name, False, f"{type(error).__name__}: {error}", "see the message; python -m pip check may help")]
+        return [Check(name, False, f"{type(error).__name__}: {error}", remedy)]
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -144,27 +147,40 @@ def _cache() -> Iterator[Check]:
     yield Check("kernel cache", kept, detail, remedy)
 
 
-def _data(data_dir: str | None) -> Iterator[Check]:
-    """Data sets that are there; one that is not is downloaded when first used, so that is no fault."""
+def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
+    """Data sets that are there. One that is not is downloaded when first used, so that is no fault if it can be."""
     from typing import get_args
 
-    from rpel.config.spec import OWN, DatasetName
+    from rpel.config.spec import OWN, DatasetName, load
+    from rpel.data.datasets import SOURCES
+    from rpel.data.files import search_folders
+
+    search_folders(data_dir)  # raises for a folder that is not there
+    wanted = load(preset).dataset if preset is not None else None
+    states = {name: _there(name, data_dir) for name in get_args(DatasetName) if name != OWN}
+    for name, damaged in states.items():
+        if damaged:
+            yield Check(f"data set {name}", False, damaged, "remove the damaged file: it is downloaded again")
+    if wanted is not None and states[wanted] is None and wanted in SOURCES and not SOURCES[wanted].remotes:
+        detail = f"{preset} needs {wanted}, which is not here and cannot be downloaded"
+        yield Check("data", False, detail, f"give --data-dir a folder with {SOURCES[wanted].layout}")
+    found, missing = ([name for name, state in states.items() if state == kind] for kind in ("", None))
+    later = f"; not here, looked for or downloaded when first used: {', '.join(missing)}" if missing else ""
+    detail = f"found: {', '.join(found) or 'none'}{later}"
+    yield Check("data sets", bool(found), detail, "" if found else "reinstall rpel: even its sample is missing")
+
+
+def _there(name: str, data_dir: str | None) -> str | None:
+    """ "" if the data set is here, None if it is not, and what is wrong with it if it is damaged."""
     from rpel.data import MissingDataError, load
 
-    found, missing = [], []
-    for name in get_args(DatasetName):
-        if name == OWN:
-            continue
-        try:
-            load(name, data_dir, download=False)
-            found.append(name)
-        except MissingDataError:
-            missing.append(name)
-        except ValueError as error:
-            yield Check(f"data set {name}", False, str(error), "remove the damaged file: it is downloaded again")
-    detail = f"found: {', '.join(found) or 'none'}"
-    later = f"; not here, looked for or downloaded when first used: {', '.join(missing)}" if missing else ""
-    yield Check("data sets", bool(found), detail + later, "" if found else "reinstall rpel: even its sample is missing")
+    try:
+        load(name, data_dir, download=False)
+    except MissingDataError:
+        return None
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _disk() -> Iterator[Check]:
@@ -228,9 +244,9 @@ def _peer(path: Path) -> Iterator[Check]:
 
     config = Config.load(path)
     yield Check("peer.toml", True, f"{path}: {config.id}")
-    yield from _guarded("members", lambda: _members(config))
-    yield from _guarded("certificate", lambda: _certificate(config))
-    yield from _guarded("port", lambda: _port(config.listen))
+    yield from _guarded("members", lambda: _members(config), "rpel network new writes it; all members hold the same")
+    yield from _guarded("certificate", lambda: _certificate(config), "rpel peer init makes a key and a certificate")
+    yield from _guarded("port", lambda: _port(config.listen), "choose another listen in peer.toml")
 
 
 def _members(config: Any) -> Iterator[Check]:
@@ -248,10 +264,11 @@ def _certificate(config: Any) -> Iterator[Check]:
     from rpel.certificates import read_certificate
 
     found = read_certificate(config.certificate.read_text("utf-8"))
-    days = (found.not_after - datetime.now(UTC)).days
-    good = days > _SOON
-    remedy = "" if good else "rpel peer init makes a new one; all members need it"
-    yield Check("certificate", good, f"{config.certificate}: valid for {days} more days", remedy)
+    left = found.not_after - datetime.now(UTC)
+    good = left.days > _SOON
+    remedy = "" if good else "rpel peer init --dir new makes another; all members need its entry (rotating a key)"
+    state = f"valid for {left.days} more days" if left.days >= 0 else f"expired on {found.not_after:%Y-%m-%d}"
+    yield Check("certificate", good, f"{config.certificate}: {state}", remedy)
     mode = config.key.stat().st_mode & 0o077
     private = f"chmod 600 {config.key}" if mode else ""
     yield Check("key", not mode, f"{config.key} is {'readable by others' if mode else 'private'}", private)

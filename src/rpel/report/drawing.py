@@ -243,8 +243,8 @@ def png_figure(chart: Chart, metric: str) -> "Figure":
             place.plot(rounds, mean, style, marker=mark, markersize=3.5, color=colour, label=label)
             if len(group.runs) > 1:
                 place.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-    what = _METRIC_WORDS.get(metric, metric)
-    place.set(xlabel="round", title=f"{chart.title}: {what}", yscale="log" if up.log else "linear")
+    place.set(xlabel="round", yscale="log" if up.log else "linear")
+    place.set_title(f"{chart.title}\n{_METRIC_WORDS.get(metric, metric)}", fontsize=10)
     place.set(xlim=(0, across.high), ylim=(up.low, up.high * (1 if up.log else 1.02)))
     stamp(place, chart.stamp)
     figure.legend(frameon=False, loc="outside lower left")

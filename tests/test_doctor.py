@@ -161,3 +161,16 @@ def test_a_measurement_is_a_ratio() -> None:
     calls: list[int] = []
     assert fastest(lambda: calls.append(1), 4) >= 0
     assert len(calls) == 4
+
+
+@pytest.mark.full
+def test_bench_prints_ratios_of_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(rpel("bench", "--json", capsys=capsys))
+    assert found["seconds"] > 0
+    rows = {row["name"]: row for row in found["benchmarks"]}
+    assert {name.partition(",")[0] for name in rows} == {
+        "nnm+trimmed_mean", "forging ALIE", "a whole round", "plan for 100", "first call",
+    }  # fmt: skip
+    for row in rows.values():
+        assert set(row) == {"name", "seconds", "against", "seconds_against", "ratio"}
+        assert row["ratio"] == pytest.approx(row["seconds_against"] / row["seconds"])

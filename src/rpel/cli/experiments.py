@@ -357,6 +357,15 @@ def _print_panels(made: list[dict[str, Any]], work: "Work", as_json: bool) -> No
 imports = typer.Typer(name="import", help="Take over experiments of other libraries.", no_args_is_help=True)
 
 
+def _precise(seconds: float) -> str:
+    """Three digits, in ms or s.
+
+    >>> _precise(0.00621), _precise(48.52)
+    ('6.21 ms', '48.5 s')
+    """
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
 def bench(as_json: Json = False) -> None:
     """Measure what matters on this machine, in about two minutes, as ratios to the plain way of doing the same.
 
@@ -369,8 +378,9 @@ def bench(as_json: Json = False) -> None:
     for one in measurements():
         rows.append(one.to_dict())
         if not as_json:
-            ours, theirs = f"{1e3 * one.seconds:.3g} ms", f"{1e3 * one.seconds_against:.3g} ms"
-            print(f"{one.name}: {ours}, {one.ratio:.1f} times faster than {one.against} ({theirs})", flush=True)
+            ours, theirs = (_precise(seconds) for seconds in (one.seconds, one.seconds_against))
+            times = f"{one.ratio:,.0f}" if one.ratio >= 100 else f"{one.ratio:.1f}"
+            print(f"{one.name}: {ours}, {times} times faster than {one.against} ({theirs})", flush=True)
     seconds = time.perf_counter() - begun
     if as_json:
         print(json.dumps({"benchmarks": rows, "seconds": seconds}, indent=2))

@@ -81,3 +81,12 @@ def count(number: int, word: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+def times(number: int) -> str:
+    """How often.
+
+    >>> times(1), times(1200)
+    ('once', '1,200 times')
+    """
+    return "once" if number == 1 else f"{number:,} times"

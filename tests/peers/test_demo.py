@@ -69,7 +69,7 @@ def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
         assert 0 <= found[f"accuracy_worst{end}"] <= found[f"accuracy_mean{end}"] <= 1
     assert set(found["outcomes"]) == {"aggregated", "local_only", "caught_up"}
     assert 0 < sum(found["outcomes"].values()) <= 4 * 4
-    assert "only 1 honest ones may be late" in done.stderr
+    assert "only 1 honest one may be late" in done.stderr
     for rule in ("robust", "averaging"):
         keys = [(out / rule / f"peer-{number}" / "peer.key").read_bytes() for number in range(1, 6)]
         assert len(set(keys)) == 5

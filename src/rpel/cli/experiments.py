@@ -1,40 +1,38 @@
 """``rpel sweep``, ``arena``, ``reproduce``, ``bench`` and ``import``: many runs, and what is made of them."""
 
-import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
-from rpel.cli.terminal import DataDir, Jobs, Json, TensorBoard, Threads, Yes, agreed, display, stderr, stdout
-from rpel.experiments.sweep import CellRun, Sweep, read
+from rpel.cli import terminal
+from rpel.cli.terminal import DataDir, Jobs, Json, TensorBoard, Threads, Yes
+from rpel.experiments.sweep import CellRun, Sweep, Watch, cells, read
 from rpel.text import count, duration
 
 if TYPE_CHECKING:
-    from rpel.arena import Standings
     from rpel.cli.terminal import RunDisplay
     from rpel.config.spec import Spec
     from rpel.experiments.reproduce import Work
-    from rpel.experiments.sweep import Sweep
     from rpel.simulation.run import Progress, Tick
-
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
+    file: Annotated[Path, Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
+    out: Annotated[Path | None, Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
     jobs: Jobs = None,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
@@ -47,49 +45,37 @@ def sweep(
     Example: rpel sweep attacks.toml --jobs 2
     """
     work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs, tensorboard)
-    console = stderr()
-    try:
-        with SweepDisplay(console) as display:
-            work.run(display.show)
-    except KeyboardInterrupt as error:
-        console.print(f"rpel: {error or 'interrupted'}", markup=False)
-        raise typer.Exit(130) from None
-    _print_sweep(work, as_json)
+    with terminal.interruptible(), _watching(terminal.stderr()) as watch:
+        work.run(watch)
+    if not terminal.printed(work.rows(), as_json):
+        terminal.stdout(wrap=True).print(_table(work, work.states, ""))
+        for state in work.states:
+            if state.error:
+                print(f"{state.cell.label}: {state.error}")
+        print(f"table: {work.out / 'sweep.csv'}")
     if any(state.status == "failed" for state in work.states):
         raise typer.Exit(1)
 
 
-class SweepDisplay:
+@contextmanager
+def _watching(console: Console) -> Iterator[Watch]:
     """A live table where a person looks, a line for each change where none does."""
+    said: dict[int, str] = {}
+    drawn = 0.0
+    with terminal.live(console, transient=True) as place:
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.live = Live(console=console, transient=True, auto_refresh=False)
-        self.said: dict[int, str] = {}
-        self.drawn = 0.0
+        def watch(work: Sweep) -> None:
+            nonlocal drawn
+            if place is None:
+                for i, state in enumerate(work.states):
+                    if state.status != said.get(i, "waiting"):
+                        said[i] = state.status
+                        console.print(f"{_head(work)}: {state.cell.label}: {_seen(state)}", markup=False)
+            elif (now := console.get_time()) - drawn > 0.25:
+                drawn = now
+                place.update(_live(work), refresh=True)
 
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
-
-    def show(self, work: Sweep) -> None:
-        """Something may have changed."""
-        now = self.console.get_time()
-        if self.console.is_terminal and now - self.drawn > 0.25:
-            self.drawn = now
-            self.live.update(_live(work), refresh=True)
-        elif not self.console.is_terminal:
-            for i, state in enumerate(work.states):
-                if state.status != self.said.get(i, "waiting"):
-                    self.said[i] = state.status
-                    self.console.print(f"{_head(work)}: {state.cell.label}: {_seen(state)}", markup=False)
+        yield watch
 
 
 def _head(work: Sweep) -> str:
@@ -108,11 +94,11 @@ def _seen(state: CellRun) -> str:
 
 def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
     """A row a cell: how it stands, its accuracies, and what there is to say; it fits whatever width there is."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold", min_width=min(max(len(s.cell.label) for s in work.states), 30))
-    for column in ("state", "mean", "worst"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    table = terminal.table("cell", "state", "mean", "worst", "", fold=("cell",), title=title)
+    table.columns[0].min_width = min(max(len(s.cell.label) for s in work.states), 30)
+    table.columns[-1].max_width = 24
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for state in states:
         found = state.result or {}
         accuracies = [f"{found[key]:.4f}" if key in found else "" for key in ("accuracy_mean", "accuracy_worst")]
@@ -139,30 +125,18 @@ def _live(work: Sweep) -> Table:
     return table
 
 
-def _print_sweep(work: Sweep, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(work.rows(), indent=2))
-        return
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(_table(work, work.states, ""))
-    for state in work.states:
-        if state.error:
-            print(f"{state.cell.label}: {state.error}")
-    print(f"table: {work.out / 'sweep.csv'}")
-
-
 def arena(
-    preset: Annotated[str, typer.Option(help="The setting: a preset or a run file.")] = "mnist-30",
-    rules: Annotated[str | None, typer.Option(help="Rules, such as mean,nnm+median. [all]")] = None,
-    attacks: Annotated[str | None, typer.Option(help="Attacks, such as alie,foe,alie(z=1). [all]")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods beside the rules, such as gts,nna; or all.")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 0-2 or 0,7.")] = "0",
-    strongest: Annotated[bool, typer.Option("--strongest", help="Also attacks that search their best factor.")] = False,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, T. [the preset's]")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "--peers", help="All nodes, n. [the preset's]")] = None,
-    byzantine: Annotated[int | None, typer.Option(help="Hostile ones among them, b. [the preset's]")] = None,
-    pull: Annotated[int | None, typer.Option(help="Peers pulled, s. [the preset's]")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs and pages.")] = Path("arena"),
+    preset: Annotated[str, Option(help="The setting: a preset or a run file.")] = "mnist-30",
+    rules: Annotated[str | None, Option(help="Rules, such as mean,nnm+median. [all]")] = None,
+    attacks: Annotated[str | None, Option(help="Attacks, such as alie,foe,alie(z=1). [all]")] = None,
+    methods: Annotated[str | None, Option(help="Methods beside the rules, such as gts,nna; or all.")] = None,
+    seeds: Annotated[str, Option(help="Seeds, such as 0-2 or 0,7.")] = "0",
+    strongest: Annotated[bool, Option("--strongest", help="Also attacks that search their best factor.")] = False,
+    rounds: Annotated[int | None, Option(help="Rounds, T. [the preset's]")] = None,
+    nodes: Annotated[int | None, Option("--nodes", "--peers", help="All nodes, n. [the preset's]")] = None,
+    byzantine: Annotated[int | None, Option(help="Hostile ones among them, b. [the preset's]")] = None,
+    pull: Annotated[int | None, Option(help="Peers pulled, s. [the preset's]")] = None,
+    out: Annotated[Path, Option(help="Folder for runs and pages.")] = Path("arena"),
     jobs: Jobs = None,
     data_dir: DataDir = None,
     yes: Yes = False,
@@ -176,29 +150,29 @@ def arena(
     """
     from rpel import arena as arenas
     from rpel.config.spec import load
-    from rpel.experiments.sweep import Sweep
 
-    given = {"rounds": rounds, "nodes": nodes, "byzantine": byzantine, "pull": pull, "data_dir": data_dir}
-    base = load(preset).but(**{key: value for key, value in given.items() if value is not None})
+    fields = terminal.given(rounds=rounds, nodes=nodes, byzantine=byzantine, pull=pull, data_dir=data_dir)
+    base = load(preset).but(**fields)
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
     work = Sweep([trial.cell for trial in played], out, jobs)
-    console = stderr()
+    console = terminal.stderr()
     work.recall()
-    if not agreed(_needed(base, work, console), yes, console):
+    if not terminal.agreed(_needed(base, work, console), yes, console):
         raise typer.Exit(0)
-    try:
-        with SweepDisplay(console) as display:
-            work.run(display.show)
-    except KeyboardInterrupt as error:
-        console.print(f"rpel: {error or 'interrupted'}", markup=False)
-        raise typer.Exit(130) from None
+    with terminal.interruptible(), _watching(console) as watch:
+        work.run(watch)
     found = arenas.standings(base, played, work.states)
     files = arenas.write(found, out)
-    if as_json:
-        print(json.dumps(found.to_dict() | {"files": [str(path) for path in files]}, indent=2))
-    else:
-        _print_standings(found, files)
+    if terminal.printed(found.to_dict() | {"files": [str(path) for path in files]}, as_json):
+        return
+    columns = ("rule", "worst case", "under", "ahead of the next")
+    table = terminal.table(*columns, right=columns[1:2], fold=columns)
+    for rank in found.ranking():
+        number = "no result" if rank.worst_case is None else f"{rank.worst_case:.4f}"
+        table.add_row(rank.contestant.label, number, rank.attack, rank.sure)
+    terminal.stdout(wrap=True).print(table)
+    print(f"page: {files[0]}")
 
 
 def _split(text: str | None) -> list[str]:
@@ -234,37 +208,20 @@ def _kind(spec: "Spec") -> str:
     return f"{spec.method} {spec.rule} {spec.attack == 'strongest'}"
 
 
-def _print_standings(found: "Standings", files: list[Path]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rule", overflow="fold")
-    table.add_column("worst case", justify="right")
-    table.add_column("under", overflow="fold")
-    table.add_column("ahead of the next", overflow="fold")
-    for rank in found.ranking():
-        number = "no result" if rank.worst_case is None else f"{rank.worst_case:.4f}"
-        table.add_row(rank.contestant.label, number, rank.attack, rank.sure)
-    console = stdout()
-    console.soft_wrap = False
-    console.print(table)
-    print(f"page: {files[0]}")
-
-
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
+        Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")] = "smoke",
+    scale: Annotated[str, Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")] = "smoke",
     part: Annotated[
-        float | None, typer.Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
+        float | None, Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
+    out: Annotated[Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
     data_dir: DataDir = None,
     threads: Threads = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the panels and leave.")] = False,
-    extra: Annotated[bool, typer.Option("--extra", help="With --list: those beyond the paper.")] = False,
+    listed: Annotated[bool, Option("--list", help="List the panels and leave.")] = False,
+    extra: Annotated[bool, Option("--extra", help="With --list: those beyond the paper.")] = False,
     tensorboard: TensorBoard = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -276,9 +233,13 @@ def reproduce(
     Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
     """
     if listed:
-        _list_panels(extra, as_json)
+        from rpel.experiments.panels import EXTRAS, PANELS
+
+        rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
+        if not terminal.printed(rows, as_json, ensure_ascii=False):
+            terminal.print_pairs([(row["name"], f"{row['figure']}: {row['title']}") for row in rows])
         return
-    with display() as shown:
+    with terminal.display() as shown:
         from rpel.experiments.reproduce import make, prepare
 
         folder = out or Path("reproduced") / scale
@@ -288,7 +249,7 @@ def reproduce(
         )  # fmt: skip
         needed = _estimated(work, shown)
         shown.bars.stop()
-        if not agreed(sum(needed.values()), yes, shown.console):
+        if not terminal.agreed(sum(needed.values()), yes, shown.console):
             raise typer.Exit(0)
         if shown.console.is_terminal:
             shown.bars.start()
@@ -296,7 +257,12 @@ def reproduce(
             made = make(work, needed, progress=_bar(shown), say=shown.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
-    _print_panels(made, work, as_json)
+    facts = {"out": str(work.out), "panels": made, "missing": work.missing}
+    if not terminal.printed(facts, as_json, ensure_ascii=False):
+        for entry in made:
+            print(f"{work.out / entry['name']}.svg  {entry['figure']}: {entry['title']}  [{entry['note']}]")
+        for name, why in work.missing.items():
+            print(f"{name} was not made: {why}")
     if work.missing:
         raise typer.Exit(1)
 
@@ -308,9 +274,8 @@ def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
         display.say(f"rpel: warning: {name} cannot be made: {why}")
     todo, all_runs = len(work.open), len(work.specs)
     if todo:
-        display.say(
-            f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {all_runs - todo}; measuring rounds"
-        )
+        before = all_runs - todo
+        display.say(f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {before}; measuring rounds")
     needed = seconds_needed(work)
     if todo:
         display.say(f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)")
@@ -330,31 +295,6 @@ def _bar(display: "RunDisplay") -> "Progress | None":
         display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
 
     return tick
-
-
-def _list_panels(extra: bool, as_json: bool) -> None:
-    from rpel.experiments.panels import EXTRAS, PANELS
-
-    rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:<{width}}  {row['figure']}: {row['title']}")
-
-
-def _print_panels(made: list[dict[str, Any]], work: "Work", as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"out": str(work.out), "panels": made, "missing": work.missing}, indent=2, ensure_ascii=False))
-        return
-    for entry in made:
-        print(f"{work.out / entry['name']}.svg  {entry['figure']}: {entry['title']}  [{entry['note']}]")
-    for name, why in work.missing.items():
-        print(f"{name} was not made: {why}")
-
-
-imports = typer.Typer(name="import", help="Take over experiments of other libraries.", no_args_is_help=True)
 
 
 def _precise(seconds: float) -> str:
@@ -382,10 +322,11 @@ def bench(as_json: Json = False) -> None:
             times = f"{one.ratio:,.0f}" if one.ratio >= 100 else f"{one.ratio:.1f}"
             print(f"{one.name}: {ours}, {times} times faster than {one.against} ({theirs})", flush=True)
     seconds = time.perf_counter() - begun
-    if as_json:
-        print(json.dumps({"benchmarks": rows, "seconds": seconds}, indent=2))
-    else:
+    if not terminal.printed({"benchmarks": rows, "seconds": seconds}, as_json):
         print(f"took {duration(seconds)}")
+
+
+imports = typer.Typer(name="import", help="Take over experiments of other libraries.", no_args_is_help=True)
 
 
 @imports.callback()
@@ -395,23 +336,20 @@ def _imports() -> None:
 
 @imports.command()
 def byzfl(
-    file: Annotated[Path, typer.Argument(help="ByzFL's config.json.", show_default=False)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The sweep file to write. [printed]")] = None,
+    file: Annotated[Path, Argument(help="ByzFL's config.json.", show_default=False)],
+    output: Annotated[Path | None, Option("--output", "-o", help="The sweep file to write. [printed]")] = None,
 ) -> None:
     """Make a sweep file of a ByzFL benchmark's config.json; what has no counterpart is said in it and on stderr.
 
     Example: rpel import byzfl config.json -o sweep.toml
     """
-    import tomllib
-
     from rpel.experiments.byzfl import read
-    from rpel.experiments.sweep import cells
 
     found = read(file)
     text = found.to_toml()
     made = cells(tomllib.loads(text))
     for line in found.remarks:
-        print(f"rpel: note: {line}", file=sys.stderr)
+        terminal.say(f"note: {line}")
     if output is None:
         print(text, end="")
     else:

@@ -1,32 +1,30 @@
 """``rpel network``: found a network of real peers, add its members, check it, see one at work."""
 
 import asyncio
-import json
-import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
-from rpel import text
+from rpel.cli import terminal
 from rpel.cli.peer import members_now
-from rpel.cli.terminal import Json, Members, Settings, stdout
+from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
+from rpel.text import count, human_bytes, percent
 
 if TYPE_CHECKING:
     from rpel.config.membership import Membership
     from rpel.operations.check import Checked, Report
-    from rpel.operations.demo import Scene
+    from rpel.operations.demo import Scene, Show
     from rpel.operations.found import Founded
     from rpel.operations.watch import Observer
-
 
 app = typer.Typer(
     name="network",
@@ -36,55 +34,56 @@ app = typer.Typer(
 )
 
 
+Model = Annotated[
+    Path | None,
+    Option(
+        help="Begin with the model in this safetensors file (needed for your own task, its values in the order of the "
+        "task's vector).",
+        show_default="drawn from --seed",
+    ),
+]
+Epoch = Annotated[
+    str | None,
+    Option(
+        help="When round 1 begins: a time such as 2030-01-01T12:00Z, or +600 for in ten minutes.",
+        show_default="the next full hour",
+    ),
+]
+Hyperparameters = Annotated[
+    list[str] | None,
+    Option(
+        help="What all members train with: key=value, several with commas between, or JSON. Built-in tasks know lr, "
+        "momentum, weight_decay, batch_size, model, partition, alpha.",
+        metavar="KEY=VALUE",
+    ),
+]
+
+
 @app.command()
 def new(
-    peers: Annotated[int, typer.Option(help="How many peers the network will have, n.")],
-    byzantine: Annotated[int, typer.Option(help="How many of them may be hostile, b.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of the whole training, T.")],
-    no_shows: Annotated[
-        int | None,
-        typer.Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small"),
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="Probability of the plan, over all peers and rounds.")] = 0.99,
-    task: Annotated[str, typer.Option(help="mnist-sample, mnist, or your own as module:task.")] = "mnist-sample",
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Begin with the model in this safetensors file (needed for your own task, its values in the order of "
-            "the task's vector).",
-            show_default="drawn from --seed",
-        ),
-    ] = None,
-    period: Annotated[float, typer.Option(help="Length of a round in seconds.")] = 60.0,
+    peers: Annotated[int, Option(help="How many peers the network will have, n.")],
+    byzantine: Byzantine,
+    rounds: Rounds,
+    no_shows: Late = None,
+    confidence: Annotated[float, Option(help="Probability of the plan, over all peers and rounds.")] = 0.99,
+    task: PeerTask = "mnist-sample",
+    model: Model = None,
+    period: Annotated[float, Option(help="Length of a round in seconds.")] = 60.0,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period")
+        float | None, Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period")
     ] = None,
-    epoch: Annotated[
-        str | None,
-        typer.Option(
-            help="When round 1 begins: a time such as 2030-01-01T12:00Z, or +600 for in ten minutes.",
-            show_default="the next full hour",
-        ),
-    ] = None,
-    rule: Annotated[str, typer.Option(help="How answers are aggregated.")] = "nnm+trimmed_mean",
-    local_steps: Annotated[int, typer.Option(help="Local steps per round.")] = 1,
-    hyperparameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What all members train with: key=value, several with commas between, or JSON. Built-in tasks know "
-            "lr, momentum, weight_decay, batch_size, model, partition, alpha.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
+    epoch: Epoch = None,
+    rule: Annotated[str, Option(help="How answers are aggregated.")] = "nnm+trimmed_mean",
+    local_steps: Annotated[int, Option(help="Local steps per round.")] = 1,
+    hyperparameters: Hyperparameters = None,
     protocol: Annotated[
-        int,
-        typer.Option(help="2: models are signed, so that whoever tells victims different things is convicted; 1: not."),
+        int, Option(help="2: models are signed, so that whoever tells victims different things is convicted; 1: not.")
     ] = 2,
     run: Annotated[
-        str | None, typer.Option(help="The network's name.", show_default="the task's and eight random digits")
+        str | None, Option(help="The network's name.", show_default="the task's and eight random digits")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for members.toml and init.safetensors.")] = Path(),
-    seed: Annotated[int, typer.Option(help="Where a built-in task's initial model comes from.")] = 0,
+    out: Annotated[Path, Option(help="Folder for members.toml and init.safetensors.")] = Path(),
+    seed: Annotated[int, Option(help="Where a built-in task's initial model comes from.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Found a network: plan how many peers each one pulls from, and write the two files that all members share.
@@ -101,24 +100,15 @@ def new(
     from rpel.operations.found import notes, parse_epoch
 
     founding = Founding(
-        run=run or "",
-        nodes=peers,
-        byzantine=byzantine,
-        rounds=rounds,
-        epoch=parse_epoch(epoch, datetime.now(UTC)),
-        period=period,
-        deadline=deadline,
-        confidence=confidence,
-        no_shows=no_shows,
-        rule=rule,
-        local_steps=local_steps,
-        protocol=protocol,
+        run or "", peers, byzantine, rounds, parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline,
+        confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps, protocol=protocol,
         hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
-    )
+    )  # fmt: skip
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):
-        print(f"rpel: note: {note}", file=sys.stderr)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else _founded(found))
+        terminal.say(f"note: {note}")
+    if not terminal.printed(found.to_dict(), as_json):
+        print(_founded(found))
 
 
 def _founded(found: "Founded") -> str:
@@ -130,10 +120,10 @@ def _founded(found: "Founded") -> str:
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
-certain:  no honest peer ever pulls more than {m.b_hat} hostile models in a round: {text.percent(plan.probability)}
+certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: {percent(plan.probability)}
 survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
-{text.human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters
+{human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters
 written:  {found.members} and {found.init}
 
 Next:
@@ -149,7 +139,7 @@ Next:
 
 @app.command()
 def add(
-    entries: Annotated[list[Path], typer.Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
+    entries: Annotated[list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
@@ -163,11 +153,11 @@ def add(
     from rpel.operations.join import add
 
     found = add(members, entries)
-    if as_json:
-        ids = [member.id for member in found.new]
-        print(json.dumps({"added": ids, "members": len(found.membership.members), "missing": found.missing}))
+    ids = [member.id for member in found.new]
+    facts = {"added": ids, "members": len(found.membership.members), "missing": found.missing}
+    if terminal.printed(facts, as_json, indent=None):
         return
-    stdout().print(_fingerprints(found.membership, {member.id for member in found.new}))
+    terminal.stdout().print(_fingerprints(found.membership, ids))
     waits = f"{found.missing} of {found.membership.nodes} are still missing" if found.missing else "it is complete"
     print(f"{len(found.new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
 
@@ -181,15 +171,14 @@ def list_members(members: Members = Path("members.toml"), as_json: Json = False)
     from rpel.config.membership import Membership
 
     found = Membership.load(members, draft=True)
-    if as_json:
-        keys = ("id", "organisation", "url", "fingerprint")
-        print(json.dumps([{key: getattr(member, key) for key in keys} for member in found.members], indent=2))
+    keys = ("id", "organisation", "url", "fingerprint")
+    if terminal.printed([{key: getattr(member, key) for key in keys} for member in found.members], as_json):
         return
-    stdout().print(_fingerprints(found))
+    terminal.stdout().print(_fingerprints(found))
     print(f"{len(found.members)} of {found.nodes} members; hash of the file's content {found.hash[:16]}")
 
 
-def _fingerprints(m: "Membership", only: set[str] | None = None) -> Table:
+def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
     """Two lines a member: who it is, and its fingerprint; together at most 80 columns."""
     from rpel.operations.join import grouped
 
@@ -204,12 +193,12 @@ def _fingerprints(m: "Membership", only: set[str] | None = None) -> Table:
 
 @app.command()
 def check(
-    config: Settings = Path("peer.toml"),
+    config: Asking = Path("peer.toml"),
     step_seconds: Annotated[
         float | None,
-        typer.Option(help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0),
+        Option(help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that pulling one model may take.", min=0.1)] = 60.0,
+    timeout: Annotated[float, Option(help="Seconds that pulling one model may take.", min=0.1)] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Ask every other member: is it there, does it hold the same file, what time has it, how long does a model take?
@@ -227,10 +216,8 @@ def check(
     observer = Observer.of(settings)
     step = measured_step(settings, observer) if step_seconds is None else step_seconds
     found = asyncio.run(_check(observer, timeout, step))
-    if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
-        stdout().print(_checked(found.members))
+    if not terminal.printed(found.to_dict(), as_json):
+        terminal.stdout().print(_checked(found.members))
         print(_advice(observer, found))
     if not found.well:
         raise typer.Exit(1)
@@ -267,13 +254,8 @@ def _advice(observer: "Observer", found: "Report") -> str:
 
 def _checked(checked: Sequence["Checked"]) -> Table:
     """One row a member, with a sentence on what is wrong."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("member")
-    table.add_column("reachable")
-    table.add_column("same file")
-    for column in ("clock", "pull", "MB/s"):
-        table.add_column(column, justify="right")
-    table.add_column("remark", overflow="fold")
+    columns = ("member", "reachable", "same file", "clock", "pull", "MB/s", "remark")
+    table = terminal.table(*columns, right=columns[3:6], fold=columns[-1:])
     for row in checked:
         table.add_row(
             row.id,
@@ -296,21 +278,16 @@ def _yes(value: bool | None) -> Text:
 
 @app.command()
 def demo(
-    peers: Annotated[int, typer.Option(help="How many peers, n; each is a process of its own.")] = 12,
-    byzantine: Annotated[int, typer.Option(help="How many of them are hostile, b.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Rounds of training, T.")] = 30,
-    attack: Annotated[str, typer.Option(help="What the hostile peers do: see rpel red-team.")] = "foe",
-    param: Annotated[
-        list[str] | None, typer.Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")
-    ] = None,
-    no_shows: Annotated[
-        int | None,
-        typer.Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small"),
-    ] = None,
-    period: Annotated[str, typer.Option(help="Seconds of a round, or auto: as short as the machine allows.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Where the first model and the shares of data come from.")] = 0,
+    peers: Annotated[int, Option(help="How many peers, n; each is a process of its own.")] = 12,
+    byzantine: Annotated[int, Option(help="How many of them are hostile, b.")] = 2,
+    rounds: Annotated[int, Option(help="Rounds of training, T.")] = 30,
+    attack: Annotated[str, Option(help="What the hostile peers do: see rpel red-team.")] = "foe",
+    param: Parameters = None,
+    no_shows: Late = None,
+    period: Annotated[str, Option(help="Seconds of a round, or auto: as short as the machine allows.")] = "auto",
+    seed: Annotated[int, Option(help="Where the first model and the shares of data come from.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Keep keys, logs and states in this folder.", show_default="none is kept")
+        Path | None, Option(help="Keep keys, logs and states in this folder.", show_default="none is kept")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -326,71 +303,45 @@ def demo(
     from rpel.operations.demo import demo as run_demo
     from rpel.processes import ChildError
 
-    setting = Demonstration(
-        peers,
-        byzantine,
-        rounds,
-        attack,
-        parse_pairs(param or [], "parameter", "z=1.5"),
-        no_shows,
-        _period(period),
-        seed,
-    )
+    parameters = parse_pairs(param or [], "parameter", "z=1.5")
+    setting = Demonstration(peers, byzantine, rounds, attack, parameters, no_shows, _period(period), seed)
     late = setting.founding().late
     if no_shows is None and late < 2:
-        _say(f"note: among {peers} peers with {byzantine} hostile only {late} honest ones may be late in a round")
+        honest = "no honest one" if not late else count(late, "honest one")
+        terminal.say(f"note: among {peers} peers with {byzantine} hostile only {honest} may be late in a round")
     if out is not None and out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: choose another folder with --out")
     with ExitStack() as opened:
         folder = out or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rpel-demo-")))
-        stage = opened.enter_context(_Stage())
+        show = opened.enter_context(_showing())
         try:
-            found = run_demo(setting, folder, stage.show, stage.say)
+            found = run_demo(setting, folder, show, terminal.say)
         except ChildError as error:
-            stage.say(str(error))
+            terminal.say(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            stage.say("interrupted; all peers have been ended")
+            terminal.say("interrupted; all peers have been ended")
             raise typer.Exit(130) from None
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
+    if not terminal.printed(found, as_json):
         _print_demo(found)
 
 
-class _Stage:
+@contextmanager
+def _showing() -> Iterator["Show"]:
     """A live table on stderr where a person looks; now and then a line where none does."""
+    told = ("", -1)
+    with terminal.live(Console(stderr=True, highlight=False)) as place:
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False)
-        self._told = ("", -1)
+        def show(scene: "Scene") -> None:
+            nonlocal told
+            title, part = f"{scene.rule}: round {scene.round} of {scene.rounds}", scene.round * 6 // scene.rounds
+            if place is not None:
+                place.update(members_now(title, scene.seen, scene.hostile), refresh=True)
+            elif told != (told := (scene.rule, part)):
+                known = [member.accuracy for member in scene.seen if member.accuracy is not None]
+                terminal.say(title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else ""))
 
-    def __enter__(self) -> "_Stage":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def say(self, sentence: str) -> None:
-        self._console.print(f"rpel: {sentence}", markup=False, soft_wrap=True)
-
-    def show(self, scene: "Scene") -> None:
-        title = f"{scene.rule}: round {scene.round} of {scene.rounds}"
-        if self._console.is_terminal:
-            self._live.update(members_now(title, scene.seen, scene.hostile), refresh=True)
-            return
-        part = (scene.rule, scene.round * 6 // scene.rounds)
-        if part != self._told:
-            self._told = part
-            known = [member.accuracy for member in scene.seen if member.accuracy is not None]
-            self.say(title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else ""))
-
-
-def _say(sentence: str) -> None:
-    print(f"rpel: {sentence}", file=sys.stderr)
+        yield show
 
 
 def _period(text: str) -> float | None:
@@ -407,14 +358,11 @@ def _period(text: str) -> float | None:
 
 def _print_demo(found: dict[str, Any]) -> None:
     """Both ends side by side."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rule")
-    table.add_column("mean accuracy", justify="right")
-    table.add_column("worst peer", justify="right")
+    table = terminal.table("rule", "mean accuracy", "worst peer", right=("mean accuracy", "worst peer"))
     for name, end in (("nnm+trimmed_mean (robust)", ""), ("mean (plain averaging)", "_averaging")):
         table.add_row(name, *(f"{found[f'accuracy_{kind}{end}']:.4f}" for kind in ("mean", "worst")))
     outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
-    console = stdout()
+    console = terminal.stdout()
     console.print(
         f"{found['peers']} peers, {found['byzantine']} of them hostile ({found['attack']}), {found['rounds']} rounds; "
         f"each pulls {found['pull']} and trims {found['b_hat']}"

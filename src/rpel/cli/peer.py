@@ -1,28 +1,26 @@
 """``rpel peer``: become a member, take part, take the model. Also ``watch``, ``verify``, ``doctor``, ``red-team``."""
 
 import asyncio
-import json
-import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
-from rpel.cli.terminal import DataDir, Json, Members
+from rpel.cli import terminal
+from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, PeerTask, Settings
 from rpel.text import count
 
 if TYPE_CHECKING:
     from rpel.operations.redteam import Deed
     from rpel.operations.watch import Observer, Seen
     from rpel.peer.protocol import Report
-
 
 app = typer.Typer(
     name="peer",
@@ -34,28 +32,28 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    id: Annotated[str, typer.Option(help="This peer's name: letters, digits and . _ -")],
-    url: Annotated[str, typer.Option(help="Where the others reach it: https://host:port")],
-    organisation: Annotated[str, typer.Option(help="Who runs it.")] = "",
+    id: Annotated[str, Option(help="This peer's name: letters, digits and . _ -")],
+    url: Annotated[str, Option(help="Where the others reach it: https://host:port")],
+    organisation: Annotated[str, Option(help="Who runs it.")] = "",
     members: Annotated[
-        Path, typer.Option(help="The network's members.toml; it may come later.", show_default="members.toml")
+        Path, Option(help="The network's members.toml; it may come later.", show_default="members.toml")
     ] = Path("members.toml"),
-    task: Annotated[str, typer.Option(help="mnist-sample, mnist, or your own as module:task.")] = "mnist-sample",
-    data: Annotated[Path | None, typer.Option(help="Folder or file with this peer's data.")] = None,
+    task: PeerTask = "mnist-sample",
+    data: Annotated[Path | None, Option(help="Folder or file with this peer's data.")] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="host:port to listen at.", show_default="the url's port, on all networks of the machine"),
+        Option(help="host:port to listen at.", show_default="the url's port, on all networks of the machine"),
     ] = None,
     metrics_listen: Annotated[
         str | None,
-        typer.Option(help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"),
+        Option(help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"),
     ] = None,
-    folder: Annotated[Path, typer.Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
-    days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 825,
+    folder: Annotated[Path, Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
+    days: Annotated[int, Option(help="How long the certificate is valid.")] = 825,
     passphrase_file: Annotated[
-        Path | None, typer.Option(help="Encrypt the key with the first line of this file (mode 0600).")
+        Path | None, Option(help="Encrypt the key with the first line of this file (mode 0600).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Findings = False,
 ) -> None:
     """Make this peer's key, certificate and peer.toml, and print the entry that makes it a member.
 
@@ -71,18 +69,9 @@ def init(
     from rpel.operations.join import grouped, join
 
     found = join(
-        id=id,
-        url=url,
-        organisation=organisation,
-        members=members,
-        task=task,
-        data=data,
-        listen=listen,
-        metrics_listen=metrics_listen,
-        folder=folder,
-        days=days,
-        passphrase_file=passphrase_file,
-    )
+        id=id, url=url, organisation=organisation, members=members, task=task, data=data, listen=listen,
+        metrics_listen=metrics_listen, folder=folder, days=days, passphrase_file=passphrase_file,
+    )  # fmt: skip
     print(
         f"key:         {found.key} (keep it here, and keep it secret)\n"
         f"certificate: {found.certificate}, valid until {found.expires:%Y-%m-%d}\n"
@@ -95,14 +84,15 @@ def init(
         file=sys.stderr,
     )
     for note in found.notes:
-        print(f"rpel: note: {note}", file=sys.stderr)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else "\n" + found.member.toml().rstrip())
+        terminal.say(f"note: {note}")
+    if not terminal.printed(found.to_dict(), as_json):
+        print("\n" + found.member.toml().rstrip())
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Option(help="This peer's settings.")] = Path("peer.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON.")] = False,
+    config: Settings = Path("peer.toml"),
+    as_json: Annotated[bool, Option("--json", help="Print the results as one line of JSON.")] = False,
 ) -> None:
     """Take part in the network until its last round, with the task that peer.toml names.
 
@@ -117,29 +107,25 @@ def run(
     mixed = Config.load(config).log == "-"  # standard output then belongs to the JSON lines
     from rpel.peer.api import Terminated, run
 
-    with _speaking():
+    with terminal.heard():
         try:
             found = run(config, progress=_say_round)
-        except Terminated:
-            print("rpel: terminated; everything is on disk, the same command goes on from there", file=sys.stderr)
-            return
-        except KeyboardInterrupt:
-            print("rpel: interrupted; everything is on disk, the same command goes on from there", file=sys.stderr)
-            raise typer.Exit(130) from None
-    if as_json:
-        print(json.dumps(found))
-    else:
+        except KeyboardInterrupt as error:
+            how, status = ("terminated", 0) if isinstance(error, Terminated) else ("interrupted", 130)
+            terminal.say(f"{how}; everything is on disk, the same command goes on from there")
+            raise typer.Exit(status) from None
+    if not terminal.printed(found, as_json, indent=None):
         print(_ended(found), file=sys.stderr if mixed else sys.stdout)
 
 
 @app.command()
 def export(
-    config: Annotated[Path, typer.Option(help="This peer's settings.")] = Path("peer.toml"),
+    config: Settings = Path("peer.toml"),
     round: Annotated[
-        int | None, typer.Option(help="The model after this round, one of those kept.", show_default="the newest")
+        int | None, Option(help="The model after this round, one of those kept.", show_default="the newest")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    out: Annotated[Path, Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
+    as_json: Findings = False,
 ) -> None:
     """Write this peer's model as a safetensors file, at any time, also while the peer runs.
 
@@ -157,7 +143,8 @@ def export(
     m = Membership.load(own.members)
     found = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
     facts = {"id": own.id, "round": found, "rounds": m.rounds, "model": str(out)}
-    print(json.dumps(facts) if as_json else f"{out}: {own.id}'s model after round {found} of {m.rounds}")
+    if not terminal.printed(facts, as_json, indent=None):
+        print(f"{out}: {own.id}'s model after round {found} of {m.rounds}")
 
 
 def _say_round(report: "Report", accuracy: float | None) -> None:
@@ -181,49 +168,23 @@ def _ended(found: dict[str, Any]) -> str:
     return f"{ended}{measured}{model}"
 
 
-class _Sentences(logging.Formatter):
-    """rpel: what happens; or with the level where it is more than that."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return f"rpel: {level}{super().format(record)}"
-
-
-@contextmanager
-def _speaking() -> Iterator[None]:
-    """Inside, what the peer has to say goes to standard error."""
-    log, handler = logging.getLogger("rpel"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Sentences())
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a terminal that is gone
-    before = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-
-
 # --- drills -----------------------------------------------------------------------------------------------------------
 
 
 def red_team(
     attack: Annotated[
         str,
-        typer.Option(
+        Option(
             help="An attack of the library (alie, foe, ipm, sf, dissensus, mimic, gaussian, inf, strongest, ...) or a "
             "misbehaviour: silence, slow, old_round, wrong_size, nan, garbage, flood."
         ),
     ],
-    config: Annotated[Path, typer.Option(help="The settings of the member that turns hostile.")] = Path("peer.toml"),
-    param: Annotated[
-        list[str] | None, typer.Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")
-    ] = None,
+    config: Annotated[Path, Option(help="The settings of the member that turns hostile.")] = Path("peer.toml"),
+    param: Parameters = None,
     allies: Annotated[
-        str, typer.Option(help="Ids of other red-team members, with commas between: their models are left out.")
+        str, Option(help="Ids of other red-team members, with commas between: their models are left out.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a round.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one line of JSON a round.")] = False,
 ) -> None:
     """Be a hostile member of your own network, to see that it holds. For drills only.
 
@@ -241,15 +202,15 @@ def red_team(
     from rpel.operations.redteam import RedTeam
 
     def tell(deed: "Deed") -> None:
-        print(json.dumps(deed.to_dict()) if as_json else deed.sentence(), flush=True)
+        if not terminal.printed(deed.to_dict(), as_json, indent=None):
+            print(deed.sentence(), flush=True)
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
     hostile = RedTeam(Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell)
     m = hostile.standing.membership
-    print(
-        f"rpel: red team: {hostile.standing.names[hostile.standing.me]!r} turns hostile in the network {m.run!r} "
-        f"({attack}); this is for drills on your own network, with its members knowing",
-        file=sys.stderr,
+    terminal.say(
+        f"red team: {hostile.standing.names[hostile.standing.me]!r} turns hostile in the network {m.run!r} "
+        f"({attack}); this is for drills on your own network, with its members knowing"
     )
     asyncio.run(hostile.run())
 
@@ -260,10 +221,10 @@ _LONGEST_ID = 18  # so that the table fits 80 columns
 
 
 def watch(
-    config: Annotated[Path, typer.Option(help="The settings of the member that asks.")] = Path("peer.toml"),
-    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a look.")] = False,
+    config: Asking = Path("peer.toml"),
+    once: Annotated[bool, Option("--once", help="Look once and leave.")] = False,
+    every: Annotated[float, Option(help="Seconds between two looks.", min=0.1)] = 2.0,
+    as_json: Annotated[bool, Option("--json", help="Print one line of JSON a look.")] = False,
 ) -> None:
     """Watch a running network: round, accuracy, pulls and state of every member, until Ctrl-C.
 
@@ -282,34 +243,25 @@ def watch(
 
 
 async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
-    from rpel.operations.watch import look
+    from rpel.operations.watch import convicted, look
 
-    console = Console(highlight=False)
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None
-    try:
-        if live is not None:
-            live.start()
-        while True:
-            found = await look(observer)
-            if as_json:
-                print(json.dumps(_as_dict(observer, found)), flush=True)
-            elif live is not None:
-                live.update(_members(observer, found), refresh=True)
-            else:
-                console.print(_members(observer, found), soft_wrap=True)
-            if once:
-                return
-            await asyncio.sleep(every)
-    finally:
-        await observer.close()
-        if live is not None:
-            live.stop()
-
-
-def _members(observer: "Observer", found: list["Seen"]) -> Table:
-    from rpel.operations.watch import convicted
-
-    return members_now(_title(observer), found, convicted=convicted(found, observer.standing.membership.byzantine))
+    console, m = Console(highlight=False), observer.standing.membership
+    with nullcontext() if once or as_json else terminal.live(console) as place:
+        try:
+            while True:
+                found = await look(observer)
+                members = {"members": [member.to_dict() for member in found]}
+                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, **members}
+                table = members_now(_title(observer), found, convicted=convicted(found, m.byzantine))
+                if place is not None:
+                    place.update(table, refresh=True)
+                elif not terminal.printed(facts, as_json, indent=None):
+                    console.print(table, soft_wrap=True)
+                if once:
+                    return
+                await asyncio.sleep(every)
+        finally:
+            await observer.close()
 
 
 def _title(observer: "Observer") -> str:
@@ -318,32 +270,23 @@ def _title(observer: "Observer") -> str:
     return f"network {m.run}: {when}" + ("; over" if now > m.rounds else "")
 
 
-def _as_dict(observer: "Observer", found: list["Seen"]) -> dict[str, object]:
-    m = observer.standing.membership
-    members = [member.to_dict() for member in found]
-    return {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": members}
-
-
 def members_now(
     title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
 ) -> Table:
     """One row a member; those known to be hostile are marked, since what they say of themselves means nothing."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold")
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
-    table.add_column("peer", no_wrap=True)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table = terminal.table("peer", *_COLUMNS, "state", right=_COLUMNS, title=title)
+    table.title_style, table.padding = "bold", (0, 1, 0, 0)
+    table.columns[0].no_wrap = table.columns[-1].no_wrap = True
     for member in seen:
-        if member.id in hostile:
-            table.add_row(Text(_short(member.id), "magenta"), *[""] * 7, Text("hostile", "magenta"))
-            continue
-        numbers = _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
-        if member.id in convicted:
-            table.add_row(_short(member.id), *numbers, Text("convicted", "magenta"))
-            continue
         state = "other file" if member.state == "other membership" else member.state.value
-        table.add_row(_short(member.id), *numbers, Text(state, _STATES.get(state, "red")))
+        numbers = _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
+        style = _STATES.get(state, "red")
+        if member.id in hostile:
+            numbers, state, style = [""] * len(_COLUMNS), "hostile", "magenta"
+        elif member.id in convicted:
+            state, style = "convicted", "magenta"
+        name = Text(_short(member.id), style if member.id in hostile else "")
+        table.add_row(name, *numbers, Text(state, style))
     return table
 
 
@@ -361,7 +304,7 @@ def _short(id: str) -> str:
 
 
 def verify(
-    evidence: Annotated[Path, typer.Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
+    evidence: Annotated[Path, Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
@@ -379,23 +322,22 @@ def verify(
     try:
         proof = verify(evidence, membership)
     except ValueError as error:
-        print(json.dumps({"proven": False, "reason": str(error)}) if as_json else f"not proven: {error}")
+        if not terminal.printed({"proven": False, "reason": str(error)}, as_json, indent=None):
+            print(f"not proven: {error}")
         raise typer.Exit(1) from None
     member = membership.members[proof.member]
     digests = [signed.digest.hex() for signed in (proof.first, proof.second)]
     facts = {"proven": True, "member": member.id, "fingerprint": member.fingerprint, "round": proof.round}
-    if as_json:
-        print(json.dumps(facts | {"digests": digests}))
-        return
-    print(
-        f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
-        f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
-    )
+    if not terminal.printed(facts | {"digests": digests}, as_json, indent=None):
+        print(
+            f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
+            f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
+        )
 
 
 def doctor(
-    preset: Annotated[str | None, typer.Option(help="Also: is there memory for this preset or run file?")] = None,
-    config: Annotated[Path | None, typer.Option(help="Also: a peer.toml, its members, certificate and port.")] = None,
+    preset: Annotated[str | None, Option(help="Also: is there memory for this preset or run file?")] = None,
+    config: Annotated[Path | None, Option(help="Also: a peer.toml, its members, certificate and port.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -407,9 +349,7 @@ def doctor(
 
     found = examine(preset, config, data_dir)
     wrong = [one for one in found if not one.ok]
-    if as_json:
-        print(json.dumps([one.to_dict() for one in found], indent=2))
-    else:
+    if not terminal.printed([one.to_dict() for one in found], as_json):
         for one in found:
             print(f"{'ok   ' if one.ok else 'WRONG'}  {one.check}: {one.detail}")
             if one.remedy:

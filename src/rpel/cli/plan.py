@@ -1,6 +1,5 @@
 """``rpel plan`` and ``rpel graph``: what a network of some size needs, before anything runs."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,12 +7,13 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, BadParameter, Option
 
 from rpel import planning
-from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds, stdout
+from rpel.cli import terminal
+from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds
 from rpel.text import human_bytes, percent
 from rpel.theory import Convergence, Reduction
 
@@ -33,7 +33,7 @@ def _fraction(text: str) -> Fraction:
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3") from None
+        raise BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3") from None
 
 
 def _grid(text: str | None) -> list[int] | None:
@@ -48,7 +48,7 @@ def _grid(text: str | None) -> list[int] | None:
     except ValueError:
         values = []
     if not values:
-        raise typer.BadParameter(f"{text!r} is not a list such as 10,20,30 or a range such as 5:60:5")
+        raise BadParameter(f"{text!r} is not a list such as 10,20,30 or a range such as 5:60:5")
     return values
 
 
@@ -56,9 +56,9 @@ def _theory(text: str) -> tuple[float, float, float, float]:
     try:
         L, sigma, G, gap = (float(part) for part in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not four numbers L,sigma,G,gap such as 1,1,0.5,2") from None
+        raise BadParameter(f"{text!r} is not four numbers L,sigma,G,gap such as 1,1,0.5,2") from None
     if not (L > 0 and min(sigma, G, gap) >= 0):
-        raise typer.BadParameter(f"{text!r} needs L > 0 and sigma, G, gap >= 0, such as 1,1,0.5,2")
+        raise BadParameter(f"{text!r} needs L > 0 and sigma, G, gap >= 0, such as 1,1,0.5,2")
     return L, sigma, G, gap
 
 
@@ -66,31 +66,29 @@ def plan(
     nodes: Nodes,
     byzantine: Byzantine,
     rounds: Rounds,
-    pull: Annotated[int | None, typer.Option(help="Judge this pull s instead of searching the smallest.")] = None,
-    confidence: Annotated[float, typer.Option(help="Probability asked for, over all nodes and rounds.")] = 0.99,
+    pull: Annotated[int | None, Option(help="Judge this pull s instead of searching the smallest.")] = None,
+    confidence: Annotated[float, Option(help="Probability asked for, over all nodes and rounds.")] = 0.99,
     max_fraction: Annotated[
-        str, typer.Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.")
+        str, Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.")
     ] = "0.5",
     method: Annotated[
-        MethodName, typer.Option(help="exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).")
+        MethodName, Option(help="exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).")
     ] = MethodName.exact,
-    simulations: Annotated[int, typer.Option(help="Simulations per s, with --method simulate.")] = 5,
-    grid: Annotated[str | None, typer.Option(help="Pulls to consider: 10,20,30 or first:last:step.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --method simulate.")] = 0,
-    silent: Annotated[
-        bool, typer.Option("--silent", help="Rounds must go on when all hostile peers stay silent.")
-    ] = False,
-    no_shows: Annotated[int, typer.Option(help="... and when this many honest peers are late.")] = 0,
+    simulations: Annotated[int, Option(help="Simulations per s, with --method simulate.")] = 5,
+    grid: Annotated[str | None, Option(help="Pulls to consider: 10,20,30 or first:last:step.")] = None,
+    seed: Annotated[int, Option(help="Seed of --method simulate.")] = 0,
+    silent: Annotated[bool, Option("--silent", help="Rounds must go on when all hostile peers stay silent.")] = False,
+    no_shows: Annotated[int, Option(help="... and when this many honest peers are late.")] = 0,
     mis_specified: Annotated[
-        bool, typer.Option("--mis-specified", help="Show the probability when more than b nodes are hostile.")
+        bool, Option("--mis-specified", help="Show the probability when more than b nodes are hostile.")
     ] = False,
-    parameters: Annotated[int | None, typer.Option(help="Model size d, to count bytes (4 each).")] = None,
+    parameters: Annotated[int | None, Option(help="Model size d, to count bytes (4 each).")] = None,
     theory: Annotated[
-        str | None, typer.Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
+        str | None, Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
     ] = None,
     plot: Plot = None,
     figure: Annotated[
-        FigureName, typer.Option(help="What --plot draws: fraction against s, or messages against n.")
+        FigureName, Option(help="What --plot draws: fraction against s, or messages against n.")
     ] = FigureName.fraction,
     as_json: Json = False,
 ) -> None:
@@ -100,53 +98,37 @@ def plan(
     """
     constants = None if theory is None else _theory(theory)
     p = planning.plan(
-        nodes=nodes,
-        byzantine=byzantine,
-        rounds=rounds,
-        pull=pull,
-        confidence=confidence,
-        max_fraction=_fraction(max_fraction),
-        method=method.value,
-        silent=silent,
-        no_shows=no_shows,
-        simulations=simulations,
-        grid=_grid(grid),
-        seed=seed,
-        parameters=parameters,
-    )
+        nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
+        max_fraction=_fraction(max_fraction), method=method.value, silent=silent, no_shows=no_shows,
+        simulations=simulations, grid=_grid(grid), seed=seed, parameters=parameters,
+    )  # fmt: skip
     if not p.feasible:
-        print(_infeasible(p), file=sys.stderr)
+        terminal.say(_infeasible(p))
     if plot is not None:
         planning.draw(p, plot, figure.value)
-    extra: dict[str, Any] = {}
-    if mis_specified:
-        extra["mis_specified"] = planning.mis_specified(p)
+    wrong = planning.mis_specified(p) if mis_specified else None
+    bound = planning.theorem(p, *constants) if constants is not None else None
+    found = p.to_dict() | ({} if wrong is None else {"mis_specified": wrong})
     if constants is not None:
-        extra["theory"] = planning.theorem(p, *constants)
-    if as_json:
-        found = {k: asdict(v) if k == "theory" and v is not None else v for k, v in extra.items()}
-        print(json.dumps({**p.to_dict(), **found}, indent=2))
+        found["theory"] = None if bound is None else asdict(bound)
+    if terminal.printed(found, as_json):
         return
-    _print_plan(p, extra, asked_theory=constants is not None)
-    if plot is not None:
-        print(f"figure written to {plot}", file=sys.stderr)
-
-
-def _print_plan(p: planning.Plan, extra: dict[str, Any], asked_theory: bool) -> None:
-    console = stdout()
+    console = terminal.stdout()
     _show_plan(console, p)
     if p.method == "bound":
         _show_lemmas(console, p)
-    if "mis_specified" in extra:
-        _show_mis_specified(console, p, extra["mis_specified"])
-    if asked_theory:
-        _show_theory(console, p.reduction(), extra["theory"])
+    if wrong is not None:
+        _show_mis_specified(console, p, wrong)
+    if constants is not None:
+        _show_theory(console, p.reduction(), bound)
+    if plot is not None:
+        print(f"figure written to {plot}", file=sys.stderr)
 
 
 def _infeasible(p: planning.Plan) -> str:
     below = p.best_below_half or {"b_hat": 0, "probability": 0.0}
     return (
-        f"rpel: warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.pull + 1} is needed at confidence "
+        f"warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.pull + 1} is needed at confidence "
         f"{p.confidence:g}; the most it can survive is b_hat {below['b_hat']:.0f}, which holds with "
         f"{percent(below['probability'])}"
     )
@@ -185,18 +167,13 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
 
 
 def _choices(p: planning.Plan) -> Table:
-    table = Table(title="neighbouring choices", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("s", "b_hat", "hostile share", "probability", "kappa"):
-        table.add_column(column, justify="right")
-    for choice in p.alternatives:
-        style = "bold green" if choice.pull == p.pull else None
-        table.add_row(*_choice_cells(choice), style=style)
+    columns = ("s", "b_hat", "hostile share", "probability", "kappa")
+    table = terminal.table(*columns, right=columns, title="neighbouring choices")
+    for c in p.alternatives:
+        kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
+        row = (str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
+        table.add_row(*row, style="bold green" if c.pull == p.pull else None)
     return table
-
-
-def _choice_cells(c: planning.Choice) -> tuple[str, ...]:
-    kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
-    return str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa
 
 
 def _advice(console: Console, p: planning.Plan) -> None:
@@ -240,15 +217,9 @@ def _show_lemmas(console: Console, p: planning.Plan) -> None:
 
 def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[str, float]]) -> None:
     """How the certainty falls when more nodes are hostile than planned for."""
-    table = Table(
-        title=f"if more than {p.byzantine} are hostile (s = {p.pull}, b_hat = {p.b_hat} kept)",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-    )
-    table.add_column("hostile nodes", justify="right")
-    table.add_column("probability that b_hat is never exceeded", justify="right")
+    columns = ("hostile nodes", "probability that b_hat is never exceeded")
+    title = f"if more than {p.byzantine} are hostile (s = {p.pull}, b_hat = {p.b_hat} kept)"
+    table = terminal.table(*columns, right=columns, title=title)
     for row in rows:
         table.add_row(f"{row['byzantine']:,}", percent(row["probability"]))
     console.print(table)
@@ -272,16 +243,14 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
 def graph(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False
-        ),
+        Argument(metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
-    byzantine: Annotated[int | None, typer.Option(help="How many of them are hostile, b.")] = None,
-    pull: Annotated[int | None, typer.Option(help="The budget: n*s/2 edges, as many messages as pulling s.")] = None,
-    graph: Annotated[str | None, typer.Option(help="random, or honest-first as in the earlier works.")] = None,
-    placement: Annotated[str | None, typer.Option(help="Where hostile nodes sit: random or adversarial.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Where the randomness comes from.")] = None,
+    nodes: Annotated[int | None, Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
+    byzantine: Annotated[int | None, Option(help="How many of them are hostile, b.")] = None,
+    pull: Annotated[int | None, Option(help="The budget: n*s/2 edges, as many messages as pulling s.")] = None,
+    graph: Annotated[str | None, Option(help="random, or honest-first as in the earlier works.")] = None,
+    placement: Annotated[str | None, Option(help="Where hostile nodes sit: random or adversarial.")] = None,
+    seed: Annotated[int | None, Option(help="Where the randomness comes from.")] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -289,18 +258,15 @@ def graph(
 
     Example: rpel graph --nodes 30 --byzantine 6 --pull 15 --plot graph.svg
     """
-    from rpel.config import spec as specs
+    from rpel.config.spec import load
     from rpel.experiments.drawings import baseline, draw_graph
 
-    given = {"nodes": nodes, "byzantine": byzantine, "pull": pull, "graph": graph, "placement": placement, "seed": seed}
-    spec = specs.load(source or "quickstart").but(**{key: value for key, value in given.items() if value is not None})
-    found = baseline(spec)
+    fields = terminal.given(nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed)
+    found = baseline(load(source or "quickstart").but(**fields))
     if plot is not None:
         draw_graph(found, plot)
-    if as_json:
-        print(json.dumps(found.findings(), indent=2))
-    else:
-        _show_graph(stdout(), found.findings())
+    if not terminal.printed(found.findings(), as_json):
+        _show_graph(terminal.stdout(), found.findings())
 
 
 def _show_graph(console: Console, found: Mapping[str, Any]) -> None:

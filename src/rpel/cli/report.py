@@ -1,15 +1,13 @@
 """``rpel report``, ``rpel ls`` and ``rpel compare``: runs that lie on disk, without torch."""
 
-import json
-import sys
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
+from rpel.cli import terminal
 from rpel.cli.terminal import Json
 from rpel.text import count, value_text
 
@@ -17,15 +15,17 @@ if TYPE_CHECKING:
     from rpel.report import Collection, Group
     from rpel.report.groups import Chart
 
+_MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+
 
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Run folders, or folders above some.", show_default=False)
+        list[Path], Argument(metavar="PATH...", help="Run folders, or folders above some.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
-    csv: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Write the table of settings to this LaTeX file.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Write the charts to this folder as SVG and PNG.")] = None,
+    output: Annotated[Path, Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
+    csv: Annotated[Path | None, Option(help="Write all numbers to this CSV file.")] = None,
+    latex: Annotated[Path | None, Option(help="Write the table of settings to this LaTeX file.")] = None,
+    figures: Annotated[Path | None, Option(help="Write the charts to this folder as SVG and PNG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
@@ -59,19 +59,13 @@ def report(
     for path, (chart, metric) in drawn.items():
         save(drawing.png_figure(chart, metric), path)
     written = [*texts, *drawn]
-    _warn(found)
-    if as_json:
-        print(json.dumps(_summary(found, groups, written), indent=2))
-    else:
+    for one in found.unfinished:
+        terminal.say(f"warning: {one.path} is not finished: rpel resume {one.path}")
+    for bad in found.broken:
+        terminal.say(f"warning: {bad.path} is broken: {bad.reason}")
+    if not terminal.printed(_summary(found, groups, written), as_json):
         finished = f"{count(len(found.runs), 'finished run')} in {count(len(groups), 'setting')}"
         print(f"{output}: {finished}; {count(len(written), 'file')} written")
-
-
-def _warn(found: "Collection") -> None:
-    for one in found.unfinished:
-        print(f"rpel: warning: {one.path} is not finished: rpel resume {one.path}", file=sys.stderr)
-    for bad in found.broken:
-        print(f"rpel: warning: {bad.path} is broken: {bad.reason}", file=sys.stderr)
 
 
 def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) -> dict[str, Any]:
@@ -85,10 +79,7 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
             "pull": group.runs[0].proof.pull,
             "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
-            "intervals": {
-                key: dict(zip(("mean", "low", "high"), group.final(key), strict=True))
-                for key in ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
-            },
+            "intervals": {key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in _MEASURES},
         }
         for group in groups
     ]
@@ -101,11 +92,8 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
     }
 
 
-_MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
-
-
 def ls(
-    folder: Annotated[Path, typer.Argument(help="A folder with runs somewhere below it.")] = Path("runs"),
+    folder: Annotated[Path, Argument(help="A folder with runs somewhere below it.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """List the runs below a folder: what they are, how far they came, and what they ended with.
@@ -124,17 +112,14 @@ def ls(
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
     ]
     rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in found.broken]
-    if as_json:
-        print(json.dumps(rows, indent=2))
+    if terminal.printed(rows, as_json):
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold", ratio=2)
-    table.add_column("what", overflow="fold", ratio=3)
-    for column in ("rounds", "mean", "worst"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = terminal.table(
+        "run", "what", "rounds", "mean", "worst", right=("rounds", "mean", "worst"), fold=("run", "what")
+    )
     for row in rows:
         table.add_row(*_cells(row))
-    Console(file=sys.stdout, highlight=False).print(table)
+    terminal.stdout(wrap=True).print(table)
     states = [row["state"] for row in rows]
     print(", ".join(f"{states.count(s)} {s}" for s in ("finished", "unfinished", "broken") if s in states))
 
@@ -160,8 +145,8 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run, or a folder with the seeds of one.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    a: Annotated[Path, Argument(metavar="A", help="A run, or a folder with the seeds of one.")],
+    b: Annotated[Path, Argument(metavar="B", help="Another.")],
     as_json: Json = False,
 ) -> None:
     """Compare two runs, or two sets of seeds: what differs in their specifications, curves, paired differences.
@@ -169,23 +154,18 @@ def compare(
     Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
     """
     found = compared(_one_group(a), _one_group(b))
-    if as_json:
-        print(json.dumps(found, indent=2))
+    if terminal.printed(found, as_json):
         return
     for key, (mine, theirs) in found["differences"].items():
         print(f"{key}: {mine} | {theirs}")
     if not found["differences"]:
         print("the specifications differ in nothing that matters but seeds")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("after the last round")
-    for column in ("A", "B", "B - A"):
-        table.add_column(column, justify="right")
-    table.add_column(found["interval"])
+    table = terminal.table("after the last round", "A", "B", "B - A", found["interval"], right=("A", "B", "B - A"))
     for key, row in found["final"].items():
         low, high = row["low"], row["high"]
         between = "" if low is None or len(found["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
-        table.add_row(key.replace("_", " "), *(_number(row[k]) for k in ("a", "b", "difference")), between)
-    Console(file=sys.stdout, highlight=False).print(table)
+        table.add_row(key.replace("_", " "), *map(_number, (row["a"], row["b"], row["difference"])), between)
+    terminal.stdout(wrap=True).print(table)
     curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in found["curve"])
     print(f"mean accuracy by round: {curve}" if curve else "no round was evaluated in both")
     print(f"paired over {count(len(found['seeds']), 'common seed')}")
@@ -225,8 +205,6 @@ def compared(a: "Group", b: "Group") -> dict[str, Any]:
 
 
 def _difference(a: "Group", b: "Group", column: str, seeds: list[int]) -> dict[str, float | None]:
-    import math
-
     from rpel.simulation.result import interval
 
     first, second = ({run.spec.seed: run.final(column) for run in group.runs} for group in (a, b))

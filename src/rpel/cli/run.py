@@ -1,23 +1,21 @@
 """``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option, made from the field itself."""
 
 import inspect
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from rpel.cli.terminal import ALIASES, Json, TensorBoard, display, show_run, stdout
+from rpel.cli import terminal
+from rpel.cli.terminal import ALIASES, Json, TensorBoard
 from rpel.config import spec as specs
 from rpel.errors import nearest
 from rpel.text import count
 
-if TYPE_CHECKING:
-    from rpel.simulation.result import Result
 
-
-def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any) -> None:
+def run(source: str, force: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
     Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m. A file holds the fields
@@ -26,12 +24,13 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **given: Any
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """
-    spec = specs.load(source).but(**{key: value for key, value in given.items() if value is not None})
-    with display() as shown:
+    spec = specs.load(source).but(**terminal.given(**options))
+    with terminal.display() as shown:
         from rpel.simulation.run import run as run_spec
 
         result = run_spec(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
-    _print(result, as_json)
+    if not terminal.printed(result.summary(), as_json):
+        terminal.show_run(terminal.stdout(), result.summary())
 
 
 def resume(
@@ -49,11 +48,12 @@ def resume(
         _resume_all(path, tensorboard, as_json)
         return
     specs.load_folder(path)
-    with display() as shown:
+    with terminal.display() as shown:
         from rpel.simulation import api
 
         result = api.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
-    _print(result, as_json)
+    if not terminal.printed(result.summary(), as_json):
+        terminal.show_run(terminal.stdout(), result.summary())
 
 
 def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
@@ -62,7 +62,7 @@ def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
 
     found = collect([top])
     results, failed = [], 0
-    with display() as shown:
+    with terminal.display() as shown:
         from rpel.simulation import api
 
         shown.say(f"{count(len(found.unfinished), 'unfinished run')} below {top}")
@@ -74,10 +74,9 @@ def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
                 failed += 1
                 continue
             results.append(result.summary())
-    if as_json:
-        print(json.dumps(results, indent=2))
-    for end in [] if as_json else results:
-        print(f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}")
+    if not terminal.printed(results, as_json):
+        for end in results:
+            print(f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}")
     if failed:
         raise typer.Exit(1)
 
@@ -90,7 +89,8 @@ def show(
     Example: rpel show mnist-100 > mine.toml
     """
     spec = specs.load(source)
-    print(json.dumps(spec.model_dump(), indent=2) if as_json else specs.to_toml(spec), end="\n" if as_json else "")
+    if not terminal.printed(spec.model_dump(), as_json):
+        print(specs.to_toml(spec), end="")
 
 
 # --- options from fields ---------------------------------------------------------------------------------------------
@@ -135,15 +135,7 @@ def _metavar(field: Any) -> str:
 run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
-
-
-def _print(result: "Result", as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result.summary(), indent=2))
-    else:
-        show_run(stdout(), result.summary())
-
+# --- names -----------------------------------------------------------------------------------------------------------
 
 _PEERS = {
     "pull": "each node pulls s random peers",
@@ -171,56 +163,30 @@ def list_names(
 
     Example: rpel list attacks
     """
-    kinds: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
-        "rules": _rules, "attacks": _attacks, "methods": _methods, "datasets": _datasets, "presets": _presets,
-    }  # fmt: skip
+    kinds = ("rules", "attacks", "methods", "datasets", "presets")
     if kind not in kinds:
         raise ValueError(f"there is no list of {kind!r}; {nearest(kind, kinds)}")
-    rows = [{"name": name, "about": about} for name, about in kinds[kind]()]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:<{width}}  {row['about']}")
+    rows = list(_names(kind))
+    if not terminal.printed([{"name": name, "about": about} for name, about in rows], as_json, ensure_ascii=False):
+        terminal.print_pairs(rows)
 
 
-def _first_line(thing: Any) -> str:
-    """The first line of its documentation."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _names(kind: str) -> Iterable[tuple[str, str]]:
+    """(name, about) of every thing of that kind; what is heavy is imported for its own list only."""
+    if kind == "rules":
+        from rpel.aggregation import registry as rules
 
+        return rules.about()
+    if kind == "attacks":
+        from rpel.attacks import registry as attacks
 
-def _rules() -> Iterable[tuple[str, str]]:
-    from rpel.aggregation import registry
+        return attacks.about()
+    if kind == "methods":
+        from rpel.simulation.methods import METHODS
 
-    return registry.about()
-
-
-def _attacks() -> Iterable[tuple[str, str]]:
-    from rpel.attacks import registry
-
-    return registry.about()
-
-
-def _methods() -> Iterable[tuple[str, str]]:
-    from rpel.simulation.methods import METHODS
-
-    return ((name, f"{_PEERS[method.peers]}; {method.rule}") for name, method in METHODS.items())
-
-
-def _datasets() -> Iterable[tuple[str, str]]:
-    from typing import get_args
-
-    from rpel.config import spec
-
-    return ((name, _DATASETS.get(name, "")) for name in get_args(spec.DatasetName) if name != spec.OWN)
-
-
-def _presets() -> Iterable[tuple[str, str]]:
-    from importlib import resources
-
-    from rpel.config.spec import presets
-
+        return ((name, f"{_PEERS[method.peers]}; {method.rule}") for name, method in METHODS.items())
+    if kind == "datasets":
+        return ((name, _DATASETS.get(name, "")) for name in get_args(specs.DatasetName) if name != specs.OWN)
     folder = resources.files("rpel.config") / "presets"
-    texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in presets())
+    texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in specs.presets())
     return ((name, text.partition("\n")[0].lstrip("# ")) for name, text in texts)

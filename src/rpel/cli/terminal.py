@@ -1,39 +1,49 @@
-"""What commands share: options, each declared once; progress on stderr, results on stdout."""
+"""What commands share: options, each declared once; tables and results on stdout, progress and warnings on stderr."""
 
+import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from typer import Option
 from typer.core import TyperCommand
 
 from rpel.simulation.certificate import survival
-from rpel.text import human_bytes, percent
+from rpel.text import human_bytes, percent, times
 from rpel.types import Guarantee
 
 if TYPE_CHECKING:
     from rpel.simulation.run import Tick
 
-
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
-Nodes = Annotated[int, typer.Option("--nodes", "--peers", help="Number of nodes, n.")]
-Byzantine = Annotated[int, typer.Option(help="How many of them may be hostile, b.")]
-Rounds = Annotated[int, typer.Option(help="Rounds of the whole training, T.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw to this file (.svg, .png, .pdf).")]
-DataDir = Annotated[str | None, typer.Option(help="Folder with the data sets.")]
-Threads = Annotated[int | None, typer.Option(help="Threads (unset: as many as cores).", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores]", min=1)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before a long run.")]
-Members = Annotated[Path, typer.Option(help="The network's members.toml.", show_default="members.toml")]
-Settings = Annotated[Path, typer.Option(help="The settings of the member that asks.")]
+Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
+Findings = Annotated[bool, Option("--json", help="Print the findings as JSON.")]
+TensorBoard = Annotated[bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
+Nodes = Annotated[int, Option("--nodes", "--peers", help="Number of nodes, n.")]
+Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]
+Rounds = Annotated[int, Option(help="Rounds of the whole training, T.")]
+Plot = Annotated[Path | None, Option(help="Draw to this file (.svg, .png, .pdf).")]
+DataDir = Annotated[str | None, Option(help="Folder with the data sets.")]
+Threads = Annotated[int | None, Option(help="Threads (unset: as many as cores).", min=1)]
+Jobs = Annotated[int | None, Option(help="Runs at a time. [as many as cores]", min=1)]
+Yes = Annotated[bool, Option("--yes", help="Do not ask before a long run.")]
+Members = Annotated[Path, Option(help="The network's members.toml.", show_default="members.toml")]
+Asking = Annotated[Path, Option(help="The settings of the member that asks.")]
+Settings = Annotated[Path, Option(help="This peer's settings.")]
+PeerTask = Annotated[str, Option(help="mnist-sample, mnist, or your own as module:task.")]
+Late = Annotated[
+    int | None, Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small")
+]
+Parameters = Annotated[list[str] | None, Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")]
 
 ALIASES = {"nodes": "--peers", "attack_params": "--param"}
 """Second names of options made from a run's fields."""
@@ -53,14 +63,58 @@ class NamesInHelp(TyperCommand):
             formatter.write_text(", ".join(name for name, _ in attacks.about()))
 
 
-def stdout() -> Console:
-    """Where results go: plain, never broken lines."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def stdout(wrap: bool = False) -> Console:
+    """Where results go: plain, lines never broken unless so asked."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not wrap)
+
+
+def printed(found: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
+    """Print the results as JSON if that was asked for; whether it was."""
+    if as_json:
+        print(json.dumps(found, indent=indent, ensure_ascii=ensure_ascii), flush=True)
+    return as_json
+
+
+def print_pairs(rows: Collection[tuple[str, str]]) -> None:
+    """Names and what there is to say of each."""
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")
+
+
+def table(*columns: str, right: Collection[str] = (), fold: Collection[str] = (), title: str | None = None) -> Table:
+    """A table without lines; numbers stand right in one piece, words may be folded."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        number = name in right
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            no_wrap=number,
+            overflow="fold" if name in fold else "ellipsis",
+        )
+    return made
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
 
 
 def stderr() -> Console:
     """Where progress and warnings go."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(sentence: str) -> None:
+    """A sentence on stderr, as rpel says it."""
+    print(f"rpel: {sentence}", file=sys.stderr, flush=True)
 
 
 _ASK_FROM = 600.0
@@ -72,6 +126,53 @@ def agreed(seconds: float, yes: bool, console: Console) -> bool:
     if yes or seconds < _ASK_FROM or not (sys.stdin.isatty() and console.is_terminal):
         return True
     return typer.confirm("Begin? (it can be interrupted and goes on with the same command)", default=True, err=True)
+
+
+@contextmanager
+def live(console: Console, transient: bool = False) -> Iterator[Live | None]:
+    """A place for a table that changes, where a person looks; None where none does."""
+    if not console.is_terminal:
+        yield None
+        return
+    with Live(console=console, transient=transient, auto_refresh=False) as shown:
+        yield shown
+
+
+class _Sentences(logging.Handler):
+    """Hands on what is logged: what happens, with the level where it is more than that."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        with suppress(OSError, ValueError):  # a terminal that is gone ends nothing
+            self.tell(f"{level}{self.format(record)}")
+
+
+@contextmanager
+def heard(tell: Callable[[str], None] = say) -> Iterator[None]:
+    """Inside, what rpel logs is told."""
+    log, handler = logging.getLogger("rpel"), _Sentences(tell)
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+@contextmanager
+def interruptible(tell: Callable[[str], None] = say) -> Iterator[None]:
+    """Inside, Ctrl-C ends the command with status 130 and its sentence, which typer would swallow."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        tell(str(error) or "interrupted")
+        raise typer.Exit(130) from None
 
 
 class RunDisplay:
@@ -107,7 +208,7 @@ class RunDisplay:
     def tick(self, t: "Tick") -> None:
         """A round is done."""
         if self.console.is_terminal:
-            self._update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t))
+            self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t))
         elif t.round == t.rounds or t.round * 10 // t.rounds > (t.round - 1) * 10 // t.rounds:
             self.say(f"{t.name}, seed {t.seed}: round {t.round}/{t.rounds}  {_seen(t)}")
 
@@ -115,11 +216,12 @@ class RunDisplay:
         """Some bytes of a file came."""
         if self.console.is_terminal:
             size = human_bytes(done) + ("" if total is None else f" of {human_bytes(total)}")
-            self._update(f"downloading {name}", done, total, size)
+            self.update(f"downloading {name}", done, total, size)
         elif total is not None and done == total:
             self.say(f"downloaded {name}, {human_bytes(done)}")
 
-    def _update(self, label: str, done: int, total: int | None, seen: str) -> None:
+    def update(self, label: str, done: int, total: int | None, seen: str) -> None:
+        """A bar of that label."""
         if "" in self.tasks:
             self.bars.remove_task(self.tasks.pop(""))
         if label not in self.tasks:
@@ -134,35 +236,19 @@ def _seen(t: "Tick") -> str:
     return f"accuracy mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}  {hostile}"
 
 
-class _Handler(logging.Handler):
-    """Hands what the run says to the display."""
-
-    def __init__(self, display: RunDisplay) -> None:
-        super().__init__()
-        self.display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        kind = "warning: " if record.levelno >= logging.WARNING else ""
-        self.display.say(f"rpel: {kind}{record.getMessage()}")
-
-
 @contextmanager
 def display() -> Iterator[RunDisplay]:
     """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
-    log = logging.getLogger("rpel")
     with RunDisplay(stderr()) as shown:
-        handler = _Handler(shown)
-        before = log.level
-        log.setLevel(logging.INFO)
-        log.addHandler(handler)
-        try:
+
+        def tell(sentence: str) -> None:
+            shown.say(f"rpel: {sentence}")
+
+        with heard(tell), interruptible(tell):
             yield shown
-        except KeyboardInterrupt as error:  # typer would swallow the message
-            shown.say(f"rpel: {error or 'interrupted'}")
-            raise typer.Exit(130) from None
-        finally:
-            log.removeHandler(handler)
-            log.setLevel(before)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
 
 
 def show_run(console: Console, found: Mapping[str, Any]) -> None:
@@ -175,19 +261,12 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     seeds = f", {len(found['runs'])} seeds" if "runs" in found else f", seed {found['seed']}"
     hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
-    for key in ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus"):
-        text = (
-            "overflowed" if found[key] is None else format(found[key], ".4g" if key in ("loss", "consensus") else ".4f")
-        )
-        if found[key] is not None and "intervals" in found:
-            low, high = (found["intervals"][key][end] for end in ("low", "high"))
-            kind = "95 % t-interval" if len(found["runs"]) > 2 else "both seeds"
-            text += f"  ({kind}: {low:.4g} to {high:.4g})"
-        rows.append((key.replace("_", " "), text))
+    measures = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+    rows += [(key.replace("_", " "), _measure(found, key)) for key in measures]
     proof = found["certificate"]
-    times = f"{proof['violations_total']:,} times" if proof["violations_total"] != 1 else "once"
-    verdict = "within the plan" if proof["held"] else f"beyond the plan {times}: see certificate.json"
+    beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
+    verdict = "within the plan" if proof["held"] else beyond
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
     if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
         rows.append(("guarantee", guarantee.meaning))
@@ -198,3 +277,15 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         folders = [run["path"] for run in found.get("runs", [found])]
         rows += [("kept in" if i == 0 else "", folder) for i, folder in enumerate(folders)]
     return rows
+
+
+def _measure(found: Mapping[str, Any], key: str) -> str:
+    """A number after the last round, with its interval over the seeds where there are several."""
+    if found[key] is None:
+        return "overflowed"
+    text = format(found[key], ".4g" if key in ("loss", "consensus") else ".4f")
+    if "intervals" not in found:
+        return text
+    low, high = (found["intervals"][key][end] for end in ("low", "high"))
+    kind = "95 % t-interval" if len(found["runs"]) > 2 else "both seeds"
+    return f"{text}  ({kind}: {low:.4g} to {high:.4g})"

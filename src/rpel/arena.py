@@ -4,12 +4,11 @@ Invariants: a trial is one run of :mod:`rpel.experiments.sweep`, so it is resume
 shown with its sentence and stops nothing; a rule's rank is its worst case over attacks, never its average.
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from string import Template
@@ -19,11 +18,11 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import MethodName, Spec
 from rpel.errors import nearest
 from rpel.experiments.sweep import Cell, CellRun
-from rpel.files import atomic
+from rpel.files import write_text
 from rpel.report.drawing import HeatCell, heat_map, scatter
 from rpel.report.groups import latex_table
 from rpel.report.page import TableCell, document, sorting_table, template
-from rpel.simulation.result import interval
+from rpel.simulation.result import Table, interval
 from rpel.text import count, human_bytes, value_text
 
 ADAPTIVE = ("alie", "foe", "dissensus", "min_max")
@@ -133,10 +132,8 @@ def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Oppo
 
 def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], seeds: str = "0") -> list[Trial]:
     """Every contestant against every opponent with every seed; what cannot run has its sentence already."""
-    numbers = parse_seeds(seeds)
-    return [
-        Trial(one, other, seed, _cell(base, one, other, seed)) for seed in numbers for one in who for other in against
-    ]
+    combined = product(parse_seeds(seeds), who, against)
+    return [Trial(one, other, seed, _cell(base, one, other, seed)) for seed, one, other in combined]
 
 
 def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
@@ -268,16 +265,9 @@ class Standings:
 
 def _compared(rank: Rank, after: Rank | None) -> Rank:
     """With its lead over the next in the seeds that both have."""
-    if after is None or not after.worst_cases or not rank.worst_cases:
-        return rank
-    both = [seed for seed in rank.seeds if seed in after.seeds]
-    if not both:
-        return rank
-    pairs = [(rank.worst_cases[rank.seeds.index(s)], after.worst_cases[after.seeds.index(s)]) for s in both]
-    lead = interval([mine - theirs for mine, theirs in pairs])
-    ahead = sum(mine > theirs for mine, theirs in pairs)
-    kept = rank.contestant, rank.seeds, rank.worst_cases, rank.attack, rank.unable, rank.bytes
-    return Rank(*kept, lead=lead, ahead=ahead)
+    theirs = {} if after is None else dict(zip(after.seeds, after.worst_cases, strict=True))
+    leads = [case - theirs[s] for s, case in zip(rank.seeds, rank.worst_cases, strict=True) if s in theirs]
+    return replace(rank, lead=interval(leads), ahead=sum(lead > 0 for lead in leads)) if leads else rank
 
 
 def standings(base: Spec, played: Sequence[Trial], states: Sequence[CellRun]) -> Standings:
@@ -310,17 +300,15 @@ def _score(pairs: Sequence[tuple[Trial, CellRun]]) -> Score:
 
 def to_csv(found: Standings) -> str:
     """A line for each contestant, attack and seed."""
-    text = io.StringIO()
-    columns = ["method", "rule", "attack", "seed", "accuracy_mean", "accuracy_worst", "bytes", "error"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    lines: list[dict[str, Any]] = []
     for s in found.scores:
-        who = [s.contestant.method, s.contestant.rule, s.opponent.label]
+        who = {"method": s.contestant.method, "rule": s.contestant.rule, "attack": s.opponent.label}
+        empty = dict.fromkeys(("seed", "accuracy_mean", "accuracy_worst", "bytes"), "")
         for seed, mean, worst in zip(s.seeds, s.mean, s.worst, strict=True):
-            writer.writerow([*who, seed, mean, worst, s.bytes, ""])
+            lines.append(who | dict(zip(empty, (seed, mean, worst, s.bytes), strict=True)) | {"error": ""})
         if s.error:
-            writer.writerow([*who, "", "", "", "", s.error])
-    return text.getvalue()
+            lines.append(who | empty | {"error": s.error})
+    return Table(lines).to_csv()
 
 
 def latex(found: Standings) -> str:
@@ -328,8 +316,8 @@ def latex(found: Standings) -> str:
     rows = []
     for rank in found.ranking():
         numbers = [found.score(rank.contestant, other).number("worst") for other in found.opponents]
-        cells = [*numbers, rank.worst_case]
-        rows.append([rank.contestant.label, *("--" if value is None else f"{value:.3f}" for value in cells)])
+        words = ["--" if value is None else f"{value:.3f}" for value in (*numbers, rank.worst_case)]
+        rows.append([rank.contestant.label, *words])
     return latex_table(["rule", *(other.label for other in found.opponents), "worst case"], rows, facts(found.base))
 
 
@@ -411,6 +399,5 @@ def write(found: Standings, out: Path) -> list[Path]:
     """arena.html, arena.csv and arena.tex."""
     files = {"arena.html": page(found), "arena.csv": to_csv(found), "arena.tex": latex(found)}
     for name, text in files.items():
-        with atomic(out / name) as file:
-            file.write(text.encode())
+        write_text(out / name, text)
     return [out / name for name in files]

@@ -33,6 +33,12 @@ def atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """A whole file of text; ``errors`` as for str.encode."""
+    with atomic(path) as file:
+        file.write(text.encode("utf-8", errors))
+
+
 def sync_folder(path: Path) -> None:
     """Make renames in a folder durable."""
     handle = os.open(path, os.O_RDONLY)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,10 +19,21 @@ def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
+    return figure, plain(figure.add_subplot())
+
+
+def plain(axes: "Axes") -> "Axes":
+    """Axes in the look of all figures."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
-    return figure, axes
+    return axes
+
+
+def curve(axes: "Axes", x: Any, y: "NDArray[Any]", colour: str, alpha: float = 0.2, **style: Any) -> None:
+    """The mean of y (k, e) over its rows, and a band from the lowest to the highest where there are several."""
+    axes.plot(x, y.mean(axis=0), color=colour, **style)
+    if len(y) > 1:
+        axes.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=alpha, linewidth=0)
 
 
 def stamp(axes: "Axes", words: str) -> None:
@@ -57,10 +68,8 @@ def accuracy(
     lowest = sum(run[:, int(run[-1].argmin())] for run in runs) / len(runs)
     figure, axes = canvas()
     curves = {"mean of the honest nodes": runs.mean(axis=2), "worst node of each round": runs.min(axis=2)}
-    for colour, marker, (name, curve) in zip(COLOURS, "os", curves.items(), strict=False):
-        axes.plot(rounds, curve.mean(axis=0), color=colour, marker=marker, markersize=3.5, label=name)
-        if len(runs) > 1:
-            axes.fill_between(rounds, curve.min(axis=0), curve.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    for colour, marker, (name, seeds) in zip(COLOURS, "os", curves.items(), strict=False):
+        curve(axes, rounds, seeds, colour, marker=marker, markersize=3.5, label=name)
     axes.plot(rounds, lowest, color=COLOURS[2], linestyle="--", label="node that ends lowest")
     axes.set(xlabel="round", ylabel=label, title=title)
     if values.min() >= 0 and values.max() <= 1:
@@ -109,7 +118,7 @@ def messages_against_nodes(
 def network(
     path: str | Path,
     places: "NDArray[np.float64]",
-    edges: Sequence[tuple[int, int]],
+    edges: Sequence[Sequence[int]],
     hostile: "NDArray[np.bool_]",
     *,
     title: str,

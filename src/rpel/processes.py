@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,9 +26,14 @@ _COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"
 
 
 def start(
-    arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1, more: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    stdout: Path,
+    stderr: Path,
+    threads: int = 1,
+    more: Mapping[str, str] | None = None,
+    module: str = "rpel",
 ) -> "subprocess.Popen[bytes]":
-    """Run ``rpel`` with these arguments on so many threads; what it prints goes to the two files.
+    """Run ``rpel``, or another module, with these arguments on so many threads; what it prints goes to the two files.
 
     more: variables for its environment. Colours are for terminals, so nothing asks it for them.
 
@@ -38,7 +43,7 @@ def start(
     plain = {key: value for key, value in os.environ.items() if key not in _COLOURS}
     with stdout.open("wb") as out, stderr.open("wb") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "rpel", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -60,22 +65,8 @@ def _look(starter: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@contextmanager
-def on_sigterm(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Inside, SIGTERM calls this; outside the main thread signals are left alone.
-
-    >>> with on_sigterm(lambda number, frame: print("asked to leave")):
-    ...     signal.raise_signal(signal.SIGTERM)
-    asked to leave
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: somebody asked this process to leave."""
 
 
 class Stop:
@@ -90,9 +81,9 @@ class Stop:
     True
     """
 
-    def __init__(self, when: str = "") -> None:
-        """when: said once, when the first signal comes."""
-        self.when, self.asked = when, False
+    def __init__(self, when: str = "", at_once: bool = False) -> None:
+        """when: said once, when the first signal comes; at_once: for work without steps, that one interrupts."""
+        self.when, self.at_once, self.asked = when, at_once, False
         self._depth, self._before = 0, dict[int, Any]()
 
     def __enter__(self) -> Self:
@@ -103,11 +94,16 @@ class Stop:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        again, self.asked = self.asked, True
+        if again or self.at_once:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         if self.when:
             logging.getLogger("rpel").info("%s", self.when)
+
+    def check(self) -> None:
+        """KeyboardInterrupt if it was asked for."""
+        if self.asked:
+            raise KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -147,8 +143,9 @@ class Child:
 class Children:
     """A context manager: processes started in it are ended, by their own ids, when it is left, whatever happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Stop) -> None:
         self.all: list[Child] = []
+        self.stop = stop
 
     def __enter__(self) -> Self:
         return self
@@ -156,13 +153,14 @@ class Children:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, name: str, arguments: Sequence[str], folder: Path) -> None:
-        """Run ``rpel`` with these arguments, on one thread: they share the cores."""
-        process = start(arguments, folder / "stdout", folder / "stderr")
+    def start(self, name: str, arguments: Sequence[str], folder: Path, module: str = "rpel") -> None:
+        """Run ``rpel``, or another module, with these arguments, on one thread: they share the cores."""
+        process = start(arguments, folder / "stdout", folder / "stderr", module=module)
         self.all.append(Child(name, process, folder))
 
     def check(self) -> None:
-        """ChildError, with its last lines, if one of them has died."""
+        """ChildError, with its last lines, if one of them has died; KeyboardInterrupt if they are to stop."""
+        self.stop.check()
         for child in self.all:
             status = child.process.poll()
             if status:

@@ -14,7 +14,7 @@ import pytest
 from rpel import cli
 from rpel.operations import demo
 from rpel.operations.demo import Demonstration, Scene
-from rpel.processes import ChildError, Children
+from rpel.processes import ChildError, Children, Stop
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_130(tmp_path: Path, number: signal
 
 
 def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    with Children() as children:
+    with Children(Stop()) as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
         children.all[0].process.wait(PATIENCE)
         with pytest.raises(ChildError, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
@@ -123,7 +123,7 @@ def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Pat
     said: list[str] = []
     with pytest.raises(ChildError, match=r"4 peers were not up within 1 s"):
         demo._network(
-            Demonstration(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, lead=0.3, show=shown.append, say=said.append
+            Demonstration(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, 0.3, shown.append, said.append, Stop()
         )
     assert [sentence.partition(":")[0] for sentence in said] == ["not all peers were up in time"] * 2
     assert shown == []

@@ -105,7 +105,8 @@ def run(
     from rpel.config.peer import Config
 
     mixed = Config.load(config).log == "-"  # standard output then belongs to the JSON lines
-    from rpel.peer.api import Terminated, run
+    from rpel.peer.api import run
+    from rpel.processes import Terminated
 
     with terminal.heard():
         try:

@@ -34,7 +34,7 @@ def report(
 
     Example: rpel report runs -o report.html --csv report.csv --latex table.tex --figures figures
     """
-    from rpel.files import atomic
+    from rpel.files import write_text
     from rpel.plots import save
     from rpel.report import chart_groups, collect, drawing, group_runs, page
     from rpel.report.groups import METRICS, groups_as_latex, to_csv
@@ -54,8 +54,7 @@ def report(
             texts |= {figures / f"{chart.slug}-{metric}.svg": drawing.svg_file(chart, metric) for metric in METRICS}
             drawn |= {figures / f"{chart.slug}-{metric}.png": (chart, metric) for metric in METRICS}
     for path, text in texts.items():
-        with atomic(path) as file:
-            file.write(text.encode("utf-8", "replace"))  # names of folders need not be Unicode
+        write_text(path, text, errors="replace")  # names of folders need not be Unicode
     for path, (chart, metric) in drawn.items():
         save(drawing.png_figure(chart, metric), path)
     written = [*texts, *drawn]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from rpel.kernels import compiled, plain
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import settle
 from rpel.simulation.run import Run, pinned
+from rpel.text import count
 
 _VICTIMS, _M, _F, _D = 18, 16, 7, 176_050
 """The paper's MNIST setting, for a fifth of its victims."""
@@ -173,11 +175,8 @@ class Cost:
         >>> Cost(start=1.0, round=0.5, evaluation=0.1, last=2.0).seconds(Spec(rounds=60, eval_every=20))
         33.2
         """
-        return round(self.start + spec.rounds * self.round + self._evaluations(spec) * self.evaluation + self.last, 6)
-
-    @staticmethod
-    def _evaluations(spec: Spec) -> int:
-        return (spec.rounds - 1) // spec.eval_every
+        evaluations = (spec.rounds - 1) // spec.eval_every
+        return round(self.start + spec.rounds * self.round + evaluations * self.evaluation + self.last, 6)
 
 
 def kind(spec: Spec) -> str:
@@ -187,7 +186,7 @@ def kind(spec: Spec) -> str:
     'mnist-sample with mnist, n = 30, batch 25, 3 local steps'
     """
     searched = ", adaptive attack" if spec.attack == "strongest" else ""
-    steps = f"{spec.local_steps} local step{'s' * (spec.local_steps > 1)}"
+    steps = count(spec.local_steps, "local step")
     return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
 
 
@@ -198,35 +197,21 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
         running = Run(settle(spec), inputs)
         start = time.perf_counter() - begun
         running.simulation.step(measured=False)
-        steps = _timed(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
-        evaluation = _timed(lambda: running.simulation.evaluate(running.subset))
+        steps = fastest(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)], 1)
+        evaluation = fastest(lambda: running.simulation.evaluate(running.subset), 1)
     share = len(inputs.dataset.test_y) / len(running.subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
 def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
-    """The measured cost of each kind among these runs."""
-    dearest: dict[str, Spec] = {}
-    for spec in specs:
-        held = dearest.setdefault(kind(spec), spec)
-        if _dearness(spec) > _dearness(held):
-            dearest[kind(spec)] = spec
-    return {name: _measured(spec, inputs[spec.dataset]) for name, spec in dearest.items()}
+    """The measured cost of each kind among these runs, of the dearest; nothing for a run that cannot begin.
 
-
-def _measured(spec: Spec, inputs: Inputs) -> Cost:
-    """Nothing for a run that cannot begin: it will say so itself, and the others go on."""
-    try:
-        return measure(spec, inputs)
-    except ValueError:
-        return Cost(0.0, 0.0, 0.0, 0.0)
-
-
-def _dearness(spec: Spec) -> tuple[int, bool, int]:
-    return spec.pull or 0, spec.attack in ("alie", "strongest"), -spec.byzantine
+    Such a run will say so itself, and the others go on.
+    """
+    cheapest_first = sorted(specs, key=lambda s: (s.pull or 0, s.attack in ("alie", "strongest"), -s.byzantine))
+    found: dict[str, Cost] = {}
+    for name, spec in {kind(spec): spec for spec in cheapest_first}.items():
+        found[name] = Cost(0.0, 0.0, 0.0, 0.0)
+        with suppress(ValueError):
+            found[name] = measure(spec, inputs[spec.dataset])
+    return found

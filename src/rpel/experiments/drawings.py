@@ -33,33 +33,22 @@ _MARKERS = "osD^vP*X"
 
 
 def run_rows(result: Result) -> list[Row]:
-    """A run's evaluated rounds: accuracies, bytes sent so far, and the node that ends lowest."""
-    sent = np.cumsum(result.history["bytes"])
-    lowest = dict(zip(result.nodes["round"].tolist(), result.lowest().tolist(), strict=True))
-    where = "" if result.path is None else result.path.name
-    rows = [
+    """A run's evaluated rounds: accuracies, bytes sent so far, the node that ends lowest; round 0 where it has one."""
+    sent = np.concatenate([[0], np.cumsum(result.history["bytes"])])
+    seen = zip(result.nodes["round"].tolist(), result.nodes["accuracy"], result.lowest().tolist(), strict=True)
+    means = {row["round"]: row for row in result.history.where("accuracy_mean")}
+    return [
         {
             "seed": result.spec.seed,
-            "round": row["round"],
-            "accuracy_mean": row["accuracy_mean"],
-            "accuracy_worst": row["accuracy_worst"],
-            "accuracy_lowest": lowest[row["round"]],
-            "bytes": int(sent[row["round"] - 1]),
-            "run": where,
+            "round": t,
+            "accuracy_mean": means[t]["accuracy_mean"] if t else float(nodes.mean()),
+            "accuracy_worst": means[t]["accuracy_worst"] if t else float(nodes.min()),
+            "accuracy_lowest": lowest,
+            "bytes": int(sent[t]),
+            "run": "" if result.path is None else result.path.name,
         }
-        for row in result.history.where("accuracy_mean")
-    ]
-    return [*_start(result, lowest, where), *rows]
-
-
-def _start(result: Result, lowest: Mapping[int, float], where: str) -> list[Row]:
-    """Round 0, the common initial model, where the run evaluated it."""
-    if 0 not in lowest:
-        return []
-    first = result.nodes["accuracy"][0]
-    accuracies = {"accuracy_mean": float(first.mean()), "accuracy_worst": float(first.min())}
-    return [
-        {"seed": result.spec.seed, "round": 0, **accuracies, "accuracy_lowest": lowest[0], "bytes": 0, "run": where}
+        for t, nodes, lowest in seen
+        if t == 0 or t in means
     ]
 
 
@@ -125,9 +114,7 @@ def save_together(
     grid = sketch.subplots(lines, columns, sharey=True, squeeze=False)
     labelled: dict[str, Any] = {}
     for axes, panel in zip(grid.flat, panels, strict=True):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.set_title(panel.title, fontsize=10)
+        plots.plain(axes).set_title(panel.title, fontsize=10)
         if panel.name not in rows:
             axes.set_axis_off()
             axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color="#666666")
@@ -166,14 +153,14 @@ def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) ->
     """
     column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
     unit = 1e9 if against == "bytes" else 1
-    for i, (label, mine) in enumerate(_curves(rows)):
-        colour, marker = plots.COLOURS[i % len(plots.COLOURS)], _MARKERS[i % len(_MARKERS)]
-        x = np.array(_of_seed(mine, against)[0]) / unit
-        y = np.array(_of_seed(mine, column))
-        look: dict[str, Any] = {"linewidth": max(1.0, 2.8 - 0.45 * i), "markevery": max(1, len(x) // 10)}
-        axes.plot(x, y.mean(axis=0), color=colour, marker=marker, markersize=4, label=label, **look)
-        if len(y) > 1:
-            axes.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    for i, (label, mine) in enumerate(_by(rows, "curve")):
+        seeds = [seed for _, seed in _by(mine, "seed")]
+        x = _column(seeds[0], against) / unit
+        plots.curve(
+            axes, x, np.stack([_column(seed, column) for seed in seeds]), plots.COLOURS[i % len(plots.COLOURS)],
+            marker=_MARKERS[i % len(_MARKERS)], markersize=4, label=label, linewidth=max(1.0, 2.8 - 0.45 * i),
+            markevery=max(1, len(x) // 10),
+        )  # fmt: skip
     words = "test accuracy, " + ("mean of honest nodes" if panel.measure == "mean" else "node that ends lowest")
     axes.set(xlabel="gigabytes sent by all nodes" if against == "bytes" else "round", ylabel=words, ylim=(0, 1.02))
     axes.set_xlim(left=0)
@@ -181,18 +168,17 @@ def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) ->
 
 def _draw_final(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     """Final accuracy against the swept value: mean of the honest nodes, and dashed the worst."""
-    for (label, mine), colour, marker in zip(_curves(rows), plots.COLOURS, _MARKERS, strict=False):
-        x = sorted({row["x"] for row in mine})
+    for (label, mine), colour, marker in zip(_by(rows, "curve"), plots.COLOURS, _MARKERS, strict=False):
+        points = sorted(_by(mine, "x"))
         for column, line, words in (("accuracy_mean", "-", "mean"), ("accuracy_worst", "--", "worst node")):
-            y = [[row[column] for row in mine if row["x"] == at] for at in x]
-            style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "label": f"{label}, {words}"}
-            axes.plot(x, [float(np.mean(v)) for v in y], line, **style)
-            axes.fill_between(x, [min(v) for v in y], [max(v) for v in y], color=colour, alpha=0.15, linewidth=0)
+            y = np.stack([_column(seeds, column) for _, seeds in points], axis=1)
+            style = {"linestyle": line, "marker": marker, "markersize": 4, "label": f"{label}, {words}"}
+            plots.curve(axes, [x for x, _ in points], y, colour, alpha=0.15, **style)
     axes.set(xlabel=panel.xlabel, ylabel="test accuracy after the last round", ylim=(0, 1.02))
 
 
 def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
-    for (label, mine), colour in zip(_curves(rows), plots.COLOURS, strict=False):
+    for (label, mine), colour in zip(_by(rows, "curve"), plots.COLOURS, strict=False):
         pulls, mean, low, high, median = (_column(mine, key) for key in ("pull", "mean", "low", "high", "exact_median"))
         axes.plot(pulls, mean, color=colour, label=label)
         axes.fill_between(pulls, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -201,20 +187,12 @@ def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     axes.set(xlabel="pulled peers s", ylabel="effective adversarial fraction b̂ / (s+1)", ylim=(0, 1))
 
 
-def _curves(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by curve, in the order in which they came."""
-    found: dict[str, list[Row]] = {}
+def _by(rows: Sequence[Row], key: str) -> list[tuple[Any, list[Row]]]:
+    """Rows by what they have in a column, in the order in which they came."""
+    found: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(row["curve"], []).append(row)
+        found.setdefault(row[key], []).append(row)
     return list(found.items())
-
-
-def _of_seed(rows: Sequence[Row], column: str) -> list[list[float]]:
-    """The column of each seed."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        found.setdefault(row["seed"], []).append(row[column])
-    return list(found.values())
 
 
 def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:
@@ -237,12 +215,7 @@ class Baseline:
         degrees = self.graph.adjacency.sum(axis=1)
         connectivity = self.graph.connectivity()
         return {
-            "nodes": s.nodes,
-            "byzantine": s.byzantine,
-            "pull": s.pull,
-            "graph": s.graph,
-            "placement": s.placement,
-            "seed": s.seed,
+            **{key: getattr(s, key) for key in ("nodes", "byzantine", "pull", "graph", "placement", "seed")},
             "edges": self.graph.edges,
             "messages": 2 * self.graph.edges,
             "degree_min": int(degrees.min()),
@@ -273,9 +246,8 @@ def draw_graph(found: Baseline, path: str | Path) -> None:
     """Honest and hostile nodes on a circle-free layout, edges to hostile nodes in their colour."""
     import networkx as nx
 
-    places = nx.spring_layout(found.graph.networkx(), seed=0, k=2 / np.sqrt(found.spec.nodes))
-    where = np.array([places[i] for i in range(found.spec.nodes)])
-    a, b = np.nonzero(np.triu(found.graph.adjacency))
-    s = found.spec
-    title = f"n = {s.nodes}, b = {s.byzantine}, {found.graph.edges} edges ({s.graph}, placement {s.placement})"
-    plots.network(path, where, list(zip(a.tolist(), b.tolist(), strict=True)), found.hostile, title=title)
+    s, graph = found.spec, found.graph
+    places = nx.spring_layout(graph.networkx(), seed=0, k=2 / np.sqrt(s.nodes))
+    edges = np.argwhere(np.triu(graph.adjacency)).tolist()
+    title = f"n = {s.nodes}, b = {s.byzantine}, {graph.edges} edges ({s.graph}, placement {s.placement})"
+    plots.network(path, np.array([places[i] for i in range(s.nodes)]), edges, found.hostile, title=title)

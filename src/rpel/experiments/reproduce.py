@@ -8,8 +8,6 @@ its runs are there, so an interrupted reproduction leaves everything it had; wha
 reason and does not stop the rest; a figure and its runs carry their scale, so nobody takes them for the paper's.
 """
 
-import csv
-import io
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -23,15 +21,16 @@ from rpel.errors import nearest
 from rpel.experiments import drawings
 from rpel.experiments.bench import costs, kind
 from rpel.experiments.panels import PANELS, Panel, chosen
-from rpel.files import atomic
+from rpel.files import write_text
 from rpel.processes import Stop
 from rpel.simulation.certificate import versions
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import settle
 from rpel.simulation.metrics import check_tensorboard
-from rpel.simulation.result import Result
+from rpel.simulation.result import Result, Table
 from rpel.simulation.run import Progress, folder_name, run
+from rpel.text import count
 from rpel.types import Scale
 
 _SMOKE: dict[str, Any] = {
@@ -125,23 +124,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PanelRuns:
-    """A panel, its runs' folders curve by curve, and their specifications."""
+    """A panel at some scale, and for each of its curves the runs by folder."""
 
     sized: Sized
-    paths: tuple[tuple[Path, ...], ...]
+    curves: tuple[dict[Path, Spec], ...]
 
     @property
     def panel(self) -> Panel:
         return self.sized.panel
 
     @property
-    def runs(self) -> list[Path]:
-        return list(dict.fromkeys(path for curve in self.paths for path in curve))
+    def runs(self) -> dict[Path, Spec]:
+        return {path: spec for curve in self.curves for path, spec in curve.items()}
 
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that was asked for: panels, distinct runs by folder, and what cannot be made with the reason.
+    """Everything that was asked for: panels, and what cannot be made with the reason.
 
     ``of_another_version`` fills with the runs that were there and came from another version of the code.
     """
@@ -149,11 +148,15 @@ class Work:
     out: Path
     scale: Scale
     panels: tuple[PanelRuns, ...]
-    specs: dict[Path, Spec]
     missing: dict[str, str]
     datasets: "Datasets"
     tensorboard: bool = False
     of_another_version: list[str] = field(default_factory=list)
+
+    @property
+    def specs(self) -> dict[Path, Spec]:
+        """The distinct runs by folder."""
+        return {path: spec for panel_runs in self.panels for path, spec in panel_runs.runs.items()}
 
     @property
     def open(self) -> dict[Path, Spec]:
@@ -205,28 +208,16 @@ def prepare(
     datasets = Datasets(download)
     panels: list[PanelRuns] = []
     missing: dict[str, str] = {}
-    specs: dict[Path, Spec] = {}
     for panel in wanted:
         try:
-            panel_runs, mine = _panel_runs(sized(panel, size, part, **where), datasets)
+            asked = sized(panel, size, part, **where)
+            curves = tuple({_folder(spec, datasets): spec for spec in curve} for curve in asked.runs)
+            panels.append(PanelRuns(asked, curves))
         except ValueError as error:
             missing[panel.name] = str(error)
-            continue
-        panels.append(panel_runs)
-        specs |= mine
     if not panels:
         raise ValueError(next(iter(missing.values())))
-    return Work(Path(out), size, tuple(panels), specs, missing, datasets, tensorboard)
-
-
-def _panel_runs(asked: Sized, datasets: Datasets) -> tuple[PanelRuns, dict[Path, Spec]]:
-    specs: dict[Path, Spec] = {}
-    paths = []
-    for curve in asked.runs:
-        mine = {_folder(spec, datasets): spec for spec in curve}
-        paths.append(tuple(mine))
-        specs |= mine
-    return PanelRuns(asked, tuple(paths)), specs
+    return Work(Path(out), size, tuple(panels), missing, datasets, tensorboard)
 
 
 def _folder(spec: Spec, datasets: Datasets) -> Path:
@@ -261,9 +252,9 @@ def make(
     made = []
     for panel_runs in work.panels:
         try:
-            for path in panel_runs.runs:
+            for path, spec in panel_runs.runs.items():
                 if path not in finished:
-                    finished[path] = drawings.run_rows(_result(work, path, clock, progress, say))
+                    finished[path] = drawings.run_rows(_result(work, path, spec, clock, progress, say))
         except ValueError as error:
             work.missing[panel_runs.panel.name] = str(error)
             say(f"{panel_runs.panel.name} cannot be made: {error}")
@@ -272,8 +263,8 @@ def make(
     for number in dict.fromkeys(panel_runs.panel.number for panel_runs in work.panels):
         _write_together(work, number)
     if work.of_another_version:
-        count, example = len(work.of_another_version), work.of_another_version[0]
-        say(f"{count} runs came from another code version and were kept, such as {example}: remove them to repeat")
+        runs, example = count(len(work.of_another_version), "run"), work.of_another_version[0]
+        say(f"{runs} came from another code version and were kept, such as {example}: remove them to repeat")
     return made
 
 
@@ -291,7 +282,7 @@ class Clock:
         return sum(self.needed.values()) * (self.spent / self.expected if self.expected else 1.0)
 
 
-def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say: Say) -> Result:
+def _result(work: Work, path: Path, spec: Spec, clock: Clock, progress: Progress | None, say: Say) -> Result:
     folder = RunFolder(path, work.tensorboard)
     proof = folder.certificate()
     if proof is not None:
@@ -301,9 +292,8 @@ def _result(work: Work, path: Path, clock: Clock, progress: Progress | None, say
         return Result.load(path, reused=True)
     begun = time.perf_counter()
     stop = Stop("stopping after this round")
-    result = run(work.specs[path], progress=progress, tensorboard=work.tensorboard, stop=stop)
-    if stop.asked:
-        raise KeyboardInterrupt
+    result = run(spec, progress=progress, tensorboard=work.tensorboard, stop=stop)
+    stop.check()
     left = clock.done(path, time.perf_counter() - begun)
     if clock.runs:
         minutes = f", about {left / 60:.0f} minutes left" if left > 90 else ""
@@ -320,9 +310,9 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
     if panel.kind == "fraction":
         rows = drawings.fraction_rows(panel)
     else:
-        both = zip(panel.curves, panel_runs.paths, strict=True)
-        rows = [row for curve, paths in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in paths])]
-    _write_csv(work.out / f"{panel.name}.csv", rows)
+        both = zip(panel.curves, panel_runs.curves, strict=True)
+        rows = [row for curve, runs in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in runs])]
+    write_text(work.out / f"{panel.name}.csv", Table(rows).to_csv())
     drawings.save(panel, rows, note, work.out / panel.name, work.scale)
     entry = {
         "name": panel.name,
@@ -334,18 +324,8 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         "runs": [path.relative_to(work.out).as_posix() for path in panel_runs.runs],
     }
     kept = {old["name"]: old for old in _index(work.out)} | {panel.name: entry}
-    with atomic(work.out / "index.json") as file:
-        file.write((json.dumps(list(kept.values()), indent=2, ensure_ascii=False) + "\n").encode())
+    write_text(work.out / "index.json", json.dumps(list(kept.values()), indent=2, ensure_ascii=False) + "\n")
     return entry
-
-
-def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with atomic(path) as file:
-        file.write(text.getvalue().encode())
 
 
 def _index(out: Path) -> list[dict[str, Any]]:

@@ -9,9 +9,7 @@ not run again; a stopped sweep has every run saved; the result is a table with a
 their sentence.
 """
 
-import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -21,16 +19,17 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from rpel.config.spec import Spec, load, to_toml
 from rpel.errors import nearest
-from rpel.files import atomic
-from rpel.processes import on_sigterm, start
+from rpel.files import write_text
+from rpel.processes import Stop, start
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.metrics import check_tensorboard
+from rpel.simulation.result import Table
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
@@ -84,10 +83,12 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     base, grid, given = _base(content), content.get("grid", {}), content.get("cells", [])
     if not isinstance(grid, Mapping) or not isinstance(given, list) or not all(isinstance(c, Mapping) for c in given):
         raise ValueError("[grid] is a table of lists and [[cells]] are tables, as in attack = ['alie', 'foe']")
-    _known("base", base)
-    _known("grid", grid)
-    for values in given:
-        _known("cells", values)
+    names = [*Spec.model_fields, "preset"]
+    for where, key in (
+        [("base", k) for k in base] + [("grid", k) for k in grid] + [("cells", k) for c in given for k in c]
+    ):
+        if key not in names:
+            raise ValueError(f"there is no field {key!r} in [{where}]; {nearest(key, names)}")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{key} in [grid] is {values!r}: it takes a list such as [{values!r}]")
@@ -110,13 +111,6 @@ def _base(content: Mapping[str, Any]) -> dict[str, Any]:
     table = {"preset": base} if isinstance(base, str) else dict(base)
     top = {key: value for key, value in content.items() if key == "preset" or key not in _TABLES}
     return {**top, **table}
-
-
-def _known(where: str, fields: Mapping[str, Any]) -> None:
-    names = [*Spec.model_fields, "preset"]
-    for key in fields:
-        if key not in names:
-            raise ValueError(f"there is no field {key!r} in [{where}]; {nearest(key, names)}")
 
 
 def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Cell:
@@ -176,18 +170,19 @@ class Sweep:
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
         self.recall()
         waiting = iter([i for i, state in enumerate(self.states) if state.status == "waiting"])
-        try:
-            with on_sigterm(signal.default_int_handler):
-                while self._fill(waiting) or self.processes:
+        with Stop() as stop:
+            try:
+                while not stop.asked and (self._fill(waiting) or self.processes):
                     self._collect()
                     watch(self)
                     time.sleep(_POLL)
-        except KeyboardInterrupt:
-            self.stop()
-            raise KeyboardInterrupt("interrupted, every run saved: the same command goes on from here") from None
-        finally:
-            self._kill()
-            self.write()
+                if stop.asked:
+                    self._save()
+            finally:
+                self._kill()
+                self.write()
+        if stop.asked:
+            raise KeyboardInterrupt("interrupted, every run saved: the same command goes on from here")
         watch(self)
         return self.states
 
@@ -207,14 +202,10 @@ class Sweep:
 
     def _fill(self, waiting: Iterator[int]) -> bool:
         """Start cells while there is room; True if one was started."""
-        started = False
-        while len(self.processes) < self.jobs:
-            i = next(waiting, None)
-            if i is None:
-                break
+        started = list(islice(waiting, self.jobs - len(self.processes)))
+        for i in started:
             self._start(i)
-            started = True
-        return started
+        return bool(started)
 
     def _start(self, i: int) -> None:
         state = self.states[i]
@@ -238,16 +229,15 @@ class Sweep:
         state.seconds = time.monotonic() - state.begun
         output = self._file(state.cell, "out")
         if code == 0:
-            state.result = json.loads(output.read_text("utf-8"))
-            with atomic(self._file(state.cell, "json")) as file:
-                file.write(output.read_bytes())
-            state.status = "done"
+            text = output.read_text("utf-8")
+            state.result, state.status = json.loads(text), "done"
+            write_text(self._file(state.cell, "json"), text)
         else:
             state.status = "stopped" if self.stopping else "failed"
             state.error = state.last_line.removeprefix("rpel: ") or f"ended with status {code}"
         output.unlink(missing_ok=True)
 
-    def stop(self) -> None:
+    def _save(self) -> None:
         """Ask every run to save and end, and wait until they have; a second Ctrl-C does not wait."""
         self.stopping = True
         for process in self.processes.values():
@@ -292,14 +282,8 @@ class Sweep:
     def write(self) -> None:
         """sweep.csv and sweep.json."""
         rows = self.rows()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        with atomic(self.out / "sweep.csv") as file:
-            file.write(text.getvalue().encode())
-        with atomic(self.out / "sweep.json") as file:
-            file.write((json.dumps(rows, indent=2) + "\n").encode())
+        write_text(self.out / "sweep.csv", Table(rows).to_csv())
+        write_text(self.out / "sweep.json", json.dumps(rows, indent=2) + "\n")
 
 
 def _runs(result: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -8,9 +8,7 @@ peers are not up when round 1 would begin, they are started again with more time
 import asyncio
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any
 
 from rpel.config.membership import Founding, Membership
@@ -28,13 +25,14 @@ from rpel.operations.drill import drill
 from rpel.operations.found import new
 from rpel.operations.join import join
 from rpel.operations.watch import Observer, Seen, look
-from rpel.processes import ChildError, Children, on_sigterm
+from rpel.processes import ChildError, Children, Stop, end_with_starter
 
 ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
 _DEADLINE = 0.75  # of a round: what follows it, aggregating and measuring, is short here
 _ROUND = 1 / 14  # of what a peer's start takes: a round takes less than a third of that
 _COMPILED = 8.0  # seconds: a start that took longer had to compile, or will not be quicker the next time
 _ATTEMPTS = 3
+_LOOK = 0.02
 _OVERTIME = 60.0
 
 
@@ -97,13 +95,13 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
     plan = setting.founding().plan
     drill(setting.attack, setting.parameters)
     began = time.monotonic()
-    with on_sigterm(_as_ctrl_c):
+    with Stop() as stop:
         say("measuring how long a peer takes to start")
-        lead, period = _measured(setting, folder)
+        lead, period = _measured(setting, folder, stop)
         say(f"rounds of {period:.3g} s; {setting.peers} processes are started, round 1 begins in about {lead:.0f} s")
-        robust, lead = _network(setting, ROBUST, folder / "robust", period, lead, show, say)
+        robust, lead = _network(setting, ROBUST, folder / "robust", period, lead, show, say, stop)
         say("the same again with plain averaging")
-        averaging, _ = _network(setting, AVERAGING, folder / "averaging", period, lead, show, say)
+        averaging, _ = _network(setting, AVERAGING, folder / "averaging", period, lead, show, say, stop)
     return {
         "peers": setting.peers,
         "byzantine": setting.byzantine,
@@ -120,26 +118,22 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
     }
 
 
-def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    signal.raise_signal(signal.SIGINT)  # an event loop that is running knows how to end by this one
-
-
 # --- how long things take here ---------------------------------------------------------------------------------------
 
 
-def _measured(setting: Demonstration, folder: Path) -> tuple[float, float]:
+def _measured(setting: Demonstration, folder: Path, stop: Stop) -> tuple[float, float]:
     """(seconds until all processes are up, seconds of a round), from one process that prepares as a peer does."""
     home = folder / "measured"
     paths = _founded(replace(setting, peers=4, byzantine=0), ROBUST, home, 60.0)
-    code = "import sys; from rpel.operations.demo import prepare; prepare(sys.argv[1])"
     for _ in range(2):  # the first may have to compile; what it compiled is kept
         began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(paths[0])], capture_output=True, text=True, start_new_session=True
-        )
+        with Children(stop) as children:
+            children.start("a peer that prepares", [str(paths[0])], home, module=__name__)
+            while children.running():
+                children.check()
+                time.sleep(_LOOK)
+            children.check()
         took = time.monotonic() - began
-        if done.returncode:
-            raise ChildError(f"a peer cannot be prepared here:\n{done.stderr[-2000:]}")
         if took < _COMPILED:
             break
     crowd = took * max(1.0, setting.peers / (os.cpu_count() or 1))
@@ -161,12 +155,12 @@ def prepare(path: str) -> None:
 
 
 def _network(
-    setting: Demonstration, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say
+    setting: Demonstration, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say, stop: Stop
 ) -> tuple[Ended, float]:
     """Found it, run it, and collect the ends; also how much lead the next one needs."""
     paths = _founded(setting, rule, folder, period)
     for attempt in range(1, _ATTEMPTS + 1):
-        with Children() as children, asyncio.Runner() as runner:
+        with Children(stop) as children, asyncio.Runner() as runner:
             began = time.monotonic()
             observer = _started(setting, paths, lead, children)
             try:
@@ -265,3 +259,8 @@ def _collected(children: Children, setting: Demonstration) -> Ended:
         except (IndexError, ValueError, KeyError, TypeError):
             raise ChildError(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
     return Ended(tuple(accuracies), dict(outcomes))
+
+
+if __name__ == "__main__":  # measured by _measured
+    end_with_starter()
+    prepare(sys.argv[1])

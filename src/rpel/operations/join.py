@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from rpel import certificates
 from rpel.config.membership import Member, Membership, check_different, peer_url
 from rpel.config.peer import Config, check_task, listen_address, next_members
-from rpel.files import atomic
+from rpel.files import write_text
 from rpel.peer import identity
 
 METRICS_PORT = 9464
@@ -79,8 +79,7 @@ def join(
     member = Member.of(id, url, pem, organisation)
     notes = _notes(members, member)
     identity.write_key(key, secret)
-    with atomic(certificate) as file:
-        file.write(pem.encode())
+    write_text(certificate, pem)
     own = Config(
         id=id,
         members=members.resolve(),

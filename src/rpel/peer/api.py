@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, MappingProxyType, TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from torch import nn
@@ -12,9 +12,9 @@ from torch import nn
 from rpel.config.peer import Config
 from rpel.peer.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.node import Node, Progress, Round
-from rpel.processes import on_sigterm
+from rpel.processes import Stop
 
-__all__ = ["Peer", "Round", "Terminated", "learner_of", "run"]
+__all__ = ["Peer", "Round", "learner_of", "run"]
 
 
 class Peer:
@@ -68,14 +68,11 @@ class Peer:
         return self._node.summary()
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: somebody asked this peer to leave."""
-
-
 def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
 
-    The summary's ``over`` says whether the last round had ended before the start, ``model`` where the model lies.
+    SIGTERM raises :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended
+    before the start, ``model`` where the model lies.
     """
     node = Node(Config.load(path), progress=progress)
     over = node.over
@@ -84,7 +81,7 @@ def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
             node.export(node.model_path)
     else:
         learner = learner_of(node)
-        with on_sigterm(_leave), node:
+        with Stop(at_once=True), node:
             for _ in node.live(learner):
                 pass
     model = str(node.model_path) if node.model_path.exists() else None
@@ -104,7 +101,3 @@ def learner_of(node: Node) -> TaskLearner:
         signature=node.signature,
         data=node.config.data,
     )
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise Terminated("terminated")

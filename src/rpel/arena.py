@@ -5,7 +5,7 @@ shown with its sentence and stops nothing; a rule's rank is its worst case over 
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import product
@@ -21,9 +21,9 @@ from rpel.experiments.sweep import Cell, CellRun
 from rpel.files import write_text
 from rpel.report.drawing import HeatCell, heat_map, scatter
 from rpel.report.groups import latex_table
-from rpel.report.page import TableCell, document, sorting_table, template
+from rpel.report.page import TableCell, document, number, size, sorting_table, template, words
 from rpel.simulation.result import Table, interval
-from rpel.text import count, human_bytes, value_text
+from rpel.text import count, value_text
 
 ADAPTIVE = ("alie", "foe", "dissensus", "min_max")
 """What --strongest searches the factor of; ipm is the same family as foe."""
@@ -316,8 +316,8 @@ def latex(found: Standings) -> str:
     rows = []
     for rank in found.ranking():
         numbers = [found.score(rank.contestant, other).number("worst") for other in found.opponents]
-        words = ["--" if value is None else f"{value:.3f}" for value in (*numbers, rank.worst_case)]
-        rows.append([rank.contestant.label, *words])
+        cells = ["--" if value is None else f"{value:.3f}" for value in (*numbers, rank.worst_case)]
+        rows.append([rank.contestant.label, *cells])
     return latex_table(["rule", *(other.label for other in found.opponents), "worst case"], rows, facts(found.base))
 
 
@@ -337,7 +337,7 @@ def page(found: Standings) -> str:
         summary=f"{len(found.contestants)} rules and methods, {len(found.opponents)} attacks, {count(runs, 'run')}.",
         facts=f"<div><dt>setting</dt><dd>{escape(facts(found.base))}</dd></div>",
         interval="their 95 % t-interval" if seeds > 2 else "the lowest and the highest",
-        ranking=sorting_table("ranking", "Ranking", _COLUMNS, list(enumerate(ranks, 1))),
+        ranking=sorting_table("ranking", "Ranking", [_ranked(place, rank) for place, rank in enumerate(ranks, 1)]),
         worst=_heat(found, ranks, "worst"),
         mean=_heat(found, ranks, "mean"),
         unable=_unable(found),
@@ -376,23 +376,20 @@ def _unable(found: Standings) -> str:
     return f"<section><h2>Without result</h2><ul>{items}</ul></section>" if items else ""
 
 
-def _worst_case(rank: Rank) -> TableCell:
-    if rank.worst_case is None:
-        return TableCell("no result", -1.0)
-    low, high = interval(rank.worst_cases)[1:]
-    small = f"{low:.4f} to {high:.4f}" if len(rank.seeds) > 1 else ""
-    return TableCell(f"{rank.worst_case:.4f}", rank.worst_case, small, "number")
-
-
-_COLUMNS: dict[str, Callable[[tuple[int, Rank]], TableCell]] = {
-    "rank": lambda r: TableCell(str(r[0]), r[0], "", "number"),
-    "rule": lambda r: TableCell(r[1].contestant.label, r[1].contestant.label, "", "label"),
-    "worst case": lambda r: _worst_case(r[1]),
-    "under": lambda r: TableCell(r[1].attack, r[1].attack, f"{r[1].unable} without result" if r[1].unable else ""),
-    "seeds": lambda r: TableCell(str(len(r[1].seeds)), len(r[1].seeds), "", "number"),
-    "sent": lambda r: TableCell(human_bytes(r[1].bytes), r[1].bytes, "", "number"),
-    "ahead of the next": lambda r: TableCell(r[1].sure, r[1].sure),
-}
+def _ranked(place: int, rank: Rank) -> dict[str, TableCell]:
+    """A row of the ranking."""
+    low, high = interval(rank.worst_cases)[1:] if rank.worst_cases else (0.0, 0.0)
+    between = f"{low:.4f} to {high:.4f}" if len(rank.seeds) > 1 else ""
+    none = TableCell("no result", -1.0)
+    return {
+        "rank": number(place),
+        "rule": words(rank.contestant.label, "label"),
+        "worst case": none if rank.worst_case is None else number(rank.worst_case, ".4f", between),
+        "under": words(rank.attack, small=f"{rank.unable} without result" if rank.unable else ""),
+        "seeds": number(len(rank.seeds)),
+        "sent": size(rank.bytes),
+        "ahead of the next": words(rank.sure),
+    }
 
 
 def write(found: Standings, out: Path) -> list[Path]:

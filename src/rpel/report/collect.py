@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rpel.config.spec import OWN, Spec, load, load_folder, presets
+from rpel.simulation.certificate import Robustness, Survival, survival
 from rpel.simulation.checkpoint import RunFolder
 from rpel.text import value_text
 from rpel.types import Guarantee
@@ -76,6 +77,17 @@ class Run:
     @property
     def folder(self) -> str:
         return self.place.rpartition("/")[2]
+
+    @property
+    def survival(self) -> Survival:
+        """What its rule survives: another statement than what its sampling was."""
+        return survival(self.spec.rule or "its own rule", self.proof.pull, self.proof.b_hat)
+
+    @property
+    def well(self) -> bool:
+        """As the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
+        sampled = self.proof.held and self.proof.guaranteed
+        return not self.edited and sampled and self.survival.robustness is not Robustness.NONE
 
     @property
     def evaluated(self) -> list[Row]:

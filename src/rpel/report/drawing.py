@@ -334,14 +334,20 @@ def shade(value: float) -> str:
     """
     at = min(max(value, 0.0), 1.0) * (len(_STOPS) - 1)
     low = min(int(at), len(_STOPS) - 2)
-    pair = zip(_channels(_STOPS[low]), _channels(_STOPS[low + 1]), strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in pair)
+    return mixed(_STOPS[low], _STOPS[low + 1], at - low)
 
 
-def _channels(colour: str) -> list[int]:
+def mixed(colour: str, other: str, share: float) -> str:
+    """A colour with so much of another in it."""
+    pairs = zip(channels(colour), channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def channels(colour: str) -> list[int]:
+    """Red, green and blue, from 0 to 255."""
     return [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
 
 
 def _brightness(colour: str) -> float:
-    red, green, blue = _channels(colour)
+    red, green, blue = channels(colour)
     return (0.299 * red + 0.587 * green + 0.114 * blue) / 255

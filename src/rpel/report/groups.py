@@ -92,7 +92,7 @@ class Chart:
     @property
     def stamp(self) -> str:
         """What must be written over its curves, if they are not all at full size."""
-        found = sorted({group.stamp for group in self.groups} - {""}, reverse=True)
+        found = stamps(self.groups)
         partly = "" if all(group.stamp for group in self.groups) else "partly "
         return partly + " and ".join(found) if found else ""
 
@@ -107,6 +107,11 @@ class Chart:
             if alike and (key in _ALWAYS_SAID or value != Spec.model_fields[key].default):
                 said.append(f"{key} {value_text(value)}")
         return ", ".join(said)
+
+
+def stamps(groups: Sequence[Group]) -> list[str]:
+    """The words that tell groups that are not at full size."""
+    return sorted({group.stamp for group in groups} - {""}, reverse=True)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -8,19 +8,18 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any
 
 from rpel.plots import COLOURS
 from rpel.report import drawing
 from rpel.report.collect import Collection, Run, command
-from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs
-from rpel.simulation.certificate import Robustness, Survival, survival
-from rpel.text import count, human_bytes, percent
+from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs, stamps
+from rpel.simulation.certificate import Robustness
+from rpel.text import count, human_bytes, percent, times
 from rpel.version import __version__
 
 
@@ -32,7 +31,7 @@ def page(found: Collection) -> str:
     """
     groups = group_runs(found.runs)
     charts = chart_groups(groups)
-    named = [(run, group.label, f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
+    alone = [(Group((run,), group.label), f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
     data = [{metric: drawing.values(chart, metric) for metric in METRICS} for chart in charts]
     body = Template(template("report.html")).substitute(
         summary=escape(_summary(found, groups)),
@@ -40,17 +39,19 @@ def page(found: Collection) -> str:
         facts=_facts(found, groups),
         trouble=_trouble(found),
         panels="".join(_panel(k, chart) for k, chart in enumerate(charts)),
-        tables=of_groups(groups) + of_runs(named) if groups else "",
-        proofs="".join(_proof(run, label, anchor) for run, label, anchor in named),
+        tables=_of_groups(groups) + _of_runs(alone) if groups else "",
+        proofs="".join(_proof(group.runs[0], group.label, anchor) for group, anchor in alone),
     )
-    return document(_title(groups), body, {"charts": data}, "" if groups else "empty")
+    title = f"{' and '.join(found_stamps)}: rpel report" if (found_stamps := stamps(groups)) else "rpel report"
+    return document(title, body, {"charts": data}, "" if groups else "empty")
 
 
 def document(title: str, body: str, data: object, kind: str = "") -> str:
     """A page around a body: style and script inside, nothing asked of any other machine."""
     script = template("script.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(template("document.html")).substitute(
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{_hash(script)}'",
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         style=_colours() + template("style.css"),
         script=script,
         data=_embedded(data),
@@ -67,10 +68,6 @@ def _each(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
 def template(name: str) -> str:
     """A file of templates/."""
     return (resources.files("rpel.report") / "templates" / name).read_text("utf-8")
-
-
-def _hash(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _embedded(content: object) -> str:
@@ -101,9 +98,8 @@ def lighter(colour: str) -> str:
     >>> lighter("#0072B2"), lighter("#000000")
     ('#59a3cd', '#e6e6e6')
     """
-    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
-    white = 0.9 if max(parts) < 60 else 0.35
-    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+    white = 0.9 if max(drawing.channels(colour)) < 60 else 0.35
+    return drawing.mixed(colour, "#ffffff", white)
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
@@ -116,7 +112,7 @@ def _summary(found: Collection, groups: Sequence[Group]) -> str:
         parts.append(
             f"the plan was violated in {violated:,}" if violated else "the sampling of all stayed within the plan"
         )
-    fragile = sum(of_run(group.runs[0]).robustness is Robustness.NONE for group in groups)
+    fragile = sum(group.runs[0].survival.robustness is Robustness.NONE for group in groups)
     if fragile:
         parts.append(f"the rule of {count(fragile, 'setting')} is not robust")
     copies = len(found.runs) - sum(len(group.runs) for group in groups)
@@ -129,11 +125,6 @@ _MEANS = {
     "SMOKE": "only show that everything works: a small network, a sample of MNIST, a few rounds, one seed",
     "SHORT": "have fewer rounds than the paper's, and one seed",
 }
-
-
-def _title(groups: Sequence[Group]) -> str:
-    stamps = sorted({group.stamp for group in groups} - {""}, reverse=True)
-    return f"{' and '.join(stamps)}: rpel report" if stamps else "rpel report"
 
 
 def _stamps(groups: Sequence[Group]) -> str:
@@ -218,6 +209,9 @@ def _figure(chart: Chart, metric: str) -> str:
     return f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
 
 
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class TableCell:
     """What is shown, what it sorts by, and a smaller second line."""
@@ -229,105 +223,99 @@ class TableCell:
     anchor: str = ""
 
 
-def number(value: float, digits: str = ".4f") -> str:
+def number(value: float, digits: str = ",.0f", small: str = "") -> TableCell:
     """A number as people read it.
 
-    >>> number(0.98765), number(math.inf), number(1234567, ",.0f")
+    >>> number(0.98765, ".4f").text, number(math.inf).text, number(1234567).text
     ('0.9877', 'overflowed', '1,234,567')
     """
-    return "overflowed" if not math.isfinite(value) else format(value, digits)
+    return TableCell(format(value, digits) if math.isfinite(value) else "overflowed", value, small, "number")
 
 
-def _over_seeds(group: Group, column: str, digits: str = ".4f") -> TableCell:
+def words(text: str, kind: str = "", small: str = "", anchor: str = "") -> TableCell:
+    """Words, by which a column sorts, too."""
+    return TableCell(text, text, small, kind, anchor)
+
+
+def size(count: float) -> TableCell:
+    """Bytes."""
+    return TableCell(human_bytes(count), count, "", "number")
+
+
+def _of_groups(groups: Sequence[Group]) -> str:
+    """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
+    rows = [
+        {
+            "setting": words(group.label, "label"),
+            "data": words(group.spec.dataset),
+            "n": number(group.spec.nodes),
+            "b": number(group.spec.byzantine),
+            "s": number(group.runs[0].proof.pull),
+            "seeds": number(len(group.runs)),
+            **_ends(group),
+        }
+        for group in groups
+    ]
+    return sorting_table("settings", "Settings, over their seeds", rows)
+
+
+def _of_runs(alone: Sequence[tuple[Group, str]]) -> str:
+    """One row for each (run as a group of its own, anchor), with a link to its certificate."""
+    rows = [
+        {
+            "run": words(group.runs[0].folder, "name", anchor=anchor),
+            "setting": words(group.label, "label"),
+            "seed": number(group.spec.seed, "d"),
+            **_ends(group),
+        }
+        for group, anchor in alone
+    ]
+    return sorting_table("runs", "Runs, one by one", rows)
+
+
+def _ends(group: Group) -> dict[str, TableCell]:
+    """What settings and runs both show."""
+    met, b_hat, found = group.max_observed, group.runs[0].proof.b_hat, group.runs[0].survival.robustness
+    says = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
+    kinds = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
+    return {
+        "sampling": _sampling(group.runs),
+        "rule": words(says[found], kinds[found]),
+        "met/b_hat": TableCell(f"{met} of {b_hat}", met - b_hat, "", "number"),
+        "mean": _over_seeds(group, "accuracy_mean", ".4f"),
+        "worst": _over_seeds(group, "accuracy_worst", ".4f"),
+        "median": _over_seeds(group, "accuracy_median", ".4f"),
+        "loss": _over_seeds(group, "loss", ".4g"),
+        "consensus": _over_seeds(group, "consensus", ".3g"),
+        "messages": number(group.total("messages")),
+        "bytes": size(group.total("bytes")),
+        "seconds": number(group.total("seconds"), ",.1f"),
+    }
+
+
+def _over_seeds(group: Group, column: str, digits: str) -> TableCell:
     mean, low, high = group.final(column)
     if math.isinf(mean):
-        return TableCell("overflowed", mean, f"{group.diverged} nodes diverged" if group.diverged else "", "number")
-    half = f"± {number((high - low) / 2, '.4f' if digits == '.4f' else '.2g')}"
-    return TableCell(number(mean, digits), mean, half if len(group.runs) > 1 else "", "number")
-
-
-def _plain(value: float, digits: str = ",.0f", small: str = "") -> TableCell:
-    return TableCell(number(value, digits), value, small, "number")
-
-
-def _met(observed: int, b_hat: int) -> TableCell:
-    return TableCell(f"{observed} of {b_hat}", observed - b_hat, "", "number")
+        return number(mean, small=f"{count(group.diverged, 'node')} diverged" if group.diverged else "")
+    half = f"± {(high - low) / 2:{'.4f' if digits == '.4f' else '.2g'}}"
+    return number(mean, digits, half if len(group.runs) > 1 else "")
 
 
 def _sampling(runs: Sequence[Run]) -> TableCell:
-    """The first statement: green only where the second is not known to fail."""
+    """Whether the sampling stayed within the plan: green only where the rule is not known to fail."""
     violations = sum(run.proof.violations_total for run in runs)
     if not all(run.proof.held for run in runs):
-        return TableCell(
-            "beyond the plan", violations, "once" if violations == 1 else f"{violations:,} times", "violated"
-        )
+        return TableCell("beyond the plan", violations, times(violations), "violated")
     small = "" if all(run.proof.guaranteed for run in runs) else "not guaranteed"
-    return TableCell("within the plan", 0, small, "held" if all(map(well, runs)) else "plain")
+    return TableCell("within the plan", 0, small, "held" if all(run.well for run in runs) else "plain")
 
 
-def _survives(run: Run) -> TableCell:
-    """The second statement."""
-    words = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
-    found = of_run(run)
-    return TableCell(words[found.robustness], words[found.robustness], "", _KINDS[found.robustness])
-
-
-_KINDS = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
-
-
-def of_groups(groups: Iterable[Group]) -> str:
-    """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
-    columns: dict[str, Callable[[Group], TableCell]] = {
-        "setting": lambda s: TableCell(s.label, s.label, "", "label"),
-        "data": lambda s: TableCell(s.spec.dataset, s.spec.dataset),
-        "n": lambda s: _plain(s.spec.nodes),
-        "b": lambda s: _plain(s.spec.byzantine),
-        "s": lambda s: _plain(s.runs[0].proof.pull),
-        "seeds": lambda s: _plain(len(s.runs)),
-        "sampling": lambda s: _sampling(s.runs),
-        "rule": lambda s: _survives(s.runs[0]),
-        "met/b_hat": lambda s: _met(s.max_observed, s.runs[0].proof.b_hat),
-        "mean": lambda s: _over_seeds(s, "accuracy_mean"),
-        "worst": lambda s: _over_seeds(s, "accuracy_worst"),
-        "median": lambda s: _over_seeds(s, "accuracy_median"),
-        "loss": lambda s: _over_seeds(s, "loss", ".4g"),
-        "consensus": lambda s: _over_seeds(s, "consensus", ".3g"),
-        "messages": lambda s: _plain(s.total("messages")),
-        "bytes": lambda s: TableCell(human_bytes(s.total("bytes")), s.total("bytes"), "", "number"),
-        "seconds": lambda s: _plain(s.total("seconds"), ",.1f"),
-    }
-    return sorting_table("settings", "Settings, over their seeds", columns, groups)
-
-
-def of_runs(runs: Iterable[tuple[Run, str, str]]) -> str:
-    """One row for each (run, label, anchor), with a link to its certificate."""
-    columns: dict[str, Callable[[tuple[Run, str, str]], TableCell]] = {
-        "run": lambda r: TableCell(r[0].folder, r[0].folder, "", "name", r[2]),
-        "setting": lambda r: TableCell(r[1], r[1], "", "label"),
-        "seed": lambda r: _plain(r[0].spec.seed, "d"),
-        "sampling": lambda r: _sampling([r[0]]),
-        "rule": lambda r: _survives(r[0]),
-        "met/b_hat": lambda r: _met(r[0].proof.max_observed, r[0].proof.b_hat),
-        "mean": lambda r: _plain(r[0].final("accuracy_mean"), ".4f"),
-        "worst": lambda r: _plain(r[0].final("accuracy_worst"), ".4f"),
-        "median": lambda r: _plain(r[0].final("accuracy_median"), ".4f"),
-        "loss": lambda r: _plain(r[0].final("loss"), ".4g"),
-        "consensus": lambda r: _plain(r[0].final("consensus"), ".3g"),
-        "messages": lambda r: _plain(r[0].total("messages")),
-        "bytes": lambda r: TableCell(human_bytes(r[0].total("bytes")), r[0].total("bytes"), "", "number"),
-        "seconds": lambda r: _plain(r[0].total("seconds"), ",.1f"),
-    }
-    return sorting_table("runs", "Runs, one by one", columns, runs)
-
-
-def sorting_table(
-    name: str, caption: str, columns: dict[str, Callable[[Any], TableCell]], things: Iterable[Any]
-) -> str:
-    """A table with a row a thing, whose headings sort."""
+def sorting_table(name: str, caption: str, rows: Sequence[Mapping[str, TableCell]]) -> str:
+    """A table of rows with equal columns, whose headings sort."""
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(column)}</button></th>' for column in columns
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(column)}</button></th>' for column in rows[0]
     )
-    body = "".join("<tr>" + "".join(_cell(make(thing)) for make in columns.values()) + "</tr>" for thing in things)
+    body = "".join(f"<tr>{''.join(map(_cell, row.values()))}</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f'<table class="sortable" id="{name}"><caption>{escape(caption)}</caption>'
@@ -344,84 +332,64 @@ def _cell(cell: TableCell) -> str:
     return f'<td class="{cell.kind}" data-key="{escape(key)}">{text}{small}</td>'
 
 
+# --- what a run proves, and how to make it again ---------------------------------------------------------------------
+
 _LISTED = 20  # violations written out; certificate.json has more
-
-
-def of_run(run: Run) -> Survival:
-    """What the run's rule survives."""
-    return survival(run.spec.rule or "its own rule", run.proof.pull, run.proof.b_hat)
-
-
-def well(run: Run) -> bool:
-    """Shown in green: as the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
-    return not run.edited and run.proof.held and run.proof.guaranteed and of_run(run).robustness is not Robustness.NONE
-
-
-# --- a run's section -------------------------------------------------------------------------------------------------
 
 
 def _proof(run: Run, label: str, anchor: str) -> str:
     """The certificate of a run, its command line, versions, threads and data, as a folded section."""
-    kind = "held" if well(run) else "violated" if not run.proof.held else "plain"
-    words = "sampling within the plan" if run.proof.held else "sampling beyond the plan"
-    if of_run(run).robustness is Robustness.NONE:
-        words += ", rule not robust"
+    kind = "held" if run.well else "violated" if not run.proof.held else "plain"
+    says = "sampling within the plan" if run.proof.held else "sampling beyond the plan"
+    if run.survival.robustness is Robustness.NONE:
+        says += ", rule not robust"
     if run.edited:
-        words += f", edited after it had finished: {escape(', '.join(run.edited))}"
-    parts = [_proven(run), _command(run), _made_with(run), _checksums(run)]
+        says += f", edited after it had finished: {escape(', '.join(run.edited))}"
+    line = command(run.spec)
+    own = "<p>rpel.simulate in Python, with a model or data of its own.</p>"
+    pairs = [*run.proof.versions, ("threads", str(run.proof.threads)), ("device", run.spec.device)]
+    made = ", ".join(f"{key} {value}" for key, value in pairs)
+    files = "".join(f"<li>{escape(name)} <code>{escape(digest)}</code></li>" for name, digest in run.proof.data)
+    parts = {
+        "Certificate": _certificate(run),
+        "Command": own if line is None else f"<pre><code>{escape(line)}</code></pre>",
+        "Made with": f"<p>{escape(made)}</p>",
+        "Data, SHA-256": files and f"<ul>{files}</ul>",
+    }
+    sections = "".join(f"<section><h4>{head}</h4>{body}</section>" for head, body in parts.items() if body)
     return (
         f'<details class="run" id="{anchor}"><summary><span class="name">{escape(run.folder)}</span> '
-        f'<span class="what">{escape(label)}, seed {run.spec.seed}</span> <span class="{kind}">{words}</span>'
-        f'</summary><div class="proof">{"".join(parts)}</div></details>'
+        f'<span class="what">{escape(label)}, seed {run.spec.seed}</span> <span class="{kind}">{says}</span>'
+        f'</summary><div class="proof">{sections}</div></details>'
     )
 
 
-def _proven(run: Run) -> str:
-    p, spec, rule = run.proof, run.spec, of_run(run)
-    honest = spec.nodes - spec.byzantine
+def _certificate(run: Run) -> str:
+    """Two statements that must not be taken for one another: what the sampling was, and what the rule survives."""
+    p, spec, rule = run.proof, run.spec, run.survival
     plan = (
-        f"each of {honest:,} honest nodes meets at most b_hat = {p.b_hat} hostile peers among s = {p.pull} pulled "
-        f"(b_hat/(s+1) = {p.fraction:.4f}), in all of {spec.rounds:,} rounds, with probability "
+        f"each of {spec.nodes - spec.byzantine:,} honest nodes meets at most b_hat = {p.b_hat} hostile peers among "
+        f"s = {p.pull} pulled (b_hat/(s+1) = {p.fraction:.4f}), in all of {spec.rounds:,} rounds, with probability "
         f"{percent(p.probability)}; asked for: {percent(p.confidence)}."
     )
     ends = ", ".join(f"{value:.4f}" for value in run.quartiles)
-    nodes = (
-        f"<p>Accuracy of the honest nodes at the end, from lowest to highest by quarters: {ends}.</p>" if ends else ""
-    )
+    lowest = "Accuracy of the honest nodes at the end, from lowest to highest by quarters"
     fragile = "violated" if rule.robustness is Robustness.NONE else "plain"
     return (
-        f"<section><h4>Certificate</h4><p><b>The plan:</b> {escape(plan)} <b>Guarantee:</b> "
+        f"<p><b>The plan:</b> {escape(plan)} <b>Guarantee:</b> "
         f"{escape(p.guarantee.meaning)}.</p><p><b>The sampling:</b> at most {p.max_observed} were met. "
         f'{_violations(run)}</p><p><b>The rule:</b> <span class="{fragile}">{escape(rule.sentence)}.</span></p>'
         f"<figure>{drawing.histogram(p.histogram, p.b_hat)}"
         "<figcaption>how often a node met that many hostile peers in a round; the line is b_hat</figcaption>"
-        f"</figure>{nodes}</section>"
+        f"</figure>{ends and f'<p>{lowest}: {ends}.</p>'}"
     )
 
 
 def _violations(run: Run) -> str:
     p = run.proof
     if p.held:
-        return f'<span class="{"held" if well(run) else "plain"}">It stayed within the plan.</span>'
-    listed = "; ".join(f"round {t:,} node {node:,}: {count:,}" for t, node, count in p.violations[:_LISTED])
+        return f'<span class="{"held" if run.well else "plain"}">It stayed within the plan.</span>'
+    listed = "; ".join(f"round {t:,} node {node:,}: {met:,}" for t, node, met in p.violations[:_LISTED])
     more = "; …" if p.violations_total > _LISTED else ""
-    times = "once" if p.violations_total == 1 else f"{p.violations_total:,} times"
-    return f'<span class="violated">The plan was violated {times}</span>: {escape(listed + more)}.'
-
-
-def _command(run: Run) -> str:
-    line = command(run.spec)
-    if line is None:
-        return "<section><h4>Command</h4><p>rpel.simulate in Python, with a model or data of its own.</p></section>"
-    return f"<section><h4>Command</h4><pre><code>{escape(line)}</code></pre></section>"
-
-
-def _made_with(run: Run) -> str:
-    pairs = [*run.proof.versions, ("threads", str(run.proof.threads)), ("device", run.spec.device)]
-    text = ", ".join(f"{key} {value}" for key, value in pairs)
-    return f"<section><h4>Made with</h4><p>{escape(text)}</p></section>"
-
-
-def _checksums(run: Run) -> str:
-    rows = "".join(f"<li>{escape(name)} <code>{escape(digest)}</code></li>" for name, digest in run.proof.data)
-    return f"<section><h4>Data, SHA-256</h4><ul>{rows}</ul></section>" if rows else ""
+    often = times(p.violations_total)
+    return f'<span class="violated">The plan was violated {often}</span>: {escape(listed + more)}.'

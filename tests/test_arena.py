@@ -112,7 +112,7 @@ def test_without_names_all_rules_and_attacks_take_part() -> None:
 
 def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
     found = played({"mean": {"alie": [None]}}, ["alie"])
-    scores = tuple(type(s)(s.contestant, s.opponent, (), (), (), 0, "<script>x</script>") for s in found.scores)
+    scores = tuple(type(s)(s.contestant, s.opponent, {}, 0, "<script>x</script>") for s in found.scores)
     text = arena.page(Standings(found.base, found.contestants, found.opponents, scores))
     assert text.count("<script") == 2
     assert not re.search(r"https?:|@import|url\(", text)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 from string import Template
@@ -154,13 +154,11 @@ def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """One contestant against one opponent: a number a seed; without any, why there is none."""
+    """One contestant against one opponent: accuracies (mean, worst) by seed; without any, why there is none."""
 
     contestant: Contestant
     opponent: Opponent
-    seeds: tuple[int, ...]
-    mean: tuple[float, ...]
-    worst: tuple[float, ...]
+    ends: dict[int, tuple[float, float]]
     bytes: int = 0
     error: str = ""
 
@@ -171,39 +169,41 @@ class Score:
 
     def number(self, column: str) -> float | None:
         """The average over the seeds of ``mean`` or ``worst``."""
-        values = self.mean if column == "mean" else self.worst
-        return fmean(values) if values else None
+        return fmean(end[column == "worst"] for end in self.ends.values()) if self.ends else None
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A contestant's place: its worst case over attacks, seed by seed, and how sure it is ahead of the next."""
+    """A contestant's place: its worst case over attacks by seed, and its leads over the next in the seeds of both."""
 
     contestant: Contestant
-    seeds: tuple[int, ...]
-    worst_cases: tuple[float, ...]
+    cases: dict[int, float]
     attack: str
     unable: int
     bytes: int
-    lead: tuple[float, float, float] | None = None
-    ahead: int = 0
+    leads: tuple[float, ...] = ()
 
     @property
     def worst_case(self) -> float | None:
-        return fmean(self.worst_cases) if self.worst_cases else None
+        return fmean(self.cases.values()) if self.cases else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the worst case over the seeds."""
+        return interval(list(self.cases.values()))[1:] if self.cases else None
 
     @property
     def sure(self) -> str:
         """How sure the order is, in words."""
-        if self.lead is None:
+        if not self.leads:
             return ""
-        count = len(self.seeds)
-        if count < 2:
+        seeds = len(self.cases)
+        if seeds < 2:
             return "one seed: not known"
-        says = f"ahead in {self.ahead} of {count} seeds"
-        if count < 3:
+        says = f"ahead in {sum(lead > 0 for lead in self.leads)} of {seeds} seeds"
+        if seeds < 3:
             return says
-        _, low, high = self.lead
+        _, low, high = interval(self.leads)
         return f"{says}, {'sure' if low > 0 else 'not sure'} (lead {low:+.3f} to {high:+.3f}, 95 %)"
 
 
@@ -222,17 +222,19 @@ class Standings:
     def ranking(self) -> list[Rank]:
         """From the best worst case to the least; who did not finish against some attack comes after all who did."""
         ranks = [self._rank(one) for one in self.contestants]
-        ranks.sort(key=lambda rank: (rank.unable > 0, not rank.worst_cases, -(rank.worst_case or 0.0)))
-        return [_compared(rank, after) for rank, after in zip(ranks, [*ranks[1:], None], strict=True)]
+        ranks.sort(key=lambda rank: (rank.unable > 0, not rank.cases, -(rank.worst_case or 0.0)))
+        return [
+            replace(rank, leads=tuple(case - after.cases[s] for s, case in rank.cases.items() if s in after.cases))
+            for rank, after in pairwise(ranks)
+        ] + ranks[-1:]
 
     def _rank(self, one: Contestant) -> Rank:
         mine = [s for s in self.scores if s.contestant == one]
-        there = [s for s in mine if s.worst]
-        seeds = sorted(set.intersection(*(set(s.seeds) for s in there))) if there else []
-        cases = [min(s.worst[s.seeds.index(seed)] for s in there) for seed in seeds]
-        hardest = min(there, key=lambda s: fmean(s.worst)).opponent.label if there else ""
-        sent = max((s.bytes for s in there), default=0)
-        return Rank(one, tuple(seeds), tuple(cases), hardest, len(mine) - len(there), sent)
+        there = [s for s in mine if s.ends]
+        seeds = sorted(set.intersection(*(set(s.ends) for s in there))) if there else []
+        cases = {seed: min(s.ends[seed][1] for s in there) for seed in seeds}
+        hardest = min(there, key=lambda s: s.number("worst") or 0.0).opponent.label if there else ""
+        return Rank(one, cases, hardest, len(mine) - len(there), max((s.bytes for s in there), default=0))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: a cell for each contestant and attack, and the ranking."""
@@ -244,7 +246,7 @@ class Standings:
                     "method": s.contestant.method,
                     "accuracy_mean": s.number("mean"),
                     "accuracy_worst": s.number("worst"),
-                    "seeds": list(s.seeds),
+                    "seeds": list(s.ends),
                     "error": s.error or None,
                 }
                 for s in self.scores
@@ -254,20 +256,13 @@ class Standings:
                     "rule": r.contestant.rule,
                     "method": r.contestant.method,
                     "worst_case": r.worst_case,
-                    "interval": list(interval(r.worst_cases)[1:]) if r.worst_cases else None,
+                    "interval": r.interval and list(r.interval),
                     "attack": r.attack or None,
                     "order": r.sure or None,
                 }
                 for r in self.ranking()
             ],
         }
-
-
-def _compared(rank: Rank, after: Rank | None) -> Rank:
-    """With its lead over the next in the seeds that both have."""
-    theirs = {} if after is None else dict(zip(after.seeds, after.worst_cases, strict=True))
-    leads = [case - theirs[s] for s, case in zip(rank.seeds, rank.worst_cases, strict=True) if s in theirs]
-    return replace(rank, lead=interval(leads), ahead=sum(lead > 0 for lead in leads)) if leads else rank
 
 
 def standings(base: Spec, played: Sequence[Trial], states: Sequence[CellRun]) -> Standings:
@@ -282,17 +277,11 @@ def standings(base: Spec, played: Sequence[Trial], states: Sequence[CellRun]) ->
 
 def _score(pairs: Sequence[tuple[Trial, CellRun]]) -> Score:
     first = pairs[0][0]
-    done = [(trial.seed, state.result) for trial, state in pairs if state.result is not None]
+    done = {trial.seed: state.result for trial, state in pairs if state.result is not None}
     errors = [state.error or state.status for _, state in pairs if state.result is None]
-    return Score(
-        first.contestant,
-        first.opponent,
-        tuple(seed for seed, _ in done),
-        tuple(result["accuracy_mean"] for _, result in done),
-        tuple(result["accuracy_worst"] for _, result in done),
-        max((int(result["bytes"]) * int(result["rounds"]) for _, result in done), default=0),
-        errors[0] if errors else "",
-    )
+    ends = {seed: (result["accuracy_mean"], result["accuracy_worst"]) for seed, result in done.items()}
+    sent = max((int(result["bytes"]) * int(result["rounds"]) for result in done.values()), default=0)
+    return Score(first.contestant, first.opponent, ends, sent, errors[0] if errors else "")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -303,10 +292,11 @@ def to_csv(found: Standings) -> str:
     lines: list[dict[str, Any]] = []
     for s in found.scores:
         who = {"method": s.contestant.method, "rule": s.contestant.rule, "attack": s.opponent.label}
-        empty = dict.fromkeys(("seed", "accuracy_mean", "accuracy_worst", "bytes"), "")
-        for seed, mean, worst in zip(s.seeds, s.mean, s.worst, strict=True):
-            lines.append(who | dict(zip(empty, (seed, mean, worst, s.bytes), strict=True)) | {"error": ""})
+        for seed, (mean, worst) in s.ends.items():
+            ends = {"accuracy_mean": mean, "accuracy_worst": worst, "bytes": s.bytes}
+            lines.append(who | {"seed": seed, **ends, "error": ""})
         if s.error:
+            empty = dict.fromkeys(("seed", "accuracy_mean", "accuracy_worst", "bytes"))
             lines.append(who | empty | {"error": s.error})
     return Table(lines).to_csv()
 
@@ -330,8 +320,8 @@ def facts(base: Spec) -> str:
 def page(found: Standings) -> str:
     """arena.html: ranking, two heat maps, what could not run, accuracy against bytes."""
     ranks = found.ranking()
-    runs = sum(len(score.seeds) for score in found.scores)
-    seeds = max((len(score.seeds) for score in found.scores), default=0)
+    runs = sum(len(score.ends) for score in found.scores)
+    seeds = max((len(score.ends) for score in found.scores), default=0)
     points = [(r.contestant.label, r.bytes / 1e6, r.worst_case) for r in ranks if r.worst_case is not None]
     body = Template(template("arena.html")).substitute(
         summary=f"{len(found.contestants)} rules and methods, {len(found.opponents)} attacks, {count(runs, 'run')}.",
@@ -354,12 +344,9 @@ def _heat(found: Standings, ranks: Sequence[Rank], column: str) -> str:
 
 def _heat_cell(score: Score, column: str) -> HeatCell:
     who = f"{score.contestant.label} against {score.opponent.label}: "
-    if not score.seeds:
+    if not score.ends:
         return HeatCell(None, who + score.error, score.missing)
-    numbers = [
-        f"seed {seed}: mean {mean:.4f}, worst {worst:.4f}"
-        for seed, mean, worst in zip(score.seeds, score.mean, score.worst, strict=True)
-    ]
+    numbers = [f"seed {seed}: mean {mean:.4f}, worst {worst:.4f}" for seed, (mean, worst) in score.ends.items()]
     return HeatCell(score.number(column), who + "; ".join(numbers))
 
 
@@ -378,15 +365,15 @@ def _unable(found: Standings) -> str:
 
 def _ranked(place: int, rank: Rank) -> dict[str, TableCell]:
     """A row of the ranking."""
-    low, high = interval(rank.worst_cases)[1:] if rank.worst_cases else (0.0, 0.0)
-    between = f"{low:.4f} to {high:.4f}" if len(rank.seeds) > 1 else ""
+    low, high = rank.interval or (0.0, 0.0)
+    between = f"{low:.4f} to {high:.4f}" if len(rank.cases) > 1 else ""
     none = TableCell("no result", -1.0)
     return {
         "rank": number(place),
         "rule": words(rank.contestant.label, "label"),
         "worst case": none if rank.worst_case is None else number(rank.worst_case, ".4f", between),
         "under": words(rank.attack, small=f"{rank.unable} without result" if rank.unable else ""),
-        "seeds": number(len(rank.seeds)),
+        "seeds": number(len(rank.cases)),
         "sent": size(rank.bytes),
         "ahead of the next": words(rank.sure),
     }

@@ -15,8 +15,8 @@ import numpy as np
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.operations.watch import Observer
+from rpel.peer.api import learner_of
 from rpel.peer.client import Answer
-from rpel.peer.learner import Learner, task_learner
 from rpel.types import Health, Models, PullResult
 
 MARGIN = 2.0
@@ -170,18 +170,8 @@ def suggestion(m: Membership, found: Sequence[Checked], step_seconds: float | No
 
 def measured_step(config: Config, observer: Observer) -> float | None:
     """Seconds of one local step of the task in peer.toml; None where the task cannot be loaded here."""
-    m = observer.standing.membership
     try:
-        learner: Learner = task_learner(
-            config.task,
-            index=observer.standing.me,
-            nodes=m.nodes,
-            run=m.run,
-            hyperparameters=m.hyperparameters,
-            local_steps=m.local_steps,
-            signature=observer.signature,
-            data=config.data,
-        )
+        learner = learner_of(config, observer.standing, observer.signature)
     except (ValueError, FileNotFoundError):
         return None
     half, scratch = np.empty((2, observer.signature.d), observer.signature.dtype)

@@ -80,14 +80,8 @@ class Scene:
 
 Show = Callable[[Scene], None]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the honest peers ended: the accuracy of each on all test examples, and the outcomes of all their rounds."""
-
-    accuracies: tuple[float, ...]
-    outcomes: dict[str, int]
+Ends = tuple[list[float], dict[str, int]]
+"""How the honest peers ended: the accuracy of each on all test examples, and the outcomes of all their rounds."""
 
 
 def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str, Any]:
@@ -102,18 +96,17 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
         robust, lead = _network(setting, ROBUST, folder / "robust", period, lead, show, say, stop)
         say("the same again with plain averaging")
         averaging, _ = _network(setting, AVERAGING, folder / "averaging", period, lead, show, say, stop)
+    (accuracies, outcomes), (averaged, _) = robust, averaging
     return {
-        "peers": setting.peers,
-        "byzantine": setting.byzantine,
-        "rounds": setting.rounds,
+        **{key: getattr(setting, key) for key in ("peers", "byzantine", "rounds")},
         "pull": plan.pull,
         "b_hat": plan.b_hat,
         "attack": setting.attack,
-        "accuracy_mean": fmean(robust.accuracies),
-        "accuracy_worst": min(robust.accuracies),
-        "accuracy_mean_averaging": fmean(averaging.accuracies),
-        "accuracy_worst_averaging": min(averaging.accuracies),
-        "outcomes": robust.outcomes,
+        "accuracy_mean": fmean(accuracies),
+        "accuracy_worst": min(accuracies),
+        "accuracy_mean_averaging": fmean(averaged),
+        "accuracy_worst_averaging": min(averaged),
+        "outcomes": outcomes,
         "seconds": time.monotonic() - began,
     }
 
@@ -148,7 +141,7 @@ def prepare(path: str) -> None:
     node = Node(Config.load(path))
     terms = node.standing.terms
     make_ready(terms.rule, terms.pull, node.signature.d, node.signature.dtype)
-    learner_of(node)
+    learner_of(node.config, node.standing, node.signature)
 
 
 # --- one network -----------------------------------------------------------------------------------------------------
@@ -156,7 +149,7 @@ def prepare(path: str) -> None:
 
 def _network(
     setting: Demonstration, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say, stop: Stop
-) -> tuple[Ended, float]:
+) -> tuple[Ends, float]:
     """Found it, run it, and collect the ends; also how much lead the next one needs."""
     paths = _founded(setting, rule, folder, period)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -249,7 +242,7 @@ def _followed(
     children.check()
 
 
-def _collected(children: Children, setting: Demonstration) -> Ended:
+def _collected(children: Children, setting: Demonstration) -> Ends:
     accuracies, outcomes = [], Counter[str]()
     for child in children.all[: setting.peers - setting.byzantine]:
         try:
@@ -258,7 +251,7 @@ def _collected(children: Children, setting: Demonstration) -> Ended:
             outcomes.update(found["outcomes"])
         except (IndexError, ValueError, KeyError, TypeError):
             raise ChildError(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
-    return Ended(tuple(accuracies), dict(outcomes))
+    return accuracies, dict(outcomes)
 
 
 if __name__ == "__main__":  # measured by _measured

@@ -39,21 +39,18 @@ class Founded:
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain JSON values."""
-        m = self.membership
+        m, plan = self.membership, self.plan
         shared = ("run", "byzantine", "rounds", "pull", "b_hat", "confidence", "rule", "local_steps")
         return {
             "peers": m.nodes,
             **{key: getattr(m, key) for key in shared},
             "no_shows": self.founding.late,
             "strong_catch_up": self.founding.strong_catch_up,
-            "probability": self.plan.probability,
-            "messages_per_round": self.plan.messages_per_round,
+            **{key: getattr(plan, key) for key in ("probability", "messages_per_round")},
             "bytes_per_round": self.bytes_per_round,
             "parameters": self.signature.d,
             "task": self.task,
-            "epoch": m.epoch,
-            "period": m.period,
-            "deadline": m.deadline,
+            **{key: getattr(m, key) for key in ("epoch", "period", "deadline")},
             "hyperparameters": dict(m.hyperparameters),
             "members": str(self.members),
             "init": str(self.init),

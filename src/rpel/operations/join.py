@@ -34,13 +34,8 @@ class Joined:
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain JSON values; the key itself is never printed."""
         return {
-            "id": self.member.id,
-            "organisation": self.member.organisation,
-            "url": self.member.url,
-            "fingerprint": self.member.fingerprint,
-            "config": str(self.config),
-            "key": str(self.key),
-            "certificate": str(self.certificate),
+            **{key: getattr(self.member, key) for key in ("id", "organisation", "url", "fingerprint")},
+            **{key: str(getattr(self, key)) for key in ("config", "key", "certificate")},
             "expires": self.expires.isoformat(),
             "entry": self.member.toml(),
         }

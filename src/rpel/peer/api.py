@@ -10,8 +10,10 @@ from typing import Any, Self
 from torch import nn
 
 from rpel.config.peer import Config
+from rpel.peer.identity import Standing
 from rpel.peer.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.node import Node, Progress, Round
+from rpel.peer.wire import Signature
 from rpel.processes import Stop
 
 __all__ = ["Peer", "Round", "learner_of", "run"]
@@ -80,7 +82,7 @@ def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
         with suppress(ValueError):  # no round ended here
             node.export(node.model_path)
     else:
-        learner = learner_of(node)
+        learner = learner_of(node.config, node.standing, node.signature)
         with Stop(at_once=True), node:
             for _ in node.live(learner):
                 pass
@@ -88,16 +90,10 @@ def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     return node.summary() | {"over": over, "model": model}
 
 
-def learner_of(node: Node) -> TaskLearner:
-    """The learner of the task that the node's peer.toml names."""
-    m = node.standing.membership
+def learner_of(config: Config, standing: Standing, signature: Signature) -> TaskLearner:
+    """The learner of the task that a peer.toml names."""
+    m = standing.membership
     return task_learner(
-        node.config.task,
-        index=node.standing.me,
-        nodes=m.nodes,
-        run=m.run,
-        hyperparameters=m.hyperparameters,
-        local_steps=m.local_steps,
-        signature=node.signature,
-        data=node.config.data,
-    )
+        config.task, index=standing.me, nodes=m.nodes, run=m.run, hyperparameters=m.hyperparameters,
+        local_steps=m.local_steps, signature=signature, data=config.data,
+    )  # fmt: skip

@@ -15,20 +15,14 @@ import numpy as np
 from rpel.config.spec import OWN, Spec, load, load_folder, presets
 from rpel.simulation.certificate import Robustness, Survival, survival
 from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.metrics import COLUMNS, Row
 from rpel.text import value_text
 from rpel.types import Guarantee
 
-COLUMNS = (
-    "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
-    "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged",
-    "attack_success_mean", "attack_success_worst", "seconds",
-)  # fmt: skip
 _EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median")
 _EACH_ROUND = ("round", "messages", "bytes", "byzantine_max", "seconds")
 _MARKS = {"spec.toml", "metrics.jsonl"}
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -215,18 +209,17 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
         proof = _proof(found)
         spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
         checked = tuple(_rows(rows, spec.rounds))
-        nodes = _nodes(folder, [row["round"] for row in checked if row["accuracy_mean"] is not None])
-        known = tuple({**row, "accuracy_lowest": nodes.lowest.get(row["round"])} for row in checked)
-        return Run(place, spec, known, proof, nodes.quartiles, nodes.start, tuple(folder.edited()[1]))
+        evaluated = [row["round"] for row in checked if row["accuracy_mean"] is not None]
+        lowest, quartiles, start = _nodes(folder, evaluated)
+        known = tuple({**row, "accuracy_lowest": lowest.get(row["round"])} for row in checked)
+        return Run(place, spec, known, proof, quartiles, start, tuple(folder.edited()[1]))
     except _DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 
 
 def _reason(error: BaseException, path: Path, place: str) -> str:
-    text = (
-        str(error) if isinstance(error, OSError | ValueError) else f"its files do not hold what a run writes: {error!r}"
-    )
-    return text.replace(str(path), place)
+    told = isinstance(error, OSError | ValueError)
+    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(str(path), place)
 
 
 def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
@@ -258,56 +251,41 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """From nodes.npz: by round the accuracy of the node that ends lowest, quartiles at the end, round 0."""
+def _nodes(folder: RunFolder, rounds: list[int]) -> tuple[dict[int, float], tuple[float, ...], dict[str, float]]:
+    """From nodes.npz: by round the accuracy of the node that ends lowest, quartiles at the end, accuracies in round 0.
 
-    lowest: Mapping[int, float] = field(default_factory=dict)
-    quartiles: tuple[float, ...] = ()
-    start: Mapping[str, float] = field(default_factory=dict)
-
-
-def _nodes(folder: RunFolder, rounds: list[int]) -> _Nodes:
-    """What nodes.npz holds; nothing if it does not belong to these rounds, round 0 before them or not."""
+    Nothing if it does not belong to these rounds, round 0 before them or not.
+    """
     try:
         found = folder.read_arrays("nodes.npz")
         accuracy, at = np.asarray(found["accuracy"], np.float64), found["round"].tolist()
-        begins = at == [0, *rounds]
-        if not (begins or at == rounds) or accuracy.shape != (len(at), accuracy.shape[1]):
+        if at not in (rounds, [0, *rounds]) or accuracy.shape != (len(at), accuracy.shape[1]):
             raise ValueError("nodes.npz does not belong to metrics.jsonl")
         if not np.isfinite(accuracy).all():
             raise ValueError("nodes.npz has accuracies that are no numbers")
     except (*_DAMAGE, zipfile.BadZipFile, EOFError):
-        return _Nodes()  # a page can do without
-    lowest = accuracy[:, int(np.argmin(accuracy[-1]))]
-    first = {"accuracy_mean": accuracy[0].mean(), "accuracy_worst": accuracy[0].min(), "accuracy_lowest": lowest[0]}
-    ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1))
-    return _Nodes(
-        dict(zip(at, lowest.tolist(), strict=True)),
-        tuple(ends.tolist()),
-        {key: float(value) for key, value in first.items()} if begins else {},
-    )
+        return {}, (), {}  # a page can do without
+    lowest = accuracy[:, int(np.argmin(accuracy[-1]))].tolist()
+    first = float(accuracy[0].mean()), float(accuracy[0].min()), lowest[0]
+    start = dict(zip(("accuracy_mean", "accuracy_worst", "accuracy_lowest"), first, strict=True)) if not at[0] else {}
+    ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1)).tolist()
+    return dict(zip(at, lowest, strict=True)), tuple(ends), start
 
 
 def _proof(found: Mapping[str, Any]) -> Proof:
     plan, histogram = found["plan"], tuple(int(count) for count in found["histogram"])
     if min(histogram, default=0) < 0:
         raise ValueError("certificate.json counts less than nothing")
+    kinds = {"pull": int, "b_hat": int, "fraction": float, "probability": float, "confidence": float}
+    facts: dict[str, Any] = {key: kind(plan[key]) for key, kind in kinds.items()}
+    facts |= {key: int(found[key]) for key in ("max_observed", "violations_total", "threads")}
+    facts |= {key: tuple((str(k), str(v)) for k, v in found[key].items()) for key in ("versions", "data")}
     return Proof(
-        pull=int(plan["pull"]),
-        b_hat=int(plan["b_hat"]),
-        fraction=float(plan["fraction"]),
-        probability=float(plan["probability"]),
-        confidence=float(plan["confidence"]),
         guarantee=Guarantee(found["guarantee"]),
         held=found["held"] is True,
-        max_observed=int(found["max_observed"]),
         histogram=histogram,
         violations=tuple((int(v["round"]), int(v["node"]), int(v["count"])) for v in found["violations"]),
-        violations_total=int(found["violations_total"]),
-        threads=int(found["threads"]),
-        versions=tuple((str(key), str(value)) for key, value in found["versions"].items()),
-        data=tuple((str(key), str(value)) for key, value in found["data"].items()),
+        **facts,
     )
 
 
@@ -324,17 +302,10 @@ def command(spec: Spec) -> str | None:
     """
     if OWN in (spec.dataset, spec.model):
         return None
-    known = _presets()
-    base = (
-        spec.name if spec.name in known else min(known, key=lambda name: (len(_differences(spec, known[name])), name))
-    )
-    words = [
-        "rpel",
-        "run",
-        base,
-        *(word for key, value in _differences(spec, known[base]) for word in _flag(key, value)),
-    ]
-    return shlex.join(words)
+    differences = {name: _differences(spec, preset) for name, preset in _presets().items()}
+    near = min(differences, key=lambda name: (name != spec.name, len(differences[name]), name))
+    flags = [word for key, value in differences[near] for word in _flag(key, value)]
+    return shlex.join(["rpel", "run", near, *flags])
 
 
 @cache

@@ -98,12 +98,11 @@ def rivals(preset: str, attack: str, **changes: Any) -> tuple[Curve, ...]:
     )
 
 
-def _attacked(name: str, figure: str, title: str, preset: str, **changes: Any) -> Panel:
-    return Panel(name, figure, title, curves=attacks(preset, **changes), seeds=_SEEDS[preset])
-
-
-def _compared(name: str, figure: str, title: str, measure: Measure, preset: str, attack: str, **changes: Any) -> Panel:
-    curves = rivals(preset, attack, **changes)
+def _panel(
+    name: str, figure: str, title: str, preset: str, measure: Measure = "mean", attack: str = "", **changes: Any
+) -> Panel:
+    """RPEL under the paper's attacks, or, under one attack, beside its rivals."""
+    curves = rivals(preset, attack, **changes) if attack else attacks(preset, **changes)
     return Panel(name, figure, title, curves=curves, measure=measure, seeds=_SEEDS[preset])
 
 
@@ -112,9 +111,9 @@ def _mnist_comparison(attack: str, number: int, measure: Measure, cells: Iterabl
     words = {"mean": "average", "worst": "worst"}[measure]
     figure = f"Figure {number} (MNIST, {'ALIE' if attack == 'alie' else 'Dissensus'}, {words} accuracy)"
     return [
-        _compared(
-            f"{attack}-{measure}-s{s}-b{b}", figure, f"n = 30, s = {s}, b = {b}", measure,
-            "mnist-30", attack, pull=s, byzantine=b,
+        _panel(
+            f"{attack}-{measure}-s{s}-b{b}", figure, f"n = 30, s = {s}, b = {b}", "mnist-30", measure, attack,
+            pull=s, byzantine=b,
         )
         for s, b in cells
     ]  # fmt: skip
@@ -127,10 +126,10 @@ def _main() -> list[Panel]:
     """Figures 1 to 3."""
     one, two, three = "Figure 1 (MNIST)", "Figure 2 (CIFAR-10)", "Figure 3 (effective adversarial fraction)"
     return [
-        _attacked("mnist-left", one, "MNIST, n = 100, b = 10, s = 15", "mnist-100"),
-        _attacked("mnist-right", one, "MNIST, n = 30, b = 6, s = 15", "mnist-30"),
-        _attacked("cifar10-left", two, "CIFAR-10, n = 20, b = 3, s = 6", "cifar10-20"),
-        _attacked("cifar10-right", two, "CIFAR-10, n = 20, b = 3, s = 19", "cifar10-20", pull=19),
+        _panel("mnist-left", one, "MNIST, n = 100, b = 10, s = 15", "mnist-100"),
+        _panel("mnist-right", one, "MNIST, n = 30, b = 6, s = 15", "mnist-30"),
+        _panel("cifar10-left", two, "CIFAR-10, n = 20, b = 3, s = 6", "cifar10-20"),
+        _panel("cifar10-right", two, "CIFAR-10, n = 20, b = 3, s = 19", "cifar10-20", pull=19),
         *(Panel(f"fraction-{n}", three, f"n = {n:,}", "fraction", nodes=n) for n in (1000, 10_000, 100_000)),
     ]
 
@@ -151,7 +150,7 @@ def _cifar10() -> list[Panel]:
     """Figures 8 to 10: higher heterogeneity, Dissensus."""
     eight = "Figure 8 (CIFAR-10, higher heterogeneity)"
     panels = [
-        _attacked(f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a)
+        _panel(f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a)
         for a, s in product((0.5, 1), (6, 19))
     ]
     both: tuple[Measure, ...] = ("mean", "worst")
@@ -159,8 +158,8 @@ def _cifar10() -> list[Panel]:
         figure = f"Figure {number} (CIFAR-10, Dissensus, {steps} local step{'s' * (steps > 1)})"
         title = f"{'average' if measure == 'mean' else 'worst'}, n = 20, b = 3, s = {s}"
         panels.append(
-            _compared(
-                f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, measure, "cifar10-20", "dissensus",
+            _panel(
+                f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, "cifar10-20", measure, "dissensus",
                 pull=s, alpha=1.0, local_steps=steps,
             )
         )  # fmt: skip
@@ -184,7 +183,7 @@ def _others() -> list[Panel]:
         title = f"{femnist}, b = {b}, s = 6" + (f", {three}" if steps == 3 else "")
         rows.append((f"femnist-b{b}-local{steps}", title, "femnist-30", {"byzantine": b, "local_steps": steps}))
     return [
-        _attacked(name, f"Figure {number} ({title.partition(',')[0]})", title, preset, **changes)
+        _panel(name, f"Figure {number} ({title.partition(',')[0]})", title, preset, **changes)
         for number, (name, title, preset, changes) in enumerate(rows, 11)
     ]
 
@@ -195,89 +194,79 @@ PANELS: tuple[Panel, ...] = (*_main(), *_comparisons(), *_cifar10(), *_others())
 
 # --- beyond the paper ------------------------------------------------------------------------------------------------
 
-_EXTRA_PRESET = "mnist-30"
+_QUIET = {"byzantine": 0, "attack": "none"}
+_GRAPHS = {**{label: name for label, name in RIVALS.items() if name != "rpel"}, "RTC": "rtc"}
+_WARM_UP = {"": {}, ", warm-up": {"lr": ((10, 0.1), (200, 0.5))}}
 
 
-def _beyond(name: str, title: str, curves: Iterable[Curve], kind: Kind = "accuracy", xlabel: str = "") -> Panel:
-    return Panel(f"extra-{name}", "Beyond the paper", title, kind, tuple(curves), xlabel=xlabel)
+def _beyond(name: str, title: str, curves: Mapping[str, Mapping[str, Any]], kind: Kind = "accuracy") -> Panel:
+    """A curve for each label: mnist-30, and what differs from it."""
+    made = tuple(Curve(label, "mnist-30", changes) for label, changes in curves.items())
+    return Panel(f"extra-{name}", "Beyond the paper", title, kind, made)
 
 
-def _swept(points: Iterable[tuple[float, dict[str, Any]]]) -> list[Curve]:
+def _swept(name: str, title: str, xlabel: str, points: Mapping[int, Mapping[str, Any]]) -> Panel:
     """A line under ALIE and one under FOE, a point for each value."""
-    return [
-        Curve(label, _EXTRA_PRESET, {**changes, "attack": "none" if changes.get("byzantine") == 0 else attack}, x=x)
+    curves = tuple(
+        Curve(label, "mnist-30", {**changes, "attack": "none" if changes.get("byzantine") == 0 else attack}, x=x)
         for label, attack in (("ALIE", "alie"), ("FOE", "foe"))
-        for x, changes in points
-    ]
-
-
-def _pull() -> Panel:
-    """Below s = 12 the plan's b_hat = 6 is no minority: the largest that is one is taken."""
-    points = [(s, {"pull": s, "b_hat": min(6, s // 2)}) for s in (4, 6, 8, 10, 12, 15, 20, 29)]
-    title = "sensitivity to s: n = 30, b = 6, b̂ = min(6, ⌊s/2⌋)"
-    return _beyond("pull", title, _swept(points), "final", "pulled peers s")
-
-
-def _b_hat() -> Panel:
-    points = [(k, {"b_hat": k}) for k in range(8)]
-    return _beyond("b-hat", "a wrong b̂: n = 30, b = 6, s = 15", _swept(points), "final", "b̂ that the nodes assume")
-
-
-def _breakdown() -> Panel:
-    points = [(b, {"byzantine": b, "b_hat": 6}) for b in range(0, 15, 2)]
-    title = "breakdown: n = 30, plan fixed at s = 15, b̂ = 6"
-    return _beyond("breakdown", title, _swept(points), "final", "nodes that are really hostile")
-
-
-def _cost() -> Panel:
-    quiet = {"byzantine": 0, "attack": "none"}
-    curves = [Curve(f"RPEL, b̂ = {k}", _EXTRA_PRESET, {**quiet, "b_hat": k}) for k in (0, 3, 6)]
-    curves.append(Curve("push, plain mean", _EXTRA_PRESET, {**quiet, "method": "el-local", "b_hat": 0}))
-    return _beyond("cost", "cost of robustness: n = 30, s = 15, nobody attacks", curves)
-
-
-def _strongest() -> Panel:
-    fixed = [Curve("ALIE, z = 1.5", _EXTRA_PRESET, {"attack": "alie"})]
-    searched = [
-        Curve(f"strongest {label}", _EXTRA_PRESET, {"attack": "strongest", "attack_params": {"of": name}})
-        for label, name in (("ALIE", "alie"), ("FOE", "foe"), ("IPM", "ipm"), ("Dissensus", "dissensus"))
-    ]
-    return _beyond("strongest", "adaptive attacks: n = 30, b = 6, s = 15", fixed + searched)
-
-
-def _stragglers() -> Panel:
-    """s = 18 = 3 b_hat: a round still aggregates when every hostile peer stays silent."""
-    settings: dict[str, dict[str, Any]] = {
-        "all answer, ALIE": {},
-        "10 % late, ALIE": {"no_show": 0.1},
-        "20 % late, ALIE": {"no_show": 0.2},
-        "hostile silent": {"silent": True},
-        "hostile silent, 10 % late": {"silent": True, "no_show": 0.1},
-    }
-    curves = [Curve(label, _EXTRA_PRESET, {"pull": 18, **changes}) for label, changes in settings.items()]
-    return _beyond("stragglers", "stragglers and silent adversaries: n = 30, b = 6, s = 18", curves)
-
-
-def _bytes() -> Panel:
-    sizes = [Curve(f"RPEL, s = {s}", _EXTRA_PRESET, {"pull": s}) for s in (12, 15)]
-    everybody = [Curve("all-to-all", _EXTRA_PRESET, {"method": "all-to-all", "pull": 29})]
-    graphs = {**{label: name for label, name in RIVALS.items() if name != "rpel"}, "RTC": "rtc"}
-    fixed = [Curve(f"{label}, s = 15", _EXTRA_PRESET, {"method": name}) for label, name in graphs.items()]
-    return _beyond("bytes", "accuracy against bytes: n = 30, b = 6, ALIE", sizes + everybody + fixed, "bytes")
-
-
-def _everybody() -> Panel:
-    """Is pulling some as good as pulling everybody? At this rate a start with too large steps hides the answer."""
-    rates: dict[str, dict[str, Any]] = {"": {}, ", warm-up": {"lr": ((10, 0.1), (200, 0.5))}}
-    curves = [
-        Curve(f"s = {s}{words}", _EXTRA_PRESET, {"pull": s, "attack": "alie", **rate})
-        for (words, rate), s in product(rates.items(), (15, 29))
-    ]
-    return _beyond("everybody", "pulling everybody: n = 30, b = 6, ALIE, with and without a warm-up", curves)
+        for x, changes in points.items()
+    )
+    return Panel(f"extra-{name}", "Beyond the paper", title, "final", curves, xlabel=xlabel)
 
 
 EXTRAS: tuple[Panel, ...] = (
-    _pull(), _b_hat(), _breakdown(), _cost(), _strongest(), _stragglers(), _bytes(), _everybody()
+    _swept(
+        "pull", "sensitivity to s: n = 30, b = 6, b̂ = min(6, ⌊s/2⌋)", "pulled peers s",
+        # below s = 12 the plan's b_hat = 6 is no minority: the largest that is one is taken
+        {s: {"pull": s, "b_hat": min(6, s // 2)} for s in (4, 6, 8, 10, 12, 15, 20, 29)},
+    ),
+    _swept(
+        "b-hat", "a wrong b̂: n = 30, b = 6, s = 15", "b̂ that the nodes assume", {k: {"b_hat": k} for k in range(8)},
+    ),
+    _swept(
+        "breakdown", "breakdown: n = 30, plan fixed at s = 15, b̂ = 6", "nodes that are really hostile",
+        {b: {"byzantine": b, "b_hat": 6} for b in range(0, 15, 2)},
+    ),
+    _beyond(
+        "cost", "cost of robustness: n = 30, s = 15, nobody attacks",
+        {f"RPEL, b̂ = {k}": {**_QUIET, "b_hat": k} for k in (0, 3, 6)}
+        | {"push, plain mean": {**_QUIET, "method": "el-local", "b_hat": 0}},
+    ),
+    _beyond(
+        "strongest", "adaptive attacks: n = 30, b = 6, s = 15",
+        {"ALIE, z = 1.5": {"attack": "alie"}}
+        | {
+            f"strongest {label}": {"attack": "strongest", "attack_params": {"of": name}}
+            for label, name in (("ALIE", "alie"), ("FOE", "foe"), ("IPM", "ipm"), ("Dissensus", "dissensus"))
+        },
+    ),
+    _beyond(
+        "stragglers", "stragglers and silent adversaries: n = 30, b = 6, s = 18",
+        # s = 18 = 3 b_hat: a round still aggregates when every hostile peer stays silent
+        {
+            "all answer, ALIE": {"pull": 18},
+            "10 % late, ALIE": {"pull": 18, "no_show": 0.1},
+            "20 % late, ALIE": {"pull": 18, "no_show": 0.2},
+            "hostile silent": {"pull": 18, "silent": True},
+            "hostile silent, 10 % late": {"pull": 18, "silent": True, "no_show": 0.1},
+        },
+    ),
+    _beyond(
+        "bytes", "accuracy against bytes: n = 30, b = 6, ALIE",
+        {f"RPEL, s = {s}": {"pull": s} for s in (12, 15)}
+        | {"all-to-all": {"method": "all-to-all", "pull": 29}}
+        | {f"{label}, s = 15": {"method": name} for label, name in _GRAPHS.items()},
+        "bytes",
+    ),
+    _beyond(
+        "everybody", "pulling everybody: n = 30, b = 6, ALIE, with and without a warm-up",
+        # is pulling some as good as pulling everybody? at this rate a start with too large steps hides the answer
+        {
+            f"s = {s}{words}": {"pull": s, "attack": "alie", **rate}
+            for (words, rate), s in product(_WARM_UP.items(), (15, 29))
+        },
+    ),
 )  # fmt: skip
 """Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes, all-to-all."""
 

@@ -1,11 +1,11 @@
 """The paper's panels: all sixty, valid, sharing their runs; Figure 3's numbers; and smoke figures from end to end."""
 
 import json
-import os
 import signal
-import threading
-import time
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick
 from rpel.types import Scale
 from support.data_files import femnist, leaf_file
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -259,18 +260,18 @@ def test_a_person_is_asked_before_a_long_run_unless_yes_was_given(
     assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 
 
-def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if any(path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")):
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            time.sleep(0.005)
-
-    threading.Thread(target=interrupt).start()
-    _, said = ran("extra-b-hat", "--out", str(tmp_path), "--threads", "1", capsys=capsys, code=130)
-    assert "measured on real rounds" in said
+def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rpel", "reproduce", "extra-b-hat", "--out", str(tmp_path), "--threads", "1"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    try:
+        before = list(takewhile(lambda line: "runs done" not in line, running.stderr))
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=PATIENCE)
+    finally:
+        running.kill()
+    assert running.returncode == 130, said
+    assert any("measured on real rounds" in line for line in before)
     assert "the same command goes on" in said
     assert not (tmp_path / "extra-b-hat.svg").exists()
 
@@ -279,17 +280,13 @@ def test_ctrl_c_in_the_last_round_of_a_run_stops_the_rest(tmp_path: Path) -> Non
     """A run obeys between rounds, and after its last there is nothing left to obey: the reproduction must."""
 
     def tick(t: Tick) -> None:
-        if t.round == t.rounds - 1:
-            later.start()
+        if t.round == t.rounds:
+            signal.raise_signal(signal.SIGINT)
 
-    def interrupt() -> None:
-        time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    later = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):
         reproduce.make(reproduce.prepare(["extra-b-hat"], "smoke", tmp_path), progress=tick)
-    assert len(list(tmp_path.glob("runs/*"))) == 1
+    (run,) = tmp_path.glob("runs/*")
+    assert (run / "certificate.json").is_file()
 
 
 def stopper(after: int) -> Callable[[Tick], None]:

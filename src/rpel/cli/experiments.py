@@ -286,6 +286,7 @@ def _bar(display: "RunDisplay") -> "Progress | None":
     """One bar for the run on its way, where a person looks; there may be hundreds of runs."""
     if not display.console.is_terminal:
         return None
+
     task = display.tasks.pop("", None)
     place = display.bars.add_task("", total=None, seen="") if task is None else task
 

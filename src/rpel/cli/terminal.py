@@ -4,16 +4,15 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer import Option
 from typer.core import TyperCommand
@@ -187,19 +186,7 @@ class RunDisplay:
             TimeRemainingColumn(),
         )
         self.bars = Progress(*columns, TextColumn("{task.fields[seen]}"), console=console, transient=True)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.bars.start()
-            self.tasks[""] = self.bars.add_task("starting", total=None, seen="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.console.is_terminal:
-            self.bars.stop()
+        self.tasks = {"": self.bars.add_task("starting", total=None, seen="")}
 
     def say(self, sentence: str) -> None:
         """A sentence above the bars."""
@@ -239,13 +226,13 @@ def _seen(t: "Tick") -> str:
 @contextmanager
 def display() -> Iterator[RunDisplay]:
     """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
-    with RunDisplay(stderr()) as shown:
+    shown = RunDisplay(stderr())
 
-        def tell(sentence: str) -> None:
-            shown.say(f"rpel: {sentence}")
+    def tell(sentence: str) -> None:
+        shown.say(f"rpel: {sentence}")
 
-        with heard(tell), interruptible(tell):
-            yield shown
+    with shown.bars if shown.console.is_terminal else nullcontext(), heard(tell), interruptible(tell):
+        yield shown
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------

@@ -173,14 +173,13 @@ class Datasets:
         self.missing: dict[str, str] = {}
 
     def take(self, spec: Spec) -> Inputs:
+        if spec.dataset not in self.held and spec.dataset not in self.missing:
+            try:
+                self.held[spec.dataset] = gather(spec, Objects(), self.download)
+            except (ValueError, OSError) as error:
+                self.missing[spec.dataset] = str(error)
         if spec.dataset in self.missing:
             raise ValueError(self.missing[spec.dataset])
-        try:
-            if spec.dataset not in self.held:
-                self.held[spec.dataset] = gather(spec, Objects(), self.download)
-        except (ValueError, OSError) as error:
-            self.missing[spec.dataset] = str(error)
-            raise ValueError(str(error)) from None
         return self.held[spec.dataset]
 
 
@@ -315,9 +314,7 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
     write_text(work.out / f"{panel.name}.csv", Table(rows).to_csv())
     drawings.save(panel, rows, note, work.out / panel.name, work.scale)
     entry = {
-        "name": panel.name,
-        "figure": panel.figure,
-        "title": panel.title,
+        **{key: getattr(panel, key) for key in ("name", "figure", "title")},
         "scale": work.scale,
         "note": note,
         "files": [f"{panel.name}.{suffix}" for suffix in ("csv", "svg", "png")],

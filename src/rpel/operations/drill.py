@@ -8,7 +8,6 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -125,14 +124,15 @@ MISBEHAVIOURS: dict[str, Delivery] = {
 }
 """Misbehaviour by name; what it delivers, where it is a model at all, is an average honest one."""
 
-_BOUNDS: dict[tuple[str, str], tuple[float, float]] = {
-    ("slow", "rate"): (0.01, 1e9),
-    ("old_round", "behind"): (1, 10**9),
-    ("wrong_size", "extra"): (-(10**12), 10**15),
-    ("garbage", "size"): (1, _MOST_EXTRA),
-    ("flood", "rate"): (1, 1000),
+_BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
+    "slow": {"rate": (0.01, 1e9)},
+    "old_round": {"behind": (1, 10**9)},
+    "wrong_size": {"extra": (-(10**12), 10**15)},
+    "garbage": {"size": (1, _MOST_EXTRA)},
+    "flood": {"rate": (1, 1000)},
 }
-_DEFAULTS = {"flood": {"rate": 200.0}}
+"""Parameters of misbehaviours: the least and the largest value of each."""
+_FLOOD = 200.0
 
 
 @dataclass(frozen=True)
@@ -157,15 +157,15 @@ def drill(name: str, parameters: Mapping[str, Any]) -> Drill:
     """
     if name not in MISBEHAVIOURS:
         return Drill(name, _forgery(name, parameters))
-    known = set(signature(MISBEHAVIOURS[name]).parameters) - {"reply"} | set(_DEFAULTS.get(name, {}))
+    known = _BOUNDS.get(name, {})
     for key, value in parameters.items():
         if key not in known:
             raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
-        low, high = _BOUNDS[name, key]
+        low, high = known[key]
         if not isinstance(value, int | float) or not low <= value <= high:
             raise ValueError(f"{name}: {key} {value!r} is not valid: it takes a number from {low:g} to {high:g}")
     rest = dict(parameters)
-    flood = float(rest.pop("rate", _DEFAULTS["flood"]["rate"])) if name == "flood" else 0.0
+    flood = float(rest.pop("rate", _FLOOD)) if name == "flood" else 0.0
     return Drill(name, attack("none"), MISBEHAVIOURS[name], rest, flood)
 
 

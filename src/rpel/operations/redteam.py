@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import re
 import ssl
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,13 +22,13 @@ from rpel.config.peer import Config, listen_address
 from rpel.kernels.compiled import finite_rows
 from rpel.operations import drill as drills
 from rpel.operations.drill import drill, forge, plainly
-from rpel.peer.client import Answer, Client
-from rpel.peer.clock import RoundClock
+from rpel.operations.watch import Observer
+from rpel.peer.client import Answer
 from rpel.peer.evidence import SIGNED_PROTOCOL, facts, sign
 from rpel.peer.http import CLOCK, INIT, LARGEST_HEAD, MODEL, STATUS, Reply, json_reply, parse_request
-from rpel.peer.identity import leaf_fingerprint, read_key, server_context, take
-from rpel.peer.store import initial_model
+from rpel.peer.identity import leaf_fingerprint, read_key, server_context
 from rpel.peer.wire import Malformed
+from rpel.text import count
 from rpel.types import Models
 
 _PATIENCE = 0.6  # of the time to the deadline: who has not published by then is forged without
@@ -59,9 +58,9 @@ class Deed:
         >>> Deed(3, "alie", ("a", "b"), ("b",), {}).sentence()
         'round 3: pulled 2 honest models, served alie to b'
         """
-        flood = ", ".join(f"{count} {result}" for result, count in sorted(self.flood.items()))
+        flood = ", ".join(f"{times} {result}" for result, times in sorted(self.flood.items()))
         return (
-            f"round {self.round}: pulled {len(self.pulled)} honest models, "
+            f"round {self.round}: pulled {count(len(self.pulled), 'honest model')}, "
             f"served {self.attack} to {', '.join(self.answered) or 'nobody (nobody asked)'}"
             + (f"; flood of {sum(self.flood.values())} pulls: {flood}" if flood else "")
         )
@@ -80,15 +79,14 @@ class RedTeam:
     ) -> None:
         """Read and check everything; ValueError unless the key is a member's. ``allies``: other red-team members."""
         self._drill = drill(name, parameters or {})
-        self.standing = take(config, Membership.load(config.members))
-        self._config, self._tell = config, tell
+        own = Observer.of(config)
+        self.standing, self._sig, self._initial = own.standing, own.signature, own.initial
+        self._clock, self._client, self._config, self._tell = own.clock, own.client, config, tell
         m = self.standing.membership
         ours = {self.standing.me, *(m.index(ally) for ally in allies)}
         self._ours = len(ours)
         self._honest = [number for number in range(m.nodes) if number not in ours]
         self._key = read_key(self.standing.key)
-        self._sig, self._initial = initial_model(config, m)
-        self._clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=time.monotonic)
         self._state: State = {}
         self._forged: dict[int, asyncio.Future[dict[int, Models]]] = {}
         self._round = 0
@@ -98,7 +96,6 @@ class RedTeam:
         """Attack until the last round is over."""
         here, m = self.standing, self.standing.membership
         context = server_context(here.certificate, here.key, (member.certificate for member in m.members))
-        self._client = Client(m, here.certificate, here.key, self._sig, self._clock.position)
         server = HostileServer(m, context, self._answer, {CLOCK: self._time, STATUS: self._status})
         await asyncio.to_thread(self._warm_up)
         await server.start(*listen_address(self._config.listen))
@@ -147,16 +144,11 @@ class RedTeam:
             flood.cancel()
             await asyncio.gather(flood, return_exceptions=True)
         if self._tell is not None:
-            names = self.standing.names
-            self._tell(
-                Deed(
-                    round=t,
-                    attack=self._drill.name,
-                    pulled=tuple(names[sender] for sender in pulled),
-                    answered=tuple(names[victim] for victim in sorted(self._answered.pop(t, ()))),
-                    flood=dict(counts),
-                )
+            who, victims = (
+                tuple(self.standing.names[member] for member in members)
+                for members in (pulled, sorted(self._answered.pop(t, ())))
             )
+            self._tell(Deed(t, self._drill.name, who, victims, dict(counts)))
 
     async def _strike(self, t: int) -> list[int]:
         """Pull, forge and let the waiting victims have it; returns who was pulled."""
@@ -270,11 +262,10 @@ class HostileServer:
         self._open: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen; ``port`` is then where (0: any free one)."""
+        """Begin to listen."""
         self._server = await asyncio.start_server(
             self._serve, host, port, ssl=self._context, ssl_handshake_timeout=5.0, limit=LARGEST_HEAD
         )
-        self.port: int = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Stop listening and drop all connections."""

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel.kernels import compiled
 from rpel.tasks import Classification, Task
-from rpel.types import Integers, Models
-
-Floats = NDArray[np.float64]
+from rpel.types import Floats, Integers, Models
 
 
 @dataclass(frozen=True)

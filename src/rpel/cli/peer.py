@@ -286,7 +286,8 @@ def members_now(
             numbers, state, style = [""] * len(_COLUMNS), "hostile", "magenta"
         elif member.id in convicted:
             state, style = "convicted", "magenta"
-        name = Text(_short(member.id), style if member.id in hostile else "")
+        short = member.id if len(member.id) <= _LONGEST_ID else f"{member.id[: _LONGEST_ID - 1]}…"
+        name = Text(short, style if member.id in hostile else "")
         table.add_row(name, *numbers, Text(state, style))
     return table
 
@@ -298,10 +299,6 @@ def _numbers(member: "Seen") -> list[str]:
     accuracy = "" if member.accuracy is None else f"{member.accuracy:.4f}"
     counts = (pulls["ok"], pulls["late"], pulls["refused"], failed, member.degraded)
     return [str(member.round), accuracy, *map(str, counts)]
-
-
-def _short(id: str) -> str:
-    return id if len(id) <= _LONGEST_ID else f"{id[: _LONGEST_ID - 1]}…"
 
 
 def verify(

@@ -163,15 +163,12 @@ def compare(
     for key, row in found["final"].items():
         low, high = row["low"], row["high"]
         between = "" if low is None or len(found["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
-        table.add_row(key.replace("_", " "), *map(_number, (row["a"], row["b"], row["difference"])), between)
+        ends = ["overflowed" if row[k] is None else f"{row[k]:.4g}" for k in ("a", "b", "difference")]
+        table.add_row(key.replace("_", " "), *ends, between)
     terminal.stdout(wrap=True).print(table)
     curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in found["curve"])
     print(f"mean accuracy by round: {curve}" if curve else "no round was evaluated in both")
     print(f"paired over {count(len(found['seeds']), 'common seed')}")
-
-
-def _number(value: float | None) -> str:
-    return "overflowed" if value is None else f"{value:.4g}"
 
 
 def _one_group(path: Path) -> "Group":

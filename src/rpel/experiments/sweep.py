@@ -179,7 +179,9 @@ class Sweep:
                 if stop.asked:
                     self._save()
             finally:
-                self._kill()
+                for process in self.processes.values():
+                    process.kill()
+                    process.wait()
                 self.write()
         if stop.asked:
             raise KeyboardInterrupt("interrupted, every run saved: the same command goes on from here")
@@ -194,7 +196,8 @@ class Sweep:
                 continue
             stored = self._file(state.cell, "json")
             result = json.loads(stored.read_text("utf-8")) if stored.is_file() else None
-            runs = [RunFolder(Path(run["path"]), self.tensorboard) for run in _runs(result)]
+            seeds = [] if result is None else result.get("runs", [result])
+            runs = [RunFolder(Path(seed["path"]), self.tensorboard) for seed in seeds]
             if runs and all(run.certificate() is not None for run in runs):
                 state.result, state.status, state.reused = result, "done", True
                 for run in runs:
@@ -247,11 +250,6 @@ class Sweep:
             self._collect()
             time.sleep(_POLL)
 
-    def _kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
     # --- what is known ---
 
     @property
@@ -284,8 +282,3 @@ class Sweep:
         rows = self.rows()
         write_text(self.out / "sweep.csv", Table(rows).to_csv())
         write_text(self.out / "sweep.json", json.dumps(rows, indent=2) + "\n")
-
-
-def _runs(result: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The runs of a cell, one a seed; none of a cell without a result."""
-    return [] if result is None else result.get("runs", [result])

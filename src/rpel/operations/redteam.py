@@ -96,7 +96,7 @@ class RedTeam:
         """Attack until the last round is over."""
         here, m = self.standing, self.standing.membership
         context = server_context(here.certificate, here.key, (member.certificate for member in m.members))
-        server = HostileServer(m, context, self._answer, {CLOCK: self._time, STATUS: self._status})
+        server = HostileServer(m, context, self._answer, {CLOCK: self._position, STATUS: self._status})
         await asyncio.to_thread(self._warm_up)
         await server.start(*listen_address(self._config.listen))
         try:
@@ -226,7 +226,7 @@ class RedTeam:
             self._forged[t] = asyncio.get_running_loop().create_future()
         return self._forged[t]
 
-    def _time(self) -> dict[str, object]:
+    def _position(self) -> dict[str, object]:
         return {"position": self._clock.position()}
 
     def _status(self) -> dict[str, object]:

@@ -154,10 +154,11 @@ def _points(places: Iterable[tuple[float, float]]) -> str:
 
 def swatch(k: int) -> str:
     """The sign of a curve in a legend."""
-    return (
-        f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">'
-        f'<path class="line" d="M1 6H27"/><path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/></svg>'
-    )
+    return f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">{_sign(k)}</svg>'
+
+
+def _sign(k: int) -> str:
+    return f'<path class="line" d="M1 6H27"/><path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/>'
 
 
 def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
@@ -167,15 +168,12 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
             "rounds": group.rounds(METRICS[metric][0]),
             "seeds": len(group.runs),
             "columns": [
-                [[_digits(value) for value in series] for series in group.curve(column)] for column in METRICS[metric]
+                [[float(f"{v:.6g}") if math.isfinite(v) else None for v in series] for series in group.curve(column)]
+                for column in METRICS[metric]
             ],
         }
         for group in chart.groups
     ]
-
-
-def _digits(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
@@ -215,9 +213,7 @@ def svg_file(chart: Chart, metric: str) -> str:
     )
     inside = draw(chart, metric).partition(">")[2].rpartition("<line")[0]
     legend = "".join(
-        f'<g class="c{k % len(COLOURS)}" transform="translate({LEFT} {HEIGHT + 16 * k})">'
-        f'<path class="line" d="M1 6H27"/>'
-        f'<path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/>'
+        f'<g class="c{k % len(COLOURS)}" transform="translate({LEFT} {HEIGHT + 16 * k})">{_sign(k)}'
         f'<text x="34" y="10">{escape(group.label)}</text></g>'
         for k, group in enumerate(chart.groups)
     )

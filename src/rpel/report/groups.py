@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -127,11 +128,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         twins.append(run)
     ordered = sorted(groups.items(), key=lambda item: _order(item[1][0].spec))
     same = [tuple(sorted(group, key=lambda run: run.spec.seed)) for _, group in ordered]
-    alike: dict[tuple[Any, ...], list[Spec]] = defaultdict(list)
-    for group in same:
-        alike[_chart_key(group[0].spec)].append(group[0].spec)
-    labels = {panel: iter(_labels(specs)) for panel, specs in alike.items()}
-    return [Group(group, next(labels[_chart_key(group[0].spec)])) for group in same]
+    charts = [list(alike) for _, alike in groupby(same, key=lambda group: _chart_key(group[0].spec))]
+    return [
+        Group(group, label)
+        for alike in charts
+        for group, label in zip(alike, _labels([group[0].spec for group in alike]), strict=True)
+    ]
 
 
 def chart_groups(found: Sequence[Group]) -> list[Chart]:
@@ -287,13 +289,11 @@ def groups_as_latex(groups: Iterable[Group]) -> str:
     head = ["setting", "data", "n", "b", "s", "seeds", "mean accuracy", "worst node"]
     rows = [
         [g.label, g.spec.dataset, str(g.spec.nodes), str(g.spec.byzantine), str(g.runs[0].proof.pull), str(len(g.runs))]
-        + [_with_interval(g, column) for column in ("accuracy_mean", "accuracy_worst")]
+        + [
+            f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(g.runs) > 1 else "")
+            for mean, low, high in map(g.final, ("accuracy_mean", "accuracy_worst"))
+        ]
         for g in groups
     ]
     about = "accuracy after the last round; ± half of the 95 % t-interval over seeds, of two seeds half their distance"
     return latex_table(head, rows, about)
-
-
-def _with_interval(group: Group, column: str) -> str:
-    mean, low, high = group.final(column)
-    return f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(group.runs) > 1 else "")

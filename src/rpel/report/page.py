@@ -176,13 +176,24 @@ def _trouble(found: Collection) -> str:
     )
 
 
+_HEADS = {
+    "accuracy": "test accuracy",
+    "loss": "loss, mean of the honest nodes (logarithmic)",
+    "consensus": "mean squared distance of the honest models from their mean (logarithmic)",
+}
+
+
 def _panel(at: int, chart: Chart) -> str:
     legend = "".join(
         f'<li><button type="button" aria-pressed="true" data-curve="{k}">{drawing.swatch(k)}'
         f"<span>{escape(group.label)}</span></button></li>"
         for k, group in enumerate(chart.groups)
     )
-    accuracy, *others = (_figure(chart, metric) for metric in METRICS)
+    readout = '<div class="readout" role="status" hidden></div>'
+    accuracy, *others = (
+        f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
+        for metric in METRICS
+    )
     seeds = max(len(group.runs) for group in chart.groups)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
     unknown = sum(not run.followed for group in chart.groups for run in group.runs)
@@ -195,18 +206,6 @@ def _panel(at: int, chart: Chart) -> str:
         f'<ul class="legend" aria-label="curves">{legend}</ul>'
         f'<details class="more"><summary>loss and consensus</summary>{"".join(others)}</details></article>'
     )
-
-
-_HEADS = {
-    "accuracy": "test accuracy",
-    "loss": "loss, mean of the honest nodes (logarithmic)",
-    "consensus": "mean squared distance of the honest models from their mean (logarithmic)",
-}
-
-
-def _figure(chart: Chart, metric: str) -> str:
-    readout = '<div class="readout" role="status" hidden></div>'
-    return f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typer import Argument, BadParameter, Option
 from rpel import planning
 from rpel.cli import terminal
 from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds
-from rpel.text import human_bytes, percent
+from rpel.text import count, human_bytes, percent
 from rpel.theory import Convergence, Reduction
 
 
@@ -103,7 +103,7 @@ def plan(
         simulations=simulations, grid=_grid(grid), seed=seed, parameters=parameters,
     )  # fmt: skip
     if not p.feasible:
-        terminal.say(_infeasible(p))
+        _warn(p)
     if plot is not None:
         planning.draw(p, plot, figure.value)
     wrong = planning.mis_specified(p) if mis_specified else None
@@ -115,8 +115,6 @@ def plan(
         return
     console = terminal.stdout()
     _show_plan(console, p)
-    if p.method == "bound":
-        _show_lemmas(console, p)
     if wrong is not None:
         _show_mis_specified(console, p, wrong)
     if constants is not None:
@@ -125,9 +123,10 @@ def plan(
         print(f"figure written to {plot}", file=sys.stderr)
 
 
-def _infeasible(p: planning.Plan) -> str:
+def _warn(p: planning.Plan) -> None:
+    """What this pull can survive at most, where that is too little."""
     below = p.best_below_half or {"b_hat": 0, "probability": 0.0}
-    return (
+    terminal.say(
         f"warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.pull + 1} is needed at confidence "
         f"{p.confidence:g}; the most it can survive is b_hat {below['b_hat']:.0f}, which holds with "
         f"{percent(below['probability'])}"
@@ -156,14 +155,15 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""
         left = p.pull - p.no_shows - (p.b_hat if p.silent else 0)
-        console.print(
-            f"with {quiet}{p.no_shows} honest ones late at least {left} answers come, {2 * p.b_hat} are needed"
-        )
+        late = count(p.no_shows, "honest one")
+        console.print(f"with {quiet}{late} late at least {left} answers come, {2 * p.b_hat} are needed")
     console.print(_choices(p))
     console.print(
         "kappa: how far b_hat liars can at worst move the result, against the honest models' spread; less is better"
     )
     _advice(console, p)
+    if p.method == "bound":
+        _show_lemmas(console, p)
 
 
 def _choices(p: planning.Plan) -> Table:

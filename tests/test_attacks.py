@@ -502,3 +502,35 @@ def test_the_documentation_runs_and_names_every_attack() -> None:
     assert found.attempted > 12
     assert found.failed == 0
     assert all(f"`{name}`" in text.read_text("utf-8") for name in ATTACKS)
+
+
+def mean_harm(view: View, forged: Array, to: list[int]) -> float:
+    """What one vector does to the aggregates of several victims, each of which meets it as often as hostile answers."""
+    found = []
+    assert view.rule is not None
+    for i in to:
+        honest = [view.honest[i], *view.honest[view.peers[i][view.peers[i] >= 0]]]
+        models = np.array([*honest, *[forged] * int(view.hostile[i])])
+        found.append(float(np.linalg.norm(view.rule(models) - np.mean(honest, axis=0))))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("of", ["alie", "dissensus"])
+def test_a_vector_that_goes_to_many_is_the_one_that_harms_them_most_on_average(of: str) -> None:
+    """Victims 0 and 3 are those whose vector is sent; the search for one victim alone harms the others less."""
+    audience = np.full((5, 4), -1)
+    audience[0], audience[3, :2] = [0, 1, 2, 4], [3, 2]
+    better = []
+    for seed in range(6):
+        view, name = replace(pulled_view(seed), audience=audience), FACTORS[of]
+        alone = rpel.attack("strongest", of=of)(pulled_view(seed), {})[0].copy()
+        forged = rpel.attack("strongest", of=of)(view, {})[0].copy()
+        for sent, to in ((0, [0, 1, 2, 4]), (3, [3, 2])):
+            found = mean_harm(view, forged[sent], to)
+            for a in (0.0, 0.5, 1.5, 3.0, 6.0):
+                given: dict[str, Any] = {name: a}
+                other = rpel.attack(of, **given)(pulled_view(seed), {})[0][sent]
+                assert found >= mean_harm(view, other, to) - 1e-9
+            better.append(found - mean_harm(view, alone[sent], to))
+    assert max(better) > 1e-3
+    assert np.mean(better) > 0

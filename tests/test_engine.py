@@ -1,5 +1,6 @@
 """Algorithm 1 as the simulator runs it, against a plain reading of the paper, and every fault the network injects."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import theory
+from rpel.attacks import View
 from rpel.kernels import compiled
 from rpel.learning import exchange, mix
 from rpel.randomness import draws
@@ -320,6 +322,27 @@ def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_nod
     forged = [tuple(sorted(set(inbox.index[inbox.index >= 12].tolist()))) for _, inbox in delivered]
     assert all(1 <= len(rows) <= 3 for rows in forged), "at most one vector for each of three hostile nodes"
     assert len(set(forged)) > 1
+
+
+def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
+    run = simulation(BASE.but(attack="strongest", consistent=True, rounds=3))
+    views: list[Any] = []
+    forge = run.network.attack.function
+
+    def watching(view: View) -> Any:
+        views.append(view)
+        return forge(view)
+
+    run.network.attack = replace(run.network.attack, own=watching)
+    kept = watched(run)
+    for t in range(1, 4):
+        run.step()
+        ask, hostile, view = kept[-1][0], run.roster.hostile(t), views[-1]
+        met = np.flatnonzero(hostile[ask.wanted].any(axis=1))
+        pullers = {int(j): set(np.flatnonzero((ask.wanted == j).any(axis=1))) for j in np.flatnonzero(hostile)}
+        for row in view.audience[(view.audience >= 0).any(axis=1)]:
+            assert set(met[row[row >= 0]]) in pullers.values()
+        assert 1 <= (view.audience >= 0).any(axis=1).sum() <= 3
 
 
 def test_the_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> None:

@@ -284,8 +284,10 @@ PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
 def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
     """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
-    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual rule.
-    ``of`` is one attack, several (a list, or joined by +), or "all". What is found is a lower bound of the worst.
+    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual rule; of a
+    vector that goes to several victims (the view's audience) it is the mean over them, each taken to meet it as often
+    as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +), or "all". What is found is a
+    lower bound of the worst.
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
@@ -296,9 +298,7 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
 
         def harm(a: Floats, forge: Any = forge, key: str = key) -> Floats:
             forge(view, **{key: a})
-            with np.errstate(over="ignore", invalid="ignore"):  # a rule that breaks may be driven to infinity
-                moved = np.linalg.norm(_aggregated(view).astype(np.float64) - honest, axis=1)
-            return np.where(np.isnan(moved), np.inf, moved)
+            return _harm(view, honest)
 
         best, reached = _search(harm, view.victims, evaluations)
         forge(view, **{key: best})
@@ -309,6 +309,23 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     if len(names) > 1:
         view.space[:] = kept
     return view.space
+
+
+def _harm(view: View, honest: Models) -> Floats:
+    """(v,) how far the forged rows as they stand move the aggregates from the honest means (v, d)."""
+    if view.audience is None:
+        return _moved(_aggregated(view), honest)
+    harm, heard = np.zeros(view.victims), view.audience >= 0
+    for sent in np.flatnonzero(heard.any(axis=1)).tolist():
+        to = view.audience[sent, heard[sent]]
+        harm[sent] = _moved(_aggregated(view, to, sent), honest[to]).mean()
+    return harm
+
+
+def _moved(aggregated: Models, honest: Models) -> Floats:
+    with np.errstate(over="ignore", invalid="ignore"):  # a rule that breaks may be driven to infinity
+        moved = np.linalg.norm(aggregated.astype(np.float64) - honest, axis=1)
+    return np.where(np.isnan(moved), np.inf, moved)
 
 
 def families(of: str | Sequence[str]) -> list[str]:
@@ -369,17 +386,25 @@ def _honest_mean(view: View) -> Models:
     return np.asarray(view.kernels.combine(view.table, index, weights))
 
 
-def _aggregated(view: View) -> Models:
-    """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step."""
+def _aggregated(view: View, victims: Integers | None = None, sent: int | None = None) -> Models:
+    """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step.
+
+    ``victims``: of these alone, when they all receive the vector forged for victim ``sent``.
+    """
     assert view.rule is not None
     index, weights = view.answers()
+    forged = index >= len(view.honest)
+    places = np.arange(view.victims) if victims is None else victims
+    index, forged = index[places], forged[places]
+    if sent is not None:
+        index = np.where(forged, len(view.honest) + sent, index)
     usable = np.append(view.kernels.finite_rows(view.table), False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
-    result = np.array(view.honest[view.own])
+    result = np.array(view.honest[view.own[places]])
     if able.any():
-        forged = index >= len(view.honest)
-        graph: dict[str, Any] = {} if weights is None else {"weights": weights[able], "hostile": forged[able]}
-        result[able] = view.rule.among(able).aggregate(view.table, index[able], **graph, kernels=view.kernels)
+        among = places[able]
+        graph: dict[str, Any] = {} if weights is None else {"weights": weights[among], "hostile": forged[able]}
+        result[able] = view.rule.among(among).aggregate(view.table, index[able], **graph, kernels=view.kernels)
     return result
 
 

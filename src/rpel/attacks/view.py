@@ -60,6 +60,8 @@ class View:
     hostile_weights  and (v, b) of the hostile neighbours, 0 padded
     before   (n, d) the honest models before this round's local step, for attacks that declare to need it
     graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
+    audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded; a
+             victim without any is one whose vector nobody sends
     """
 
     table: Models
@@ -74,6 +76,7 @@ class View:
     kernels: ModuleType = field(default=compiled)
     before: Models | None = None
     graph: Integers | None = None
+    audience: Integers | None = None
 
     @property
     def victims(self) -> int:

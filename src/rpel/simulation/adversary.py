@@ -18,6 +18,9 @@ from rpel.types import Exchange, Inbox, Integers, Models
 
 _EACH_ALONE = frozenset({"sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "inf"})
 
+_AUDIENCE = 16
+"""Victims over which a search takes the mean harm of a vector that goes to many."""
+
 
 @dataclass(frozen=True)
 class Roster:
@@ -111,6 +114,8 @@ class SimulatedNetwork:
         if self.attack.needs:
             asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
             view = replace(view, before=self.before, graph=asked)
+        if self.consistent and self.attack.name == "strongest":
+            view = replace(view, audience=self._audience(ask, victims, hostile))
         _, self.state = self.attack(view, self.state)
         forged = np.full(h, -1, dtype=np.int64)
         forged[victims] = h + np.arange(len(victims))
@@ -132,6 +137,19 @@ class SimulatedNetwork:
         coins = draws(self.seed, "consistent", ask.round, np.arange(self.roster.nodes), 1)[:, 0]
         chosen = np.cumsum(count) - count + (coins * count).astype(np.int64)
         return np.where(count > 0, victims[order][np.minimum(chosen, len(order) - 1)], 0)
+
+    def _audience(self, ask: Exchange, victims: Integers, hostile: NDArray[np.bool_]) -> Integers:
+        """(v, 16) places among the victims of some that pulled whoever sends a victim's vector, drawn; −1 padded."""
+        place = np.full(len(hostile), -1, dtype=np.int64)
+        place[victims] = np.arange(len(victims))
+        meant = self._meant(ask, hostile)
+        found = np.full((len(victims), _AUDIENCE), -1, dtype=np.int64)
+        for sender in np.unique(ask.wanted[hostile]):
+            pullers = np.flatnonzero((hostile & (ask.wanted == sender)).any(axis=1))
+            coins = stream(self.seed, "audience", ask.round, int(sender))
+            drawn = coins.permutation(pullers)[:_AUDIENCE]
+            found[place[meant[sender]], : len(drawn)] = place[drawn]
+        return found
 
     def _view(self, ask: Exchange, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
         """What the adversary sees; on a fixed graph the victim's own model is among those it starts from."""

@@ -16,12 +16,13 @@ from rpel import attack, cli, rule
 from rpel.config.record import parse_pairs
 from rpel.operations.drill import MISBEHAVIOURS, drill
 from rpel.operations.redteam import Deed, RedTeam
-from rpel.peer.node import Node, make_ready
-from rpel.peer.server import HttpsTransport
+from rpel.peer.node import Node
+from rpel.peer.transport import HttpsTransport
+from rpel.peer.warmup import make_ready
 from rpel.types import Models
 from support.loopback import MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +72,7 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
             store.close()
 
 
-@pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest"])
+@pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest", "fang"])
 def test_each_victim_gets_the_forgery_that_the_library_makes_for_it(tmp_path: Path, name: str) -> None:
     async def scenario() -> tuple[set[str], Models, Any]:
         async with drilled(tmp_path, name) as drill:
@@ -82,7 +83,9 @@ def test_each_victim_gets_the_forgery_that_the_library_makes_for_it(tmp_path: Pa
     assert results == {"ok"}
     for victim, row in enumerate(rows):
         others = np.delete(MODELS, victim, axis=0)
-        twin = attack(name).forge(others, MODELS[victim], byzantine=1, rule=rule(m.rule, f=m.b_hat))
+        since = MODELS.mean(axis=0)  # from the common initial model, which is zero here
+        chosen = rule(m.rule, f=m.b_hat)
+        twin = attack(name).forge(others, MODELS[victim], byzantine=1, rule=chosen, change=since, round=1)
         np.testing.assert_allclose(row, twin, atol=1e-12)
 
 
@@ -139,9 +142,7 @@ def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
             results, rows = await drill.pulls()
             assert results == {"ok"}
             np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
-            async with asyncio.timeout(60):
-                while not all(store.codes()[429] for store in drill.stores):
-                    await asyncio.sleep(0)
+            await until(lambda: all(store.codes()[429] for store in drill.stores))
             row = np.zeros(SIGNATURE.d)
             answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
             assert answer.result == "ok"
@@ -151,6 +152,18 @@ def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
             assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
 
     asyncio.run(scenario())
+
+
+def test_an_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:
+    """Round 1 rose from the common initial model in every coordinate; round 2 fell: the forgery changes sides."""
+    team = RedTeam(found(tmp_path, HONEST + 1, byzantine=1).configs[HONEST], "fang")
+    senders, first = list(range(HONEST)), np.abs(MODELS) + 1
+    rose = team.forge(first, senders, 1, {})[0].copy()
+    fell = team.forge(first - 0.5, senders, 2, {})[0]
+    for victim in range(HONEST):
+        others = np.delete(first, victim, axis=0)
+        assert (rose[victim] < others.min(axis=0)).all()
+        assert (fell[victim] > others.max(axis=0) - 0.5).all()
 
 
 def test_every_misbehaviour_is_drilled_here() -> None:
@@ -227,6 +240,8 @@ def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
     [
         ("alei", [], "the nearest is 'alie'"),
         ("label_flip", [], "data of its own"),
+        ("spectral", [], "draw in secret"),
+        ("strongest", ["of=alie+spectral"], "draw in secret"),
         ("alie", ["y=1"], "alie knows no parameter 'y': it takes z"),
         ("slow", ["speed=1"], "slow knows no parameter 'speed': it takes rate"),
         ("flood", ["rate=1e9"], "from 1 to 1000"),

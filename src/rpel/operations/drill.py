@@ -1,7 +1,9 @@
 """What a hostile member does: which model it forges for each victim, and how it answers a request for it.
 
-In the simulator the adversary knows whom each victim pulls from. Here nobody does: all honest models that were pulled
-stand for the victim's honest peers, less its own. A new misbehaviour is one function and a row of a table.
+In the simulator the adversary knows whom each victim pulls from, and the models before the local step. Here nobody
+does: all honest models that were pulled stand for the victim's honest peers, less its own, and their half-steps of the
+round before for the models before the step; an attack on who asks whom in the round is refused. A new misbehaviour is
+one function and a row of a table.
 """
 
 import asyncio
@@ -177,7 +179,10 @@ def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
                 f"{name} forges nothing: its peer trains on data of its own, so give such data to rpel peer run"
             )
         raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
-    return attack(name, **parameters)
+    found = attack(name, **parameters)
+    if "graph" in found.needs:
+        raise ValueError(f"{name} needs to know who asks whom in this round, which real peers draw in secret")
+    return found
 
 
 # --- forging ---------------------------------------------------------------------------------------------------------
@@ -193,10 +198,12 @@ def forge(
     rule: Rule | None = None,
     round: int = 0,
     state: State | None = None,
+    before: Models | None = None,
 ) -> tuple[Models, State]:
     """(forged (v, d), new state) from the models (k, d) of the senders; ``hostile``: answers of ours a victim may meet.
 
     Models that are not finite are left out. A victim whose own model did not come is taken to have the first one.
+    ``before`` (k, d): what the senders' models were a round ago.
 
     >>> from rpel.attacks import attack
     >>> forge(attack("sf"), np.array([[1.0], [3.0], [5.0]]), senders=[0, 1, 2], victims=[0, 7], hostile=1)[0]
@@ -217,6 +224,7 @@ def forge(
         hostile=np.full(len(victims), hostile, dtype=np.int64),
         rule=rule,
         round=round,
+        before=None if before is None else before[usable],
     )
     return attack(view, state)
 

@@ -88,6 +88,7 @@ class RedTeam:
         self._honest = [number for number in range(m.nodes) if number not in ours]
         self._key = read_key(self.standing.key)
         self._state: State = {}
+        self._before: dict[int, Models] = {}  # what the honest sent in the round before, if the attack needs it
         self._forged: dict[int, asyncio.Future[dict[int, Models]]] = {}
         self._round = 0
         self._answered: dict[int, set[int]] = {}
@@ -111,7 +112,7 @@ class RedTeam:
     def _warm_up(self) -> None:
         """Compile what the attack needs, before it counts."""
         few = np.eye(len(self._honest), 1, dtype=self._sig.dtype)
-        self._forge(few, self._honest, 0, {})
+        self.forge(few, self._honest, 0, {})
 
     async def _agree(self) -> None:
         """Take the members' time, as honest peers do."""
@@ -164,17 +165,30 @@ class RedTeam:
         senders, models = [self._honest[place] for place in came], rows[came]
         forged: dict[int, Models] = {}  # nobody to learn from: the common initial model will do
         if finite_rows(models).any():
-            vectors, self._state = await asyncio.to_thread(self._forge, models, senders, t, self._state)
+            vectors, self._state = await asyncio.to_thread(self.forge, models, senders, t, self._state)
             forged = dict(zip(self._honest, vectors, strict=True))
         waiting = self._waiting(t)
         if not waiting.done():
             waiting.set_result(forged)
         return senders
 
-    def _forge(self, models: Models, senders: list[int], t: int, state: State) -> tuple[Models, State]:
-        rule = self.standing.terms.rule
+    def forge(self, models: Models, senders: list[int], t: int, state: State) -> tuple[Models, State]:
+        """(forged (v, d) for all honest members, new state) from what the senders published in round t; 0: a trial."""
+        attack, before = self._drill.attack, None
+        if "before" in attack.needs:  # in the first round that was the common initial model
+            known = {sender: self._before.get(sender, self._initial[: models.shape[1]]) for sender in senders}
+            before = np.stack([known[sender] for sender in senders])
+            self._before = dict(zip(senders, models, strict=True)) if t else {}
         return forge(
-            self._drill.attack, models, senders, self._honest, hostile=self._ours, rule=rule, round=t, state=state
+            attack,
+            models,
+            senders,
+            self._honest,
+            hostile=self._ours,
+            rule=self.standing.terms.rule,
+            round=t,
+            state=state,
+            before=before,
         )
 
     async def _flood(self, t: int, counts: Counter[str]) -> None:

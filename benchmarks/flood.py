@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.client import Client
-from rpel.peer.server import HttpsTransport
+from rpel.peer.transport import HttpsTransport
 from support.flood import Flood, stall
 from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 

@@ -21,7 +21,7 @@ from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.client import Client
 from rpel.peer.desk import Desk
-from rpel.peer.server import HttpsTransport
+from rpel.peer.transport import HttpsTransport
 from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}

@@ -20,6 +20,7 @@ from rpel.peer import store
 from rpel.peer.learner import TaskLearner
 from rpel.peer.node import Node
 from rpel.peer.protocol import Publish, Pull, Save, Tell
+from rpel.peer.transport import Pulls
 
 POINTS = (
     "before the local step",
@@ -130,9 +131,9 @@ def _while_writing(round: int) -> None:
 
 def _between(round: int) -> None:
     """The third answer has just come."""
-    usual, came = Node.ask, []
+    usual, came = Pulls.ask, []
 
-    async def pull_one(self: Node, member: int, t: int, *rest: Any) -> Any:
+    async def pull_one(self: Pulls, member: int, t: int, *rest: Any) -> Any:
         answer = await usual(self, member, t, *rest)
         if t >= round and answer.result == "ok":
             came.append(member)
@@ -140,7 +141,7 @@ def _between(round: int) -> None:
                 die()
         return answer
 
-    Node.ask = pull_one  # type: ignore[method-assign, assignment]
+    Pulls.ask = pull_one  # type: ignore[method-assign, assignment]
 
 
 def _wall(wrong_by: float) -> None:

@@ -138,7 +138,7 @@ def export(
     """
     from rpel.config.membership import Membership
     from rpel.config.peer import Config
-    from rpel.peer.store import export, initial_model
+    from rpel.peer.models import export, initial_model
 
     own = Config.load(config)
     m = Membership.load(own.members)

@@ -136,7 +136,8 @@ def _measured(setting: Demonstration, folder: Path, stop: Stop) -> tuple[float, 
 def prepare(path: str) -> None:
     """What a peer does before it listens."""
     from rpel.peer.api import learner_of
-    from rpel.peer.node import Node, make_ready
+    from rpel.peer.node import Node
+    from rpel.peer.warmup import make_ready
 
     node = Node(Config.load(path))
     terms = node.standing.terms

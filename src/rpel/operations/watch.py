@@ -18,7 +18,7 @@ from rpel.config.peer import Config
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
 from rpel.peer.identity import News, Standing, take
-from rpel.peer.store import initial_model
+from rpel.peer.models import initial_model
 from rpel.peer.wire import Signature
 from rpel.types import Models, Outcome, PullResult
 

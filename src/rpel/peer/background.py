@@ -11,8 +11,6 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_TURNS = 5
-"""Turns of the loop after which aborted TLS connections have closed their sockets: each layer takes one."""
 
 
 class Woken(Exception):  # noqa: N818 (nothing went wrong)
@@ -86,5 +84,3 @@ async def _wind_up() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)

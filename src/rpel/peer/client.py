@@ -20,7 +20,7 @@ from typing import Any
 from rpel.certificates import check_certificate
 from rpel.config.membership import Membership
 from rpel.peer.evidence import SIGNED_PROTOCOL, Signed, facts, signed_by
-from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Text
+from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Socket, Text
 from rpel.peer.identity import KeyFile, client_context, leaf_fingerprint
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models, PullResult
@@ -71,6 +71,7 @@ class Client:
         self._signature, self._position = signature, position
         self._idle: dict[int, list[tuple[float, Connection]]] = {}
         self._open: set[Connection] = set()
+        self._sockets: set[Socket] = set()
         self._closed = False
         self._contexts: dict[int, ssl.SSLContext] = {}
         self.exhausted = False  # no file descriptor was left for a connection
@@ -93,10 +94,9 @@ class Client:
     async def close(self) -> None:
         """Close all connections, and wait until they are."""
         self._closed = True
-        still = list(self._open)
-        for connection in still:
+        for connection in list(self._open):
             connection.abort()
-        await asyncio.gather(*(connection.ended for connection in still))
+        await asyncio.gather(*(reached.ended for reached in self._sockets))
 
     def _drop_idle(self) -> None:
         for waiting in self._idle.values():
@@ -235,7 +235,7 @@ class Client:
             async with asyncio.timeout(_CONNECT):
                 transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: connection,
-                    sock=await _reached(host.strip("[]"), int(port)),
+                    sock=await _reached(host.strip("[]"), int(port), self._sockets),
                     ssl=self._contexts[member],
                     server_hostname="",  # no name is sent: identity is the pin
                     ssl_handshake_timeout=_CONNECT,
@@ -263,13 +263,12 @@ def _signed(reception: Reception, header: str, membership: Membership, member: i
     return found if valid else None
 
 
-async def _reached(host: str, port: int) -> socket.socket:
+async def _reached(host: str, port: int, kept: set[Socket]) -> Socket:
     """A socket connected to the first of the host's addresses that answers; whoever is cancelled leaves none open."""
     loop = asyncio.get_running_loop()
     failed = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        reached = socket.socket(family, kind, protocol)
-        reached.setblocking(False)
+        reached = Socket(family, kind, protocol, kept=kept)
         try:
             await loop.sock_connect(reached, address)
             return reached

@@ -1,4 +1,4 @@
-"""Who signed what: signatures of half-steps, proofs that a member signed two for one round, and the audit log.
+"""Who signed what: signatures of half-steps, and proofs that a member signed two for one round.
 
 Invariants:
 - a half-step is signed once, over facts that no later membership may change, the round, and the hash of its bytes: two
@@ -37,15 +37,12 @@ SIGNED_PROTOCOL = 2
 """The ``protocol`` of members.toml from which half-steps are signed."""
 
 FORMAT = "rpel evidence 1"
-AUDIT_FILE = "audit.jsonl"
 _PURPOSE = b"rpel half-step 1\0"
 _CURVE = ec.ECDSA(hashes.SHA256())
 _LARGEST = 64 << 10
-_LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log lie
 _MOST_TOLD = 350  # entries of a reply, which has at most 64 KiB
 _KEPT = 3  # rounds of which is remembered what was seen
 _MOST_PROOFS = 16  # told in one reply
-_FIRST = "0" * 64
 _log = logging.getLogger("rpel")
 
 
@@ -184,7 +181,7 @@ class Witness:
 
     def __init__(self, me: int, pins: tuple[str, ...], verifier: Verifier, last: int = 0) -> None:
         """``last``: the last round that this peer's folder holds a record of when it starts."""
-        self._me, self._pins, self._verifier, self._last = me, pins, verifier, last
+        self._me, self._pins, self._verifier, self._last, self._most = me, pins, verifier, last, _MOST_TOLD
         self._seen: dict[int, dict[str, Signed]] = {}  # by round and pin; valid
         self._told: dict[int, dict[str, Signed]] = {}  # by others; valid only if it says so here when they differ
         self._own: dict[int, bytes] = {}
@@ -197,9 +194,9 @@ class Witness:
         """The pins of keys that signed two half-steps of one round."""
         return set(self._proofs)
 
-    def rotate(self, me: int, pins: tuple[str, ...]) -> None:
-        """Another membership is in force."""
-        self._me, self._pins = me, pins
+    def rotate(self, me: int, pins: tuple[str, ...], most: int = _MOST_TOLD) -> None:
+        """Another membership is in force; of what others tell of a round, no more than ``most`` entries are heard."""
+        self._me, self._pins, self._most = me, pins, most
         self._proofs = {pin: proof for pin, proof in self._proofs.items() if pin in pins}
 
     def recorded(self, round: int, digest: bytes | None) -> None:
@@ -215,7 +212,7 @@ class Witness:
         told = mine.get(pin) or self._told.get(round, {}).get(pin)
         mine[pin] = signed
         self._forget(round)
-        if told is None or told.digest == signed.digest or not self._valid(member, round, told):
+        if told is None or told.digest == signed.digest or pin in self._proofs or not self._valid(member, round, told):
             return None
         return self._convict(Proof(member, pin, round, told, signed))
 
@@ -233,15 +230,19 @@ class Witness:
     def hear(self, round: int, told: Mapping[str, Any]) -> list[Proof]:
         """What another peer tells of a round; new proofs. Verified is only what differs from what is known."""
         found: list[Proof] = []
-        for member, signed in _entries(told.get("seen"), len(self._pins)):
+        for member, signed in _entries(told.get("seen"), len(self._pins), self._most):
             if member == self._me:
                 self._shown(round, signed)
             elif (proof := self._compared(member, round, signed)) is not None:
                 found.append(proof)
         for proof in _proofs(told.get("proofs"), self._pins):
             valid = (self._valid(proof.member, proof.round, one) for one in (proof.first, proof.second))
-            if proof.member != self._me and proof.fingerprint not in self._proofs and all(valid):
-                found += [made for made in [self._convict(proof)] if made is not None]
+            if proof.fingerprint in self._proofs or not all(valid):
+                continue
+            if proof.member != self._me:
+                found.append(self._convict(proof))
+            elif proof.round > self._last:  # while this peer has run another did, too
+                self.impostor = proof.round
         return found
 
     def restore(self, proof: Proof) -> None:
@@ -269,9 +270,7 @@ class Witness:
     def _valid(self, member: int, round: int, signed: Signed) -> bool:
         return self._verifier(member, round, signed.digest, signed.signature)
 
-    def _convict(self, proof: Proof) -> Proof | None:
-        if proof.fingerprint in self._proofs:
-            return None
+    def _convict(self, proof: Proof) -> Proof:
         self._proofs[proof.fingerprint] = proof
         return proof
 
@@ -289,10 +288,10 @@ def _unpacked(digest: Any, signature: Any) -> Signed:
     return Signed(base64.b64decode(digest, validate=True), base64.b64decode(signature, validate=True))
 
 
-def _entries(told: Any, members: int) -> Iterable[tuple[int, Signed]]:
-    """The entries of a reply that are what they should be, at most one for each member."""
+def _entries(told: Any, members: int, most: int) -> Iterable[tuple[int, Signed]]:
+    """The first entries of a reply that are what they should be, at most one for each member."""
     found: dict[int, Signed] = {}
-    for entry in told if isinstance(told, list) else []:
+    for entry in told[:most] if isinstance(told, list) else []:
         try:
             member, digest, signature = entry
             if type(member) is int and 0 <= member < members:
@@ -349,7 +348,7 @@ class Notary:
         """From now on this membership and key count."""
         with self._lock:
             self._membership, self._key, self._facts = membership, key, facts(membership)
-            self._witness.rotate(me, tuple(member.fingerprint for member in membership.members))
+            self._witness.rotate(me, tuple(member.fingerprint for member in membership.members), membership.pull)
             for proof in kept(self._folder, membership) if self.active else ():
                 self._witness.restore(proof)
 
@@ -402,64 +401,5 @@ class Notary:
             where = str(keep(self._folder, proof, self._membership))
         except OSError as error:
             where = f"not on disk ({error})"
-        _log.warning(
-            "%s signed two different half-steps of round %d: its answers count no longer; the proof is %s",
-            member.id,
-            proof.round,
-            where,
-        )
-
-
-class Audit:
-    """One JSON line a round, each with the hash of the line before, so that what a peer did can be shown later."""
-
-    def __init__(self, path: Path) -> None:
-        """Continue the file; a last line that was cut off by a crash is taken away."""
-        self._path = path
-        self._prev = _FIRST
-        if path.exists():
-            with path.open("r+b") as file:
-                begin = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINES)
-                file.seek(begin)
-                tail = file.read()
-                whole = tail[: tail.rfind(b"\n") + 1]
-                file.truncate(begin + len(whole))
-            if whole:
-                self._prev = _line_hash(whole[:-1].rpartition(b"\n")[2])
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        """Append a line; OSError if the disk will not."""
-        line = json.dumps({**content, "prev": self._prev}).encode()
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "ab") as file:
-            file.write(line + b"\n")
-        self._prev = _line_hash(line)
-
-
-def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of an audit log whose chain is whole; ValueError names the first line that does not fit.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     audit = Audit(Path(folder) / "audit.jsonl")
-    ...     audit.write({"round": 1})
-    ...     audit.write({"round": 2})
-    ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
-    [1, 2]
-    """
-    found, prev = [], _FIRST
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-        try:
-            content = json.loads(line)
-            named = content["prev"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError(f"{path}, line {number} is not a line of an audit log") from None
-        if named != prev:
-            raise ValueError(f"{path}, line {number} does not follow line {number - 1}: the log was changed")
-        found.append(content)
-        prev = _line_hash(line)
-    return found
-
-
-def _line_hash(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()
+        said = "%s signed two different half-steps of round %d: its answers count no longer; the proof is %s"
+        _log.warning(said, member.id, proof.round, where)

@@ -13,6 +13,7 @@ arrives on a connection that waits, without a bound.
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,6 +144,28 @@ class Reply:
 def json_reply(content: Mapping[str, object]) -> Reply:
     """A JSON object as a reply."""
     return Reply(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+
+class Socket(socket.socket):
+    """A socket that says when it is closed: asyncio closes one some turns of its loop after it was told to.
+
+    ``kept``: a set that holds it as long as it is open.
+    """
+
+    def __init__(
+        self, family: int = -1, kind: int = -1, protocol: int = -1, *, kept: "set[Socket]", fileno: int | None = None
+    ) -> None:
+        super().__init__(family, kind, protocol, fileno)
+        self.setblocking(False)
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._kept = kept
+        kept.add(self)
+
+    def close(self) -> None:
+        super().close()
+        self._kept.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class Line(asyncio.StreamReaderProtocol):

@@ -173,6 +173,10 @@ class Standing:
         """The members' ids by number."""
         return tuple(member.id for member in self.membership.members)
 
+    def names_to(self, most: int) -> tuple[str, ...]:
+        """Ids by number, up to ``most``: a draw from before a change of membership may hold numbers beyond it."""
+        return self.names + tuple(f"former-{number}" for number in range(len(self.membership.members), most + 1))
+
     @property
     def terms(self) -> Terms:
         """What the protocol needs to know of the membership."""

@@ -1,4 +1,4 @@
-"""What an operator sees of a peer: Prometheus metrics, two health pages, and one JSON line a round. Never weights.
+"""What an operator sees of a peer: Prometheus metrics and two health pages. Never weights.
 
 Invariants:
 - everything shown is a number, a name or a digest; no entry of any model leaves through here;
@@ -7,12 +7,10 @@ Invariants:
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -126,78 +124,6 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics in Prometheus's text form."""
         return prometheus.generate_latest(self.registry)
-
-
-def line(report: Report, names: Sequence[str], digest: str, now: float) -> str:
-    """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
-
-    >>> report = Report(
-    ...     round=7, outcome=Outcome.AGGREGATED, asked=2, received=1, trim=0, degraded=0, frozen=False,
-    ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
-    >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
-    {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
-    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false}
-    """
-    stamp = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-    shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
-    results = {names[peer]: result for peer, result in report.results.items()}
-    rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
-    return json.dumps({"time": stamp} | shown | rest)
-
-
-class RoundLog:
-    """Where the lines go: a file, opened anew for each line so that it may be rotated, or "-" for stdout."""
-
-    def __init__(self, target: str | Path) -> None:
-        self.target = target
-        self._failed = False
-
-    def write(self, text: str) -> None:
-        """Append a line; a full disk or a closed stdout costs that line and no more."""
-        try:
-            if self.target == "-":
-                print(text, flush=True)
-            else:
-                with Path(self.target).open("a", encoding="utf-8") as file:
-                    file.write(f"{text}\n")
-            self._failed = False
-        except (OSError, ValueError) as error:  # ValueError: stdout was closed
-            if not self._failed:
-                where = "standard output" if self.target == "-" else self.target
-                log.warning("the log %s cannot be written (%s): rounds go on without it", where, error)
-            self._failed = True
-
-
-class Repeats(logging.Filter):
-    """Lets a line pass ``most`` times in ``seconds``, whatever it is about; then says how many were left out.
-
-    >>> repeats = Repeats(most=1, clock=iter([0.0, 1.0, 2.0, 70.0]).__next__)
-    >>> lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%s is late", (name,), None) for name in "abcd"]
-    >>> [repeats.filter(one) for one in lines], lines[3].getMessage()
-    ([True, False, False, True], 'd is late (and 2 lines like this before)')
-    """
-
-    def __init__(
-        self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic, kinds: int = 1000
-    ) -> None:
-        super().__init__()
-        self._most, self._seconds, self._clock, self._kinds = most, seconds, clock, kinds
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # since when, how many
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = (record.name, str(record.msg)), self._clock()
-        since, count = self._seen.get(kind, (now, 0))
-        if now - since >= self._seconds:
-            if count > self._most:
-                record.msg = f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
-                    "%", "%%"
-                )
-                record.args = ()
-            since, count = now, 0
-        if len(self._seen) >= self._kinds:
-            self._seen.clear()
-        self._seen[kind] = (since, count + 1)
-        return count < self._most
 
 
 class Pages:

@@ -8,12 +8,10 @@ Invariants:
   was answered, and nothing of an unfinished round was seen outside.
 """
 
-import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,55 +20,30 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpel.aggregation import Rule
-from rpel.aggregation.coordinatewise import Coordinatewise, Mixed
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
-from rpel.kernels.compiled import prepare
-from rpel.peer import wire
+from rpel.peer import protocol, wire
 from rpel.peer.background import Background, Woken
-from rpel.peer.client import Answer
 from rpel.peer.clock import RoundClock, ticks
 from rpel.peer.desk import Desk
-from rpel.peer.evidence import AUDIT_FILE, Audit, Notary
+from rpel.peer.evidence import Notary
 from rpel.peer.identity import News, read_key, take
+from rpel.peer.journal import AUDIT_FILE, Journal, Repeats
 from rpel.peer.learner import Learner
 from rpel.peer.limits import reserve_descriptors
-from rpel.peer.metrics import Metrics, Pages, Repeats, RoundLog, line
-from rpel.peer.protocol import (
-    AskClocks,
-    Checkpoint,
-    Coins,
-    Enter,
-    Memory,
-    Persist,
-    Publish,
-    Pull,
-    Pulled,
-    Recall,
-    Record,
-    Report,
-    Save,
-    Sleep,
-    Step,
-    Tell,
-    Terms,
-    Want,
-    catching_up,
-    rounds,
-)
-from rpel.peer.server import HttpsTransport
-from rpel.peer.store import MODEL_FILE, Body, Store, export, initial_body, initial_model
-from rpel.randomness import stream
-from rpel.text import duration, shortened
-from rpel.types import Models, Outcome, PullResult
+from rpel.peer.metrics import Metrics, Pages
+from rpel.peer.models import MODEL_FILE, export, initial_body, initial_model
+from rpel.peer.protocol import Checkpoint, Coins, Memory, Pulled, Record, Report, Terms, Want
+from rpel.peer.store import Body, Store
+from rpel.peer.transport import HttpsTransport, Pulls
+from rpel.peer.warmup import make_ready
+from rpel.text import duration
+from rpel.types import Models, Outcome
 
 log = logging.getLogger("rpel")
 
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
-_LARGE = 1_000_000
-"""Parameters from which a kernel made for one number of models is worth the second that compiling it takes."""
 
 Progress = Callable[[Report, float | None], None]
 """Told after each round, with the accuracy if it was measured."""
@@ -113,14 +86,9 @@ class Node:
         self.signature = initial_model(config, m)[0]
         self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
         self.desk, self.metrics = Desk(), Metrics()
-        self._log = RoundLog(config.log)
-        self.unready, self._digest, self._other = "starting", "", ""
+        self.unready, self._digest = "starting", ""
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
-        self._silent: tuple[int, ...] = ()
-        self._came: dict[int, str] = {}
-        self._gossiping: set[asyncio.Task[None]] = set()
-        self._impostor_found = False
 
     def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
@@ -136,13 +104,12 @@ class Node:
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
             self.notary = Notary(self.config.state_dir / "evidence", self._store.last_round)
             self._appoint()
-            self._audit = Audit(self.config.state_dir / AUDIT_FILE)
+            self._journal = Journal(self.config.log, self.config.state_dir / AUDIT_FILE)
             self._background = Background()
             opened.callback(self._background.close)
             self._open_pages(opened)
             self._open_transport(opened)
             self._opened = opened.pop_all()
-        self._identify()
         self._introduce()
         return self
 
@@ -165,25 +132,21 @@ class Node:
     def _open_transport(self, opened: ExitStack) -> None:
         here = self.standing
         self.transport = HttpsTransport(
-            here.membership,
-            here.certificate,
-            here.key,
-            self.config.listen,
-            self.signature,
-            self,
+            here.membership, here.certificate, here.key, self.config.listen, self.signature, self,
             clock_timeout=min(_CLOCKS, here.membership.period),
-        )
+        )  # fmt: skip
         try:
             self._background.call(self.transport.start())
         except OSError as error:
             raise OSError(f"listen {self.config.listen} cannot be used ({error.strerror or error})") from None
-        opened.callback(lambda: self._background.call(self._hang_up()))
+        alarm, coming = self._background.wake, self.config.next_members
+        self._pulls = Pulls(self.transport, self.notary, self.metrics, alarm, coming)
+        opened.callback(lambda: self._background.call(self._pulls.stop()))
 
     def _appoint(self) -> None:
-        self.notary.rotate(self.standing.membership, self.standing.me, read_key(self.standing.key))
-
-    def _identify(self) -> None:
-        self.metrics.identity(self.standing.membership.hash, self.standing.expiry)
+        here = self.standing
+        self.notary.rotate(here.membership, here.me, read_key(here.key))
+        self.metrics.identity(here.membership.hash, here.expiry)
 
     def _introduce(self) -> None:
         """Say where this peer listens, among how many members, and which round it is."""
@@ -221,7 +184,7 @@ class Node:
         try:
             want = next(living)
             while True:
-                if isinstance(want, Step):
+                if isinstance(want, protocol.Step):
                     learner.load(want.round, want.x, want.fresh)
                     yield self._beginning(want.round)
                     learner.half(self._table[0], scratch=self._table[1])
@@ -248,13 +211,13 @@ class Node:
         scratch = self._table[1]
         scratch[:] = self._initial()
         learner.prepare(scratch, scratch=self._table[0])
-        return rounds(terms, self.clock, self._coins, self._initial)
+        return protocol.rounds(terms, self.clock, self._coins, self._initial)
 
     def _initial(self) -> Models:
         return initial_model(self.config, self.standing.membership)[1]
 
     def _compile(self, terms: Terms) -> None:
-        for rule in (terms.rule, catching_up(terms.rule.f or 0)):
+        for rule in (terms.rule, protocol.catching_up(terms.rule.f or 0)):
             make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
 
     def _finish(self) -> None:
@@ -293,23 +256,23 @@ class Node:
     def answer(self, want: Want, learner: Learner) -> Any:
         """Do what the protocol wants, anything but a local step, and return what it is to be sent."""
         match want:
-            case Recall():
+            case protocol.Recall():
                 return self._recall(learner)
-            case AskClocks():
+            case protocol.AskClocks():
                 return self._ask_clocks()
-            case Sleep(until):
+            case protocol.Sleep(until):
                 return self.sleep(until)
-            case Enter(round):
+            case protocol.Enter(round):
                 return self._enter(round)
-            case Persist(record):
+            case protocol.Persist(record):
                 return self._persist(record, learner)
-            case Publish(round, served):
+            case protocol.Publish(round, served):
                 return self._background.call(self._publish(round, served))
-            case Pull():
+            case protocol.Pull():
                 return self._pull(want)
-            case Save(checkpoint):
+            case protocol.Save(checkpoint):
                 return self._save(checkpoint)
-            case Tell(report):
+            case protocol.Tell(report):
                 return self._tell(report, learner)
         raise AssertionError(want)
 
@@ -329,18 +292,8 @@ class Node:
         return replace(memory, record=record)
 
     def _ask_clocks(self) -> list[float]:
-        offsets = self._background.call(self.transport.clocks())
-        self._compare()
-        needed, silent = 2 * self.standing.membership.byzantine, self.transport.client.silent
-        if len(offsets) < needed and silent != self._silent:
-            log.info(
-                "waiting until %d members tell their clocks; %d did, not yet: %s",
-                needed,
-                len(offsets),
-                shortened([self.standing.names[member] for member in silent]),
-            )
-        self._silent = silent
-        if len(offsets) >= needed:  # the protocol has all it needs to begin
+        offsets = self._background.call(self._pulls.clocks(self.standing))
+        if len(offsets) >= 2 * self.standing.membership.byzantine:  # the protocol has all it needs to begin
             if self.unready:
                 log.info("ready: %d members told their clocks", len(offsets))
             self.unready = ""
@@ -362,7 +315,6 @@ class Node:
             self._compile(self.standing.terms)
             self._appoint()
             self._background.call(self._rotate())
-            self._identify()
             log.info("membership %s is in force", coming.hash[:12])
         return self.standing.terms
 
@@ -382,10 +334,10 @@ class Node:
 
     def _tell(self, report: Report, learner: Learner) -> None:
         """The log, the metrics, and while there is nothing else to do the accuracy."""
-        names = self.names(max(report.results, default=0))
+        names = self.standing.names_to(max(report.results, default=0))
         self.metrics.ended(report, names)
-        self._log.write(line(report, names, self._digest, time.time()))
-        self._account(report, names)
+        self.metrics.convicted(len(self.notary.convicted))
+        self._journal.write(report, names, self.standing.membership.hash, self._digest, self._pulls.came)
         self.unready = self._trouble(report)
         assert self._x is not None, "saved just before"
         accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
@@ -402,94 +354,18 @@ class Node:
             return "no file descriptors are left: raise the limit of open files"
         return "frozen: too few members answer" if report.frozen else ""
 
-    def _account(self, report: Report, names: tuple[str, ...]) -> None:
-        """A line of the audit log: what was aggregated, by its hash; and who is convicted."""
-        aggregated = {names[member]: digest for member, digest in self._came.items()}
-        content = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "round": report.round,
-            "membership": self.standing.membership.hash,
-            "outcome": report.outcome,
-            "asked": [names[member] for member in report.results],
-            "trim": report.trim,
-            "own": self._digest,
-            "aggregated": {} if report.outcome is Outcome.LOCAL_ONLY else aggregated,
-        }
-        try:
-            self._audit.write(content)
-        except OSError as error:
-            log.warning("the audit log cannot be written (%s): rounds go on without it", error.strerror)
-        self.metrics.convicted(len(self.notary.convicted))
-
-    def _pull(self, want: Pull) -> Pulled:
+    def _pull(self, want: protocol.Pull) -> Pulled:
         """All members at once, each into its row."""
         if len(self._table) != 1 + len(want.members):  # another plan came with another membership
             self._table = np.empty((1 + len(want.members), self.signature.d), self.signature.dtype)
         if want.half is not None and not np.may_share_memory(want.half, self._table[0]):
             self._table[0] = want.half
-        self.transport.client.exhausted = False
-        answers = self._background.call(self._pull_all(want))
-        pairs = zip(want.members, answers, strict=True)
-        self._came = {member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None}
-        self._compare()
+        left = want.deadline - self.clock.position()
+        answers = self._background.call(self._pulls.all(want, self._table, left, self.standing))
         offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
         return Pulled(self._table, tuple(answer.result for answer in answers), offsets)
 
-    def _compare(self) -> None:
-        """Say once that this peer's members.toml is not the others', when more say so than can be hostile."""
-        here = self.standing.membership
-        for other, count in Counter(self.transport.client.differing.values()).most_common(1):
-            if count > here.byzantine and other != self._other:
-                self._other = other
-                log.warning(
-                    "%d members hold the membership %s and refuse this peer, which holds %s: get their file and put it "
-                    "at %s",
-                    count,
-                    other[:12],
-                    here.hash[:12],
-                    self.config.next_members,
-                )
-
     # --- in the network's thread -------------------------------------------------------------------------------------
-
-    async def _pull_all(self, want: Pull) -> list[Answer]:
-        deadline = asyncio.get_running_loop().time() + want.deadline - self.clock.position()
-        rows = zip(want.members, self._table[1:], strict=True)
-        return await asyncio.gather(*(self.ask(member, want.round, row, deadline) for member, row in rows))
-
-    async def ask(self, member: int, round: int, row: Models, deadline: float) -> Answer:
-        """Pull one member's model of a round into its row; whatever goes wrong is an Answer."""
-        began = time.monotonic()
-        if self.names(member)[member] in self.notary.convicted:  # a no-show, whatever it would say
-            return Answer(PullResult.REFUSED, reason="it was convicted of signing two half-steps of one round")
-        try:
-            answer = await self.transport.pull(member, round, row, deadline)
-        except Exception as error:  # whatever a member makes of its answer, it must not end this peer
-            log.exception("round %d: asking %s failed", round, self.names(member)[member])
-            answer = Answer(PullResult.MALFORMED, reason=repr(error))
-        self.metrics.pulled(time.monotonic() - began, answer.received)
-        if answer.result is not PullResult.OK:
-            log.debug("round %d: %s is %s: %s", round, self.names(member)[member], answer.result, answer.reason)
-        elif answer.signed is not None:
-            self.notary.saw(member, round, answer.signed)
-            asking = asyncio.get_running_loop().create_task(self._gossip(member, round - 1, deadline))
-            self._gossiping.add(asking)
-            asking.add_done_callback(self._gossiping.discard)
-        return answer
-
-    async def _gossip(self, member: int, round: int, deadline: float) -> None:
-        """What a member saw signed in the round before; whoever does not say is not asked again."""
-        told = await self.transport.client.seen(member, round, deadline) if round > 0 else None
-        if isinstance(told, dict):
-            self.notary.hear(round, told)
-        if self.notary.impostor and not self._impostor_found:
-            self._impostor_found = True
-            self._background.wake()  # see live
-
-    def names(self, most: int) -> tuple[str, ...]:
-        """Ids by number, up to ``most``: a draw from before a change of membership may hold numbers beyond it."""
-        names = self.standing.names
-        return names + tuple(f"former-{number}" for number in range(len(names), most + 1))
 
     async def _publish(self, round: int, served: bool) -> None:
         if served:
@@ -505,11 +381,6 @@ class Node:
     def seen(self, round: int) -> dict[str, object] | None:
         """What this peer saw signed in a round."""
         return self.notary.seen(round)
-
-    async def _hang_up(self) -> None:
-        for asking in self._gossiping:
-            asking.cancel()
-        await self.transport.stop()
 
     async def _rotate(self) -> None:
         self.transport.rotate(self.standing.membership, self.standing.certificate, self.standing.key)
@@ -533,33 +404,3 @@ class Node:
     def served(self, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""
         self.metrics.served(self.standing.names[member], code, sent)
-
-
-# --- before a peer is ready -------------------------------------------------------------------------------------------
-
-
-def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
-    """(m, f) for which the rule may run after s peers were asked.
-
-    >>> from rpel.aggregation import rule
-    >>> list(sizes(rule("trimmed_mean", f=1), pull=4))
-    [(3, 1), (4, 1), (5, 1), (2, 0), (3, 0), (4, 0)]
-    """
-    f = rule.f or 0
-    for left_out in range(f + 1):
-        least = max(1, rule.least(f) - left_out)
-        yield from ((m, f - left_out) for m in range(least, pull + 2 - left_out))
-
-
-def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
-    """Run the rule once for each of its sizes on one coordinate; for large models make the kernels of each size too.
-
-    >>> import numpy as np
-    >>> from rpel.aggregation import rule
-    >>> make_ready(rule("median", f=1), pull=3, d=10, dtype=np.float32)
-    """
-    last = rule.rule if isinstance(rule, Mixed) else rule
-    for m, f in sizes(rule, pull):
-        rule.with_f(f)(stream(0, "ready").standard_normal((m, 1)).astype(dtype))
-        if d >= _LARGE and isinstance(last, Coordinatewise):
-            prepare(m, f, last.operation, isinstance(rule, Mixed), dtype)

@@ -14,19 +14,14 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rpel.config.membership import Membership
-from rpel.config.peer import listen_address
-from rpel.peer.client import Answer, Client
 from rpel.peer.desk import GONE, Decision, Desk
-from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Line, Reply, Request, json_reply, reply_head
-from rpel.peer.identity import KeyFile, leaf_fingerprint, server_context
+from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Line, Reply, Request, Socket, json_reply, reply_head
+from rpel.peer.identity import leaf_fingerprint
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from rpel.peer.store import Body
-from rpel.peer.wire import Signature
-from rpel.types import Models
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
@@ -107,6 +102,7 @@ class Server:
         self._lines: dict[str, list[MemberLine]] = {}  # by pin, oldest first
         self._news = asyncio.Event()
         self._listening: list[socket.socket] = []
+        self._sockets: set[Socket] = set()
         self.addresses: list[tuple[str, int]] = []
         self.requests = 0
         """How many requests have come as far as being parsed."""
@@ -147,10 +143,9 @@ class Server:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        lines = [line for lines in self._lines.values() for line in lines]
-        for line in lines:
+        for line in [line for lines in self._lines.values() for line in lines]:
             line.drop()
-        await asyncio.gather(*(line.ended for line in lines))
+        await asyncio.gather(*(accepted.ended for accepted in self._sockets))
 
     def rotate(self, membership: Membership, context: ssl.SSLContext) -> None:
         """From now on this membership and certificate count; connections of those who left are closed."""
@@ -175,7 +170,7 @@ class Server:
         """One connection: refused at once, or greeted. Accepted here and not in a task, which could lose it."""
         loop = asyncio.get_running_loop()
         try:
-            accepted, address = listening.accept()
+            found, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # gone before it was accepted
             return
         except OSError as error:  # too many open files: later there may be fewer
@@ -183,7 +178,7 @@ class Server:
             loop.remove_reader(listening)
             loop.call_later(0.05, self._listen, listening)
             return
-        accepted.setblocking(False)
+        accepted = Socket(fileno=found.detach(), kept=self._sockets)
         ticket = self._gate.arrive(address[0])
         self._mute[ticket] = _Accepted(accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket))
         loop.add_reader(accepted, self._spoke, ticket)
@@ -371,58 +366,3 @@ class Server:
         except TimeoutError:
             line.drop()
             raise ConnectionResetError("its reader was too slow") from None
-
-
-# --- both ends --------------------------------------------------------------------------------------------------------
-
-
-class HttpsTransport:
-    """A peer's two ends, with one certificate. A missing or unfit key or certificate: ValueError, nothing is opened."""
-
-    def __init__(
-        self,
-        membership: Membership,
-        certificate: Path,
-        key: KeyFile,
-        listen: str,
-        signature: Signature,
-        service: Service,
-        limits: Limits | None = None,
-        clock_timeout: float = 3.0,
-    ) -> None:
-        context = server_context(certificate, key, (member.certificate for member in membership.members))
-        self._listen, self._clock_timeout = listen_address(listen), clock_timeout
-        self.server = Server(service, membership, context, limits)
-        self.client = Client(membership, certificate, key, signature, service.position)
-
-    @property
-    def port(self) -> int:
-        """Where this peer listens, once it does."""
-        return self.server.addresses[0][1]
-
-    async def start(self) -> None:
-        """Listen."""
-        await self.server.start(*self._listen)
-
-    async def stop(self) -> None:
-        """Close everything."""
-        await self.server.stop()
-        await self.client.close()
-
-    async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
-        return await self.client.pull(member, round, row, deadline)
-
-    async def clocks(self) -> list[float]:
-        return await self.client.clocks(asyncio.get_running_loop().time() + self._clock_timeout)
-
-    async def status(self, member: int, deadline: float) -> dict[str, Any] | Answer:
-        """What a member says of itself; an Answer if it does not."""
-        return await self.client.status(member, deadline)
-
-    def announce(self) -> None:
-        self.server.announce()
-
-    def rotate(self, membership: Membership, certificate: Path, key: KeyFile) -> None:
-        context = server_context(certificate, key, (member.certificate for member in membership.members))
-        self.server.rotate(membership, context)
-        self.client.rotate(membership, certificate, key)

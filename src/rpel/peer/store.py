@@ -7,8 +7,7 @@ share a folder.
 
 Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
 (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, and the local
-state of training; in a checkpoint the values of the model, then those of its buffers, if it has any. After the last
-round ``model.safetensors`` is the model for use elsewhere.
+state of training; in a checkpoint the values of the model, then those of its buffers, if it has any.
 """
 
 import base64
@@ -19,7 +18,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +26,8 @@ from types import MappingProxyType
 from typing import IO, Any, Self
 
 import numpy as np
-import safetensors.numpy
 
-from rpel.config.membership import INIT_FILE, Membership
-from rpel.config.peer import Config
 from rpel.files import atomic, locked
-from rpel.peer import wire
 from rpel.peer.protocol import Checkpoint, Memory, Record
 from rpel.peer.wire import Signature, raw
 from rpel.types import Models
@@ -47,21 +42,21 @@ _REASONS = {
     errno.EMFILE: "no file descriptors are left",
     errno.ENFILE: "no file descriptors are left",
 }
-_NAME = re.compile(r"(half|checkpoint)-([1-9][0-9]*|0)\.(rec|ckpt)")
+_SUFFIX = {"half": "rec", "checkpoint": "ckpt"}
 _LONGEST_LINE = 1 << 20
 _PIECE = 1 << 20
 _log = logging.getLogger("rpel")
 
 Bytes = bytes | memoryview
 Buffers = Mapping[str, Models]
-MODEL_FILE = "model.safetensors"
 
 
 class _Damaged(Exception):  # noqa: N818 (the file is, not the program)
     """A file that is not what was once written."""
 
 
-_UNREADABLE = (OSError, KeyError, TypeError, ValueError, _Damaged)
+UNREADABLE = (OSError, KeyError, TypeError, ValueError, _Damaged)
+"""What reading a file that is not whole may raise."""
 
 
 class Body:
@@ -93,7 +88,7 @@ class Store:
         self.path, self._signature = path, signature
         self._lock = _locked(path)
         self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
-        self._last = max(self._rounds("half"), default=0)
+        self._last = max(rounds_kept(path, "half"), default=0)
         self.trouble = ""
         """Why the last file could not be written; "" if it was."""
         for leftover in path.glob(".*.tmp"):  # of a process that was killed while writing
@@ -114,7 +109,7 @@ class Store:
         """What is on disk and whole. Reads and checks every file."""
         self._prune("half", RECORDS)  # of a process that was killed before it could
         self._prune("checkpoint", CHECKPOINTS)
-        self._whole = {t: head for t in self._rounds("half") if (head := self._checked(t)) is not None}
+        self._whole = {t: head for t in rounds_kept(self.path, "half") if (head := self._checked(t)) is not None}
         return Memory(
             checkpoint=self._newest_checkpoint(),
             record=self._load_record(max(self._whole)) if self._whole else None,
@@ -141,7 +136,7 @@ class Store:
         }
         if signature:
             entries["signature"] = base64.b64encode(signature).decode()
-        head = self._write(self._record(record.round), entries, [*body, state])
+        head = self._write(_file(self.path, "half", record.round), entries, [*body, state])
         if head is None:
             return False
         self._whole[record.round] = head
@@ -166,7 +161,7 @@ class Store:
         if kept:
             entries["buffers"] = [[name, buffer.dtype.str, list(buffer.shape)] for name, buffer in kept.items()]
         parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in kept.values())]
-        if self._write(self._checkpoint(checkpoint.round), entries, parts) is None:
+        if self._write(_file(self.path, "checkpoint", checkpoint.round), entries, parts) is None:
             return False
         self._prune("checkpoint", CHECKPOINTS)
         return True
@@ -176,7 +171,7 @@ class Store:
         head = self._whole.get(round)
         if head is None:
             return None
-        with open(self._record(round), "rb") as file:
+        with open(_file(self.path, "half", round), "rb") as file:
             file.seek(head.offset + head.entries["body"])
             return file.read(head.entries["state"])
 
@@ -196,30 +191,18 @@ class Store:
         if head is None or not head.entries["body"]:
             return None
         try:
-            return Body(os.open(self._record(round), os.O_RDONLY), head.offset, head.entries["body"])
+            return Body(os.open(_file(self.path, "half", round), os.O_RDONLY), head.offset, head.entries["body"])
         except FileNotFoundError:
             return None
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def _record(self, round: int) -> Path:
-        return self.path / f"half-{round}.rec"
-
-    def _checkpoint(self, round: int) -> Path:
-        return self.path / f"checkpoint-{round}.ckpt"
-
-    def _rounds(self, kind: str) -> list[int]:
-        """The rounds that have a file of this kind, whole or not, oldest first."""
-        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
-        return sorted(int(name[2]) for name in names if name is not None and name[1] == kind)
-
     def _prune(self, kind: str, kept: int) -> None:
-        path = self._record if kind == "half" else self._checkpoint
         with suppress(OSError):  # then it is tried again with the next
-            for old in self._rounds(kind)[:-kept]:
+            for old in rounds_kept(self.path, kind)[:-kept]:
                 if kind == "half":
                     self._whole.pop(old, None)
-                path(old).unlink()
+                _file(self.path, kind, old).unlink()
 
     def _write(self, path: Path, entries: dict[str, Any], parts: Sequence[Bytes]) -> _Head | None:
         """Write a file whole, without copying its parts; None: the disk would not."""
@@ -265,7 +248,7 @@ class Store:
 
     def _checked(self, round: int) -> _Head | None:
         """The head of a record whose bytes are all as they were written."""
-        path = self._record(round)
+        path = _file(self.path, "half", round)
         try:
             with open(path, "rb") as file:
                 head = _read_head(file, round)
@@ -275,7 +258,7 @@ class Store:
                 if body and file.read(len(self._signature.header)) != self._signature.header:
                     raise _Damaged("holds another kind of model")
                 file.seek(head.offset)
-                _check(file, head, body + head.entries["state"])
+                _check(head, iter(lambda: file.read(_PIECE), b""))
                 return head
         except (OSError, KeyError, TypeError, _Damaged) as error:
             _log.warning("%s is damaged and will not be served: %s", path, error)
@@ -285,64 +268,41 @@ class Store:
         head = self._whole[round]
         half: Models | None = None
         if head.entries["body"]:
-            with open(self._record(round), "rb") as file:
+            with open(_file(self.path, "half", round), "rb") as file:
                 file.seek(head.offset + len(self._signature.header))
-                half = self._values(file)
+                half = _read_values(file, self._signature)
         return Record(round, tuple(head.entries["asked"]), half)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
-        for t in reversed(self._rounds("checkpoint")):
-            path = self._checkpoint(t)
+        for t in reversed(rounds_kept(self.path, "checkpoint")):
             try:
-                return _read_checkpoint(path, t, self._signature)[0]
-            except _UNREADABLE as error:
-                _log.warning("%s is damaged, the one before it is used: %s", path, error)
+                return read_checkpoint(self.path, t, self._signature)[0]
+            except UNREADABLE as error:
+                _log.warning("the checkpoint of round %d is damaged, the one before it is used: %s", t, error)
         return None
 
-    def _values(self, file: IO[bytes]) -> Models:
-        return _read_values(file, self._signature)
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
-# --- the model for use elsewhere --------------------------------------------------------------------------------------
+def _file(folder: Path, kind: str, round: int) -> Path:
+    return folder / f"{kind}-{round}.{_SUFFIX[kind]}"
 
 
-def export(state_dir: Path, signature: Signature, to: Path, round: int | None = None, **facts: str) -> int:
-    """Write the model after a round (None: the newest kept) as safetensors; returns the round.
-
-    Parameters are named as in the common initial model; beside them are this peer's buffers, so that
-    ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters as they
-    would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
-    """
-    names = (_NAME.fullmatch(path.name) for path in state_dir.iterdir()) if state_dir.is_dir() else iter(())
-    kept = sorted(int(name[2]) for name in names if name is not None and name[1] == "checkpoint")
-    if not kept:
-        raise ValueError(f"there is no checkpoint in {state_dir}: no round has ended here yet")
-    if round is not None and round not in kept:
-        raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, kept))}")
-    for t in reversed(kept) if round is None else [round]:
-        path = state_dir / f"checkpoint-{t}.ckpt"
-        try:
-            found, buffers = _read_checkpoint(path, t, signature)
-        except _UNREADABLE as error:
-            if round is not None or t == kept[0]:
-                raise ValueError(f"{path} cannot be read: {error}") from None
-            continue
-        about = {"round": str(found.round), "digest": wire.digest(signature, found.x), **facts}
-        with atomic(to) as file:
-            file.write(safetensors.numpy.save({**wire.split(signature, found.x), **buffers}, about))
-        return found.round
-    raise AssertionError("returned or raised above")
+def rounds_kept(folder: Path, kind: str) -> list[int]:
+    """The rounds that have a record ("half") or a "checkpoint" in a state folder, whole or not, oldest first."""
+    names = (re.fullmatch(rf"{kind}-([1-9][0-9]*|0)\.{_SUFFIX[kind]}", path.name) for path in folder.glob(f"{kind}-*"))
+    return sorted(int(name[1]) for name in names if name is not None)
 
 
-def _read_checkpoint(path: Path, round: int, signature: Signature) -> tuple[Checkpoint, dict[str, Models]]:
+def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Checkpoint, dict[str, Models]]:
     """A checkpoint that is whole, and the buffers beside it."""
-    with open(path, "rb") as file:
+    with open(_file(folder, "checkpoint", round), "rb") as file:
         head = _read_head(file, round)
         x, kept = _read_values(file, signature), head.entries
         shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept.get("buffers", [])]
         rest = file.read()
-    if _hash(_without_hash(kept), [raw(signature, x), rest]) != kept["sha256"]:
-        raise _Damaged("its bytes are not those that were written")
+    _check(head, [raw(signature, x), rest])
     buffers, begin = {}, 0
     for name, dtype, shape in shapes:
         count = math.prod(shape)
@@ -354,16 +314,9 @@ def _read_checkpoint(path: Path, round: int, signature: Signature) -> tuple[Chec
 
 def _read_values(file: IO[bytes], signature: Signature) -> Models:
     x = np.empty(signature.d, signature.dtype)
-    view, got = raw(signature, x), 0
-    while got < len(view):
-        read = file.readinto(view[got:])  # type: ignore[attr-defined]
-        if not read:
-            raise _Damaged("it is too short")
-        got += read
+    if file.readinto(raw(signature, x)) != x.nbytes:  # type: ignore[attr-defined]
+        raise _Damaged("it is too short")
     return x
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 class _Lock:
@@ -390,15 +343,13 @@ def _locked(path: Path) -> _Lock:
         raise ValueError(f"the state folder {path} is in use by another peer: give each peer its own") from None
 
 
-def _hash(entries: Mapping[str, Any], parts: Sequence[Bytes]) -> str:
-    found = hashlib.sha256(json.dumps(entries, sort_keys=True).encode())
+def _hash(entries: Mapping[str, Any], parts: Iterable[Bytes]) -> str:
+    """Of all entries but the hash itself, then of the bytes."""
+    named = {name: value for name, value in entries.items() if name != "sha256"}
+    found = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
     for part in parts:
         found.update(part)
     return found.hexdigest()
-
-
-def _without_hash(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entries.items() if name != "sha256"}
 
 
 def _read_head(file: IO[bytes], round: int) -> _Head:
@@ -410,56 +361,6 @@ def _read_head(file: IO[bytes], round: int) -> _Head:
     raise _Damaged("its first line is not what was written")
 
 
-def _check(file: IO[bytes], head: _Head, length: int) -> None:
-    """Compare the hash of what follows the head, read piece by piece, with the one it names."""
-    found = hashlib.sha256(json.dumps(_without_hash(head.entries), sort_keys=True).encode())
-    left = length
-    while left > 0 and (piece := file.read(min(left, _PIECE))):
-        found.update(piece)
-        left -= len(piece)
-    if left or file.read(1) or found.hexdigest() != head.entries["sha256"]:
+def _check(head: _Head, parts: Iterable[Bytes]) -> None:
+    if _hash(head.entries, parts) != head.entries["sha256"]:
         raise _Damaged("its bytes are not those that were written")
-
-
-# --- the common initial model -----------------------------------------------------------------------------------------
-
-
-class _Initial(Body):
-    """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
-
-    def __init__(self, path: Path, signature: Signature) -> None:
-        width = signature.d * signature.dtype.itemsize
-        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - width, signature.size)
-        self._header = signature.header
-
-    def read(self, begin: int, length: int) -> bytes:
-        """Bytes ``begin`` to ``begin + length`` of the body, fewer at its end."""
-        head = self._header[begin : begin + length]
-        after = max(0, begin - len(self._header))
-        length = min(length - len(head), self.size - len(self._header) - after)
-        return head + os.pread(self.file, length, self.offset + after)
-
-
-def initial_body(config: Config, signature: Signature) -> Body | None:
-    """The common initial model as it travels, read from its file; None if that is gone."""
-    try:
-        return _Initial(config.members.with_name(INIT_FILE), signature)
-    except OSError:
-        return None
-
-
-def initial_model(config: Config, membership: Membership) -> tuple[Signature, Models]:
-    """What models look like here, and everybody's first one (d,), from the file beside members.toml."""
-    path = config.members.with_name(INIT_FILE)
-    if not path.is_file():
-        raise ValueError(f"there is no common initial model {path}: it comes with members.toml")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != membership.init_sha256:
-        raise ValueError(f"{path} has the hash {found}, but members.toml says {membership.init_sha256}")
-    signature, x = wire.load(path)
-    if signature.sha256 != membership.model_header_sha256:
-        raise ValueError(
-            f"{path} has the header hash {signature.sha256}, but members.toml says {membership.model_header_sha256}"
-        )
-    return signature, x

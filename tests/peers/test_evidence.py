@@ -21,8 +21,10 @@ from rpel.aggregation import rule
 from rpel.config.membership import Member, Membership
 from rpel.operations.redteam import RedTeam
 from rpel.peer import evidence, wire
-from rpel.peer.evidence import Audit, Proof, Signed, Witness, check_audit, facts, keep, sign, verify
-from rpel.peer.node import Node, SecondInstanceError, make_ready
+from rpel.peer.evidence import Proof, Signed, Witness, facts, keep, sign, verify
+from rpel.peer.journal import Audit, check_audit
+from rpel.peer.node import Node, SecondInstanceError
+from rpel.peer.warmup import make_ready
 from support.loopback import loopback, model, signature
 from support.loopback import membership as a_membership
 from support.proxy import Proxy
@@ -131,8 +133,7 @@ def witness(network: Network, me: int = 0, last: int = 0) -> Witness:
 
 
 def told(*entries: tuple[int, Signed]) -> dict[str, Any]:
-    packed = [[n, base64.b64encode(s.digest).decode(), base64.b64encode(s.signature).decode()] for n, s in entries]
-    return {"seen": packed}
+    return {"seen": [[number, *_text(signed)] for number, signed in entries]}
 
 
 def test_what_was_seen_and_what_is_told_of_it_make_a_proof_that_is_passed_on(network: Network) -> None:
@@ -171,6 +172,23 @@ def test_whatever_a_hostile_member_tells_nobody_is_convicted_by_it(network: Netw
     assert here.impostor == 0
 
 
+def test_of_one_reply_no_more_is_verified_than_a_peer_may_have_pulled() -> None:
+    """Whoever is told of 300 members by each of 8 others must not verify 2,400 signatures a round."""
+    verified: list[int] = []
+
+    def count(member: int, round: int, digest: bytes, signature: bytes) -> bool:
+        verified.append(member)
+        return True
+
+    here = Witness(0, (), count)
+    here.rotate(0, tuple(map(str, range(300))), most=8)
+    for member in range(1, 300):
+        here.saw(member, 4, Signed(b"a", b"1"))
+    here.hear(4, told(*((member, Signed(b"b", b"2")) for member in range(1, 300))))
+    assert len(set(verified)) == 8
+    assert len(here.convicted) == 8
+
+
 def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one_is_not(network: Network) -> None:
     two = proof(network, member=0)
     here = witness(network, last=3)
@@ -186,6 +204,26 @@ def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one
     assert signing.impostor == 0
     signing.hear(4, told((0, two.second)))
     assert signing.impostor == 4
+
+
+def test_a_proof_against_the_own_key_from_the_time_of_this_peer_is_noticed_if_both_signatures_are_right(
+    network: Network,
+) -> None:
+    two = proof(network, member=0, round=4)
+    entry = [0, 4, *_text(two.first), *_text(two.second)]
+    here = witness(network, last=3)
+    here.hear(20, {"proofs": [[*entry[:4], *_text(Signed(two.second.digest, b"forged"))]]})
+    assert here.impostor == 0
+    here.hear(20, {"proofs": [entry]})
+    assert here.impostor == 4
+    later = witness(network, last=4)  # it began after that: another peer ran before it, and need not run now
+    later.hear(20, {"proofs": [entry]})
+    assert later.impostor == 0
+    assert later.convicted == set()
+
+
+def _text(signed: Signed) -> list[str]:
+    return [base64.b64encode(signed.digest).decode(), base64.b64encode(signed.signature).decode()]
 
 
 def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:

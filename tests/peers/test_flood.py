@@ -14,6 +14,7 @@ import pytest
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
 from support.flood import Flood, stall
 from support.loopback import SMALL, Loopback, asking, loopback, membership, model, wanted
+from support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -29,9 +30,7 @@ def test_the_others_get_their_models(tmp_path: Path) -> None:
             for newest in range(2, 12):
                 store.put(newest, model(SMALL, newest))
                 served.announce()
-                sent = flood.sent
-                while flood.sent < sent + 100:
-                    await asyncio.sleep(0.01)
+                await until(lambda sent=flood.sent: flood.sent >= sent + 100)  # type: ignore[misc]
                 for member in (2, 3, 4, 5):
                     result, row = await net.pull(member, 1, newest)
                     assert result == "ok"
@@ -190,8 +189,7 @@ def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
         async with loopback(tmp_path) as net:
             opened = [0]
             flood = asyncio.create_task(strangers(net.transports[1].port, rate, address, opened))
-            while opened[0] < min(300, 4 * rate):  # until the server is full of them
-                await asyncio.sleep(0.01)
+            await until(lambda: opened[0] >= min(300, 4 * rate))  # until the server is full of them
             passed = [await handshake(net, way) for _ in range(HANDSHAKES)]
             assert net.transports[1].server.mute <= Limits().mute
             flood.cancel()
@@ -211,21 +209,18 @@ def test_a_membership_that_shrinks_under_load_shuts_out_whoever_left_and_serves_
             net.stores[1].put(1, model(SMALL, 1))
             flood = Flood(serving.port, asking(net, net.credentials[0]), lambda: wanted(net, "/v1/clock"))
             running = asyncio.create_task(flood.run())
-            while flood.sent < 500 or not serving.server.connections(left):
-                await asyncio.sleep(0.01)
+            await until(lambda: flood.sent >= 500 and serving.server.connections(left))
             smaller = membership(net.membership.members[1:])  # everybody has another number now
             for transport, own in list(zip(net.transports, net.credentials, strict=True))[1:]:
                 transport.rotate(smaller, own.certificate, own.key)
-            while serving.server.connections(left):
-                await asyncio.sleep(0.01)
+            await until(lambda: not serving.server.connections(left))
             for asking_member in (2, 3):
                 row = np.zeros(SMALL.d, SMALL.dtype)
                 answer = await net.transports[asking_member].pull(0, 1, row, asyncio.get_running_loop().time() + 30)
                 assert answer.result == "ok"
                 np.testing.assert_array_equal(row, model(SMALL, 1))
             answered, sent = len(net.stores[1].answered), flood.sent
-            while flood.sent < sent + 500:
-                await asyncio.sleep(0.01)
+            await until(lambda: flood.sent >= sent + 500)
             assert len(net.stores[1].answered) == answered  # nothing more for whoever left
             running.cancel()
             with suppress(asyncio.CancelledError):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rpel.peer.metrics import Metrics, Pages, Repeats, RoundLog, line
+from rpel.peer.journal import Repeats, RoundLog, line
+from rpel.peer.metrics import Metrics, Pages
 from rpel.peer.protocol import Report
 
 NAMES = ("ada", "bob", "cyd")

@@ -5,9 +5,15 @@ numbers.
 """
 
 import json
+import logging
+import os
+import resource
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
@@ -21,9 +27,11 @@ from rpel.aggregation import rule
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity, wire
 from rpel.peer.identity import News
-from rpel.peer.node import Node, Round, from_os, make_ready, sizes
-from rpel.peer.store import Store, initial_body
-from rpel.types import Outcome
+from rpel.peer.models import initial_body
+from rpel.peer.node import Node, Round, from_os
+from rpel.peer.store import Store
+from rpel.peer.warmup import make_ready, sizes
+from rpel.types import Models, Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
 
@@ -203,6 +211,29 @@ def _needing_answers(files: NetworkFiles) -> Membership:
     return replace(files.membership, pull=3, b_hat=1, byzantine=0)
 
 
+class NeverFinite(QuadraticLearner):
+    """Its step overflows, every time."""
+
+    def half(self, out: Models, scratch: Models) -> None:
+        out.fill(np.inf)
+
+
+def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path) -> None:
+    files = found(tmp_path, 5, rounds=4, period=PERIOD, soon=6.0, byzantine=1)
+    running = [*peers(files)[:4], Running(Node(files.configs[4]), NeverFinite(4))]
+    with ended(running):
+        for peer in running:
+            peer.start()
+        for peer in running:
+            peer.join()
+    assert [one["outcome"] for one in lines(files, 4)] == ["caught_up"] * 4
+    assert running[4].node.desk.published == []
+    for peer in running[:4]:
+        assert peer.node.summary()["outcomes"]["aggregated"] == 4
+        assert isinstance(peer.learner, QuadraticLearner)
+        assert abs(peer.learner.x - np.arange(6)).max() < 0.5
+
+
 def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,9 +252,145 @@ def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
 
 
 def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> None:
+    standing = Node(found(tmp_path, 2).configs[0]).standing
+    assert standing.names_to(0) == ("peer-0", "peer-1")
+    assert standing.names_to(3) == ("peer-0", "peer-1", "former-2", "former-3")
+
+
+# --- descriptors and log lines ---------------------------------------------------------------------------------------
+
+RESERVING = """
+import logging, resource, sys
+logging.basicConfig(format="%(message)s")
+soft, hard = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from rpel.peer.limits import reserve_descriptors
+print(reserve_descriptors(members=12), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+NEEDED = 2 * 4 * 12 + 256 + 256 + 64 + 256  # connections of members both ways, mute, waiting, pending, the rest
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "may"), [(256, 2000, NEEDED), (1500, 2000, 1500), (256, 600, 600), (600, 600, 600)]
+)
+def test_a_peer_reserves_the_descriptors_that_its_limits_may_take_and_says_if_it_may_not(
+    soft: int, hard: int, may: int
+) -> None:
+    command = [sys.executable, "-c", RESERVING, str(soft), str(hard)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert made.stdout.split() == [str(min(NEEDED, hard)), str(may)]
+    short = f"this process may open 600 files, but 12 members may take {NEEDED}: raise its limit"
+    assert (short in made.stderr) == (hard < NEEDED)
+
+
+IDLING = """
+import select, socket, sys
+ports = [int(port) for port in sys.argv[1:]]
+held = [[] for _ in ports]
+opened = 0
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    for port, mine in zip(ports, held):
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+        mine.append(one)
+        opened += 1
+        if len(mine) > 450:
+            mine.pop(0).close()
+print(opened)
+"""
+
+
+@contextmanager
+def idling(*ports: int) -> Iterator[list[int]]:
+    """A process that opens connections to these ports, on and on, says nothing on them, and holds 450 of each."""
+    opened: list[int] = []
+    command = [sys.executable, "-c", IDLING, *map(str, ports)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield opened
+        finally:
+            opened.append(int(process.communicate("stop")[0]))
+
+
+@contextmanager
+def few_descriptors(soft: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process begins with fewer descriptors than the strangers would take; what it may open, it reserves."""
+    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=6.0)
+    running = peers(files)
+    most: list[int] = []
+
+    def visit(peer: Running, _: Round) -> bool:
+        most.append(peer.node.pages.connections)
+        return False
+
+    used = len(os.listdir("/proc/self/fd"))
+    with few_descriptors(used + 200), ended(running), caplog.at_level("INFO"):
+        for peer in running[1:]:
+            peer.start()
+        running[0].start(visit).entered.wait(PATIENCE)
+        ports = running[0].node.pages.address[1], running[0].node.transport.port
+        with idling(*ports) as opened:
+            for peer in running:
+                peer.join()
+        assert not running[0].node.transport.client.exhausted
+    assert opened[0] > 900
+    assert max(most) <= 16
+    assert [peer.node.summary()["outcomes"]["aggregated"] for peer in running] == [4, 4, 4]
+    assert len(caplog.records) < 200
+
+
+def test_without_descriptors_a_peer_says_so_and_goes_on_when_there_are_some_again(tmp_path: Path) -> None:
+    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=6.0)
+    running = peers(files)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said: dict[int, str] = {}
+    running[0].node.progress = lambda report, _: said.update({report.round: running[0].node.unready})
+
+    def starve(_: Running, round: Round) -> bool:
+        soft = 3 if round.number == 2 else before[0]  # what is open stays open, and nothing else opens
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        return False
+
+    try:
+        with ended(running):
+            for peer in running[1:]:
+                peer.start()
+            running[0].start(starve)
+            for peer in running:
+                peer.join()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert said[1] == said[4] == ""
+    assert said[2] == "the state folder cannot be written: no file descriptors are left"
+    assert lines(files, 0)[-1]["outcome"] == "aggregated"
+
+
+def test_a_line_that_repeats_itself_does_not_fill_the_log_of_a_running_peer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     node = Node(found(tmp_path, 2).configs[0])
-    assert node.names(0) == ("peer-0", "peer-1")
-    assert node.names(3) == ("peer-0", "peer-1", "former-2", "former-3")
+    with caplog.at_level("WARNING"):
+        with node:
+            for name in ("rpel", "asyncio"):
+                for number in range(1000):
+                    logging.getLogger(name).warning("could not accept connection %d", number)
+        during = len(caplog.records)
+        for number in range(100):  # the user's own process goes on
+            logging.getLogger("asyncio").warning("could not accept connection %d", number)
+    assert during == 2 * 20
+    assert len(caplog.records) == during + 100
 
 
 # --- a new membership ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from support.virtual_network import (
     Behaviour,
     Peer,
     VirtualNetwork,
+    equivocating,
     forging,
     not_finite,
     silent,
@@ -245,7 +246,9 @@ def test_every_fault_is_really_injected(fault: Fault) -> None:
     if fault is Fault.WALL_CLOCK:  # which nobody reads but a peer that starts
         for net in (hit, calm):
             net.at(3.5 * PERIOD, partial(net.peers[0].crash, 1.0))
-    assert hit.run().trace != calm.run().trace
+    hit.run()
+    calm.run()
+    assert (hit.trace, [peer.roster for peer in hit.peers]) != (calm.trace, [peer.roster for peer in calm.peers])
     assert hit.broken == []
 
 
@@ -341,13 +344,23 @@ def test_a_peer_that_is_forced_to_catch_up_again_and_again_stays_with_the_others
     assert all(set(net.outcomes(peer.number)) == {"aggregated"} for peer in net.peers[1:])
 
 
+def test_a_peer_whose_step_is_never_finite_catches_up_in_every_round_and_harms_nobody() -> None:
+    net = hostile(VirtualNetwork(4, rounds=12), forging)
+    sick = net.peers[0]
+    sick.target = np.full(3, np.nan)
+    net.run()
+    assert net.broken == []
+    assert net.outcomes(0) == ["caught_up"] * 12
+    assert sick.desk.published == []
+    others = np.stack([peer.x for peer in net.peers[1:]])
+    assert np.abs(sick.x - others.mean(axis=0)).max() < 1.0
+    assert all(net.outcomes(peer.number) == ["aggregated"] * 12 for peer in net.peers[1:])
+
+
 # --- 10: accountability ----------------------------------------------------------------------------------------------
 
 
 def test_whoever_tells_every_victim_something_else_is_convicted_and_its_answers_count_no_longer() -> None:
-    def equivocating(net: VirtualNetwork, me: int, t: int) -> tuple[float, np.ndarray]:
-        return 0.01, np.full(3, net.coins.uniform(-2, 2))
-
     net = hostile(VirtualNetwork(3, rounds=12), equivocating)
     net.signs = True
     net.run()
@@ -383,6 +396,105 @@ def test_no_fault_convicts_an_honest_peer(fault: Fault) -> None:
         assert net.broken == []
         assert net.outcomes(0)[-1] == "aggregated"
     assert (stops > 0) == (fault in (Fault.EMPTIED, Fault.SET_BACK))  # shown its own signature, it starts anew
+
+
+LIAR = 11
+
+
+def one_leaves_and_two_have_new_keys(net: VirtualNetwork, t: int) -> None:
+    net.leaving[0] = t
+    net.rotations += [(t, 1), (t, 2)]
+
+
+CHANGES: dict[str, Callable[[VirtualNetwork, int], None]] = {
+    "an honest member has a new key": lambda net, t: net.rotations.append((t, 0)),
+    "an honest member leaves": lambda net, t: net.leaving.update({3: t}),
+    "the other hostile member leaves": lambda net, t: net.leaving.update({10: t}),
+    "one leaves and two have new keys": one_leaves_and_two_have_new_keys,
+}
+
+
+def lying_once(round: int) -> Behaviour:
+    """It equivocates in one round and says the same to all in the others."""
+
+    def told(net: VirtualNetwork, me: int, t: int) -> tuple[float, np.ndarray]:
+        return equivocating(net, me, t) if t == round and me == LIAR else (0.01, np.full(3, t / 10))
+
+    return told
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_a_lie_is_proven_across_a_change_of_membership_and_no_honest_key_is(change: str, later: int) -> None:
+    """The change takes effect in the round of the lie, or when it is told of, or after."""
+    for seed in range(5):
+        net = hostile(VirtualNetwork(seed, rounds=10), lying_once(4))
+        net.signs = True
+        CHANGES[change](net, 4 + later)
+        net.run()
+        assert net.broken == []
+        for peer in net.peers:
+            if not peer.retired:
+                assert {proof.fingerprint for proof in peer.proofs} == {str(LIAR)}
+                assert peer.witness.convicted == {str(LIAR)}
+                assert net.outcomes(peer.number)[-1] == "aggregated"
+
+
+def test_a_new_key_clears_a_conviction_and_the_old_one_stays_proven() -> None:
+    net = hostile(VirtualNetwork(1, rounds=12), lying_once(3))
+    net.signs = True
+    net.rotations.append((8, LIAR))
+    net.run(until=7 * PERIOD - 1)
+    assert all(peer.witness.convicted == {str(LIAR)} for peer in net.peers)
+    net.run()
+    assert net.broken == []
+    assert all(peer.witness.convicted == set() for peer in net.peers)
+    assert {str(LIAR)} == {proof.fingerprint for peer in net.peers for proof in peer.proofs}
+    last = [r.results[LIAR] for peer in net.peers for r in peer.reports if r.round == 12 and LIAR in r.results]
+    assert set(last) == {"ok"}
+
+
+@pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH])
+def test_a_key_rotated_in_the_round_of_a_crash_convicts_nobody(fault: Fault) -> None:
+    for seed in range(20):
+        net = VirtualNetwork(seed, rounds=12)
+        net.signs = True
+        struck = 2 + seed % 3
+        net.rotations.append((struck + seed % 2, 0))
+        fault.strike(net, net.peers[0], (struck - 1) * PERIOD + net.coins.uniform(0.5, 9.5))
+        net.run()
+        assert net.broken == []
+        assert all(peer.proofs == [] for peer in net.peers)
+        assert net.outcomes(0)[-1] == "aggregated"
+
+
+def doubled(seed: int, begin: float) -> VirtualNetwork:
+    """A second peer with the key of peer 0 begins then, at its address: others get its model or the first one's."""
+    net = VirtualNetwork(seed, rounds=10)
+    net.signs = True
+    net.at(begin, lambda: net.double(net.peers[0]))
+    net.run()
+    assert net.broken == []
+    for peer in net.peers[1:]:
+        assert set(net.outcomes(peer.number)) == {"aggregated"}
+    return net
+
+
+def test_a_second_peer_with_the_same_key_stops_before_it_has_served_anything() -> None:
+    for seed in range(10):
+        net = doubled(seed, 2.5 * PERIOD)
+        assert net.twins[0].stops > 0
+        assert net.twins[0].reports == []
+        assert net.peers[0].stops == 0
+        assert all(peer.proofs == [] for peer in net.peers)
+
+
+def test_two_live_peers_with_one_key_from_the_start_both_stop_and_that_key_alone_is_convicted() -> None:
+    for seed in range(10):
+        net = doubled(seed, -1.0)
+        assert net.peers[0].stops > 0
+        assert net.twins[0].stops > 0
+        assert {proof.fingerprint for peer in net.peers[1:] for proof in peer.proofs} == {"0"}
 
 
 def test_after_catching_up_the_momentum_is_forgotten() -> None:

@@ -12,7 +12,7 @@ from rpel import certificates
 from rpel.config.membership import Member
 from rpel.peer import identity
 from rpel.peer.limits import Limits
-from rpel.peer.server import HttpsTransport
+from rpel.peer.transport import HttpsTransport
 from support.loopback import (
     SMALL,
     Credentials,
@@ -25,6 +25,7 @@ from support.loopback import (
     told,
     wanted,
 )
+from support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -62,8 +63,7 @@ def test_a_request_waits_until_its_round_is_published(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             waiting = asyncio.create_task(net.pull(0, 1, 1))
-            while not net.transports[1].server.requests:
-                await asyncio.sleep(0)
+            await until(lambda: net.transports[1].server.requests)
             x = model(SMALL, 1)
             net.stores[1].put(1, x)
             net.transports[1].announce()
@@ -92,11 +92,9 @@ def test_a_reader_that_leaves_frees_its_place(tmp_path: Path) -> None:
         async with loopback(tmp_path) as net:
             for asked in range(3):  # more than may be open at once
                 waiting = asyncio.create_task(net.pull(0, 1, 1))
-                while net.transports[1].server.requests == asked:
-                    await asyncio.sleep(0)
+                await until(lambda asked=asked: net.transports[1].server.requests != asked)  # type: ignore[misc]
                 waiting.cancel()
-                while net.transports[1].server.connections():
-                    await asyncio.sleep(0)
+                await until(lambda: not net.transports[1].server.connections())
             net.stores[1].put(1, model(SMALL, 1))
             net.transports[1].announce()
             assert (await net.pull(0, 1, 1))[0] == "ok"

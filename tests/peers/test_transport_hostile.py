@@ -175,11 +175,11 @@ def test_whoever_keeps_sending_is_cut_off(tmp_path: Path, name: str, monkeypatch
 
 
 def test_bytes_on_a_connection_that_waits_close_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces, gone = got(monkeypatch), asyncio.Event()
+    pieces, came, gone = got(monkeypatch), asyncio.Event(), asyncio.Event()
 
     async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await sends(head(SMALL, ROUND), BODY)(reader, writer)
-        await asyncio.sleep(0.05)  # by then the connection waits for the next round
+        await came.wait()  # the connection waits for the next round
         with suppress(OSError):
             for _ in range(10_000):
                 await sends(status("200 OK", "Content-Length: 0") * 100)(reader, writer)
@@ -189,6 +189,7 @@ def test_bytes_on_a_connection_that_waits_close_it(tmp_path: Path, monkeypatch: 
     async def scenario() -> None:
         async with loopback(tmp_path, n=2) as net, hostile(net, 1, later):
             assert (await net.pull(0, 1, ROUND))[0] == "ok"
+            came.set()
             await gone.wait()
             assert sum(pieces) <= SMALL.size + 2 * LARGEST_HEAD
             assert (await net.pull(0, 1, ROUND))[0] == "ok"

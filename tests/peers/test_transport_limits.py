@@ -14,6 +14,7 @@ import pytest
 
 from rpel.peer.limits import Limits
 from support.loopback import SMALL, asking, loopback, model, signature, told, wanted
+from support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -122,8 +123,7 @@ def test_two_requests_may_be_open_and_a_third_is_refused(tmp_path: Path) -> None
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             waiting = [asyncio.create_task(net.pull(0, 1, 1)) for _ in range(2)]
-            while net.transports[1].server.requests < 2:
-                await asyncio.sleep(0)
+            await until(lambda: net.transports[1].server.requests >= 2)
             assert (await net.pull(0, 1, 1, within=0.4))[0] == "refused"
             net.stores[1].put(1, model(SMALL, 1))
             net.transports[1].announce()
@@ -145,8 +145,7 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
             )
             writer.write(wanted(net))
             assert await reader.read(1) == b"H"
-            while net.transports[1].server.connections():  # the reader stays, the server goes
-                await asyncio.sleep(0.05)
+            await until(lambda: not net.transports[1].server.connections())  # the reader stays, the server goes
             writer.transport.abort()
             assert net.stores[1].desk.open(0) == 0
 
@@ -208,8 +207,7 @@ def test_a_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_pa
             running = asyncio.create_task(
                 asyncio.to_thread(flood, asking(net, net.credentials[0]), serving.port, updates)
             )
-            while updates[0] < 1000:
-                await asyncio.sleep(0.01)
+            await until(lambda: updates[0] >= 1000)
             assert (await net.pull(2, 1, 1))[0] == "ok"
             await running  # the server hung up, though updates kept coming
             assert serving.server.connections(net.membership.members[0].fingerprint) == 0

@@ -18,6 +18,7 @@ from rpel.peer.http import Request
 from rpel.peer.limits import Ticket
 from rpel.peer.server import MemberLine, Server
 from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
+from support.waiting import until
 
 
 def minted(folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None, ca: bool):  # type: ignore[no-untyped-def]
@@ -149,8 +150,7 @@ def test_open_connections_of_a_member_that_left_are_closed(tmp_path: Path) -> No
             context = identity.client_context(net.credentials[2].certificate, net.credentials[2].key, own.pem)
             reader, writer = await asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="")
             pin = net.membership.members[2].fingerprint
-            while not serving.server.connections(pin):
-                await asyncio.sleep(0)
+            await until(lambda: serving.server.connections(pin))
             serving.rotate(membership(net.membership.members[:2]), own.certificate, own.key)
             try:
                 async with asyncio.timeout(60):

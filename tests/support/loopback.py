@@ -17,8 +17,8 @@ from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.desk import Desk
 from rpel.peer.limits import Limits
-from rpel.peer.server import HttpsTransport
 from rpel.peer.store import Body
+from rpel.peer.transport import HttpsTransport
 from rpel.peer.wire import Signature
 from rpel.types import Models
 from support.waiting import PATIENCE
@@ -177,12 +177,10 @@ async def loopback(
 
 
 async def connections_closed(before: set["asyncio.Task[Any]"]) -> None:
-    """Wait until all tasks that were not there before have ended; aborted connections end in the loop's next turns."""
+    """Wait until all tasks that were not there before have ended."""
     if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         _, late = await asyncio.wait(left, timeout=PATIENCE)
         assert not late, late
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -98,6 +98,22 @@ def set_back(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, hit)
 
 
+def rotated(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """It has a new key from the next round on."""
+    net.rotations.append((int(begin / PERIOD) + 2, peer.number))
+
+
+def left(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """A member, honest or not, leaves with the next round, if the others are enough; they have other numbers then."""
+    if net.n - len(net.leaving) - 1 > net.pull:
+        net.leaving[net.coins.choice([peer.number, *net.hostile])] = int(begin / PERIOD) + 2
+
+
+def doubled(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """A second peer runs with its key, perhaps from the start: the one case in which an honest key may be convicted."""
+    net.at(net.coins.choice([begin, -1.0]), lambda: net.double(peer))
+
+
 def wall_clock(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, lambda: setattr(peer, "wall_error", net.coins.choice([-3600.0, 3600.0])))
 
@@ -123,6 +139,9 @@ class Fault(Enum):
     DAMAGED_RECORD = (damaged_record,)
     EMPTIED = (emptied,)
     SET_BACK = (set_back,)
+    ROTATED = (rotated,)
+    LEFT = (left,)
+    DOUBLED = (doubled,)
     WALL_CLOCK = (wall_clock,)
     DRIFT = (drift,)
 

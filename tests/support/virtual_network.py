@@ -8,7 +8,7 @@ and everything random comes from its seed, so any run replays. What must never h
 import hashlib
 import heapq
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,11 +89,20 @@ class Disk:
         )
 
 
+@dataclass(frozen=True)
+class Roster:
+    """A membership: who has which place in it, and with which key."""
+
+    ids: tuple[int, ...]
+    keys: tuple[str, ...]
+
+
 @dataclass
 class Asking:
-    """The pulls of one round on their way."""
+    """The pulls of one round on their way; the members' places are those of ``roster``."""
 
     want: protocol.Pull
+    roster: Roster
     began: float
     table: Models
     results: dict[int, PullResult] = field(default_factory=dict)
@@ -102,7 +111,7 @@ class Asking:
 
 
 class Peer:
-    """One peer: its protocol, its desk, its disk and its clock."""
+    """One peer: its protocol, its desk, its disk and its clock. ``number`` is its name, whatever its place."""
 
     def __init__(self, net: "VirtualNetwork", number: int) -> None:
         self.net, self.number = net, number
@@ -136,20 +145,47 @@ class Peer:
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
         self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
-        self.wants = protocol.rounds(self.net.terms(self.number, 1), self.clock, self.draw, lambda: np.zeros(D))
+        terms = self.net.terms(self, self.clock.round())
+        if terms is None:
+            self.leave()
+            return
+        self.wants = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
         self.momentum = np.zeros(D)
-        pins = tuple(map(str, range(self.net.n)))
-        self.witness = Witness(self.number, pins, signed_by, last=max(self.disk.records, default=0))
+        self.witness = Witness(0, (), self.signed_by, last=max(self.disk.records, default=0))
+        self.appoint(self.net.roster(self.clock.round()))
         for proof in self.proofs:
-            self.witness.restore(proof)
+            if proof.fingerprint in self.roster.keys:
+                self.witness.restore(proof)
         self.go(None)
+
+    def appoint(self, roster: Roster) -> None:
+        """From now on this membership counts."""
+        self.roster = roster
+        self.witness.rotate(self.place, roster.keys)
+
+    @property
+    def place(self) -> int:
+        """Its number in the membership in force."""
+        return self.roster.ids.index(self.number)
+
+    def leave(self) -> None:
+        """It is a member no longer."""
+        self.up, self.retired = False, True
+
+    def signed_by(self, member: int, t: int, found: bytes, signature: bytes) -> bool:
+        return signature == signed(self.roster.keys[member], t, found).signature
 
     def crash(self, down: float) -> None:
         """kill -9, and a start later on."""
         if self.up:
+            self.stop()
+            self.net.after(down, self.boot)
+
+    def stop(self) -> None:
+        """kill -9."""
+        if self.up:
             self.up = False
             self.wants.close()
-            self.net.after(down, self.boot)
 
     def ticks(self) -> float:
         return self.net.now * (1 + self.drift)
@@ -216,7 +252,14 @@ class Peer:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     def on_enter(self, want: protocol.Enter) -> None:
-        self.later(0.001, self.go, self.net.terms(self.number, want.round))
+        terms, roster = self.net.terms(self, want.round), self.net.roster(want.round)
+        if terms is None:
+            self.go(None)
+            self.leave()
+            return
+        if roster != self.roster:
+            self.appoint(roster)
+        self.later(0.001, self.go, terms)
 
     def on_step(self, want: protocol.Step) -> None:
         self.steps.append((want.round, want.fresh))
@@ -263,7 +306,7 @@ class Peer:
         table = np.full((1 + len(want.members), D), np.nan)
         if want.half is not None:
             table[0] = want.half
-        asking = Asking(want, self.clock.position(), table)
+        asking = Asking(want, self.roster, self.clock.position(), table)
         self.later(want.deadline - self.clock.position(), self.close, asking)
         for place in range(len(want.members)):
             self.ask(asking, place)
@@ -273,30 +316,31 @@ class Peer:
         if asking.over:
             return
         member, t = asking.want.members[place], asking.want.round
-        if str(member) in self.witness.convicted:
+        if asking.roster.keys[member] in self.witness.convicted:
             asking.results[member] = PullResult.REFUSED
             return
-        born = self.incarnation
+        born, meant = self.incarnation, asking.roster.ids[member]
 
         def reply(code: int, model: Models | None, position: float) -> None:
             if self.up and self.incarnation == born and not asking.over:
                 self.answered(asking, place, code, model, position)
 
-        arrived = self.net.send(self.number, member)
+        arrived = self.net.send(self.number, meant)
         if arrived is None:
             self.later(0.5, self.ask, asking, place)
         else:
-            self.net.after(arrived, lambda: self.net.serve(member, self.number, t, reply))
+            self.net.after(arrived, lambda: self.net.serve(meant, self, t, reply))
 
     def answered(self, asking: Asking, place: int, code: int, model: Models | None, position: float) -> None:
-        if code in (0, 425):
+        if code in (0, 409, 425):
             self.later(0.3, self.ask, asking, place)
             return
         member = asking.want.members[place]
         result = PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if model is None else PullResult.OK
         if model is not None and result is PullResult.OK:
             asking.table[place + 1] = model
-            self.sees(member, asking.want.round, model)
+            if asking.roster == self.roster:
+                self.sees(member, asking.want.round, model)
             asking.offsets.append(position - self.clock.position())
         asking.results[member] = result
         if len(asking.results) == len(asking.want.members):
@@ -306,13 +350,12 @@ class Peer:
         """A model came, signed; with it comes what its sender saw in the round before."""
         if not self.net.signs:
             return
-        found = [self.witness.saw(member, t, signed(member, t, digest(model)))]
-        found += self.witness.hear(t - 1, self.net.told_by(member, t - 1))
+        found = [self.witness.saw(member, t, signed(self.roster.keys[member], t, digest(model)))]
+        found += self.witness.hear(t - 1, self.net.told_by(self.roster.ids[member], self, t - 1))
         for proof in found:
             if proof is not None:
                 self.proofs.append(proof)
-                if proof.member not in self.net.hostile:
-                    self.net.break_("an honest peer was convicted", proof.member, proof.round)
+                self.net.convicted(proof)
         if self.witness.impostor:
             self.stops += 1
             self.later(0.0, self.crash, 2 * PERIOD)
@@ -326,11 +369,15 @@ class Peer:
 
     # --- serving ---
 
-    def serve(self, member: int, t: int, reply: Reply) -> None:
+    def serve(self, puller: "Peer", t: int, reply: Reply) -> None:
         """What the server does with a request, with the real desk."""
         if self.net.now < self.paused_until:
-            self.later(0.0, self.serve, member, t, reply)
+            self.later(0.0, self.serve, puller, t, reply)
             return
+        if puller.roster != self.roster:  # another membership
+            reply(409, None, self.clock.position())
+            return
+        member = puller.number
         decision = self.desk.request(member, t)
         if decision.kind == "refuse":
             reply(decision.code, None, self.clock.position())
@@ -363,13 +410,9 @@ def digest(model: Models) -> bytes:
     return hashlib.sha256(model.tobytes()).digest()
 
 
-def signed(member: int, t: int, found: bytes) -> Signed:
-    """A signature that only this member makes, as far as this network goes."""
-    return Signed(found, hashlib.sha256(f"{member} {t} ".encode() + found).digest())
-
-
-def signed_by(member: int, t: int, found: bytes, signature: bytes) -> bool:
-    return signature == signed(member, t, found).signature
+def signed(key: str, t: int, found: bytes) -> Signed:
+    """A signature that only this key makes, as far as this network goes."""
+    return Signed(found, hashlib.sha256(f"{key} {t} ".encode() + found).digest())
 
 
 class VirtualNetwork:
@@ -383,15 +426,18 @@ class VirtualNetwork:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
         self.peers = [Peer(self, i) for i in range(n - b)]
+        self.twins: dict[int, Peer] = {}  # second peers with the key of one of those
+        self.rotations: list[tuple[int, int]] = []  # (from this round on, who has a new key)
+        self.leaving: dict[int, int] = {}  # who leaves with which round
         self.hostile: dict[int, Behaviour] = dict.fromkeys(range(n - b, n), silent)
         self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
         self.signs = False  # protocol 2
         self.trace: list[tuple[Any, ...]] = []
-        self._draws: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._versions: dict[tuple[int, int], bytes] = {}
-        self._durable: defaultdict[int, int] = defaultdict(int)
+        self._draws: dict[tuple[Peer, int], tuple[int, ...]] = {}
+        self._versions: dict[tuple[Peer, int], bytes] = {}
+        self._durable: defaultdict[Peer, int] = defaultdict(int)
 
     # --- time ---
 
@@ -430,28 +476,48 @@ class VirtualNetwork:
             return None
         return self.latency(a, c)
 
-    def serve(self, member: int, puller: int, t: int, reply: Reply) -> None:
+    def serve(self, member: int, puller: Peer, t: int, reply: Reply) -> None:
         if member in self.hostile:
             answer = self.hostile[member](self, member, t)
             if answer is not None:
                 delay, model = answer
                 self.after(delay, lambda: reply(SERVED, model, 1e6))
-        elif self.peers[member].up:
-            self.peers[member].serve(puller, t, reply)
+            return
+        up = [peer for peer in self.answering(member) if peer.up]
+        if up:
+            self.coins.choice(up).serve(puller, t, reply)
         else:
             self.after(0.01, lambda: reply(0, None, 0.0))
 
-    def told_by(self, member: int, t: int) -> dict[str, Any]:
-        """What a member says it saw; the hostile repeat what is true, and add what is not."""
-        if member not in self.hostile:
-            return self.peers[member].witness.seen(t)
-        told = self.coins.choice(self.peers)
-        entries = list(told.witness.seen(t)["seen"]) if told.incarnation else []
-        lie = [self.coins.randrange(self.n), "A" * 44, "A" * 44]
-        return {"seen": [*entries, lie], "proofs": [[0, max(t, 1), "A" * 44, "A" * 44, "B" * 44, "A" * 44], "no"]}
+    def answering(self, member: int) -> list[Peer]:
+        """Who answers at a member's address: one peer, or two that share a key."""
+        return [self.peers[member], *(twin for number, twin in self.twins.items() if number == member)]
 
-    def terms(self, number: int, t: int) -> Terms:
-        return Terms(number, self.n, self.b, self.pull, self.rule, DEADLINE, self.rounds)
+    def told_by(self, member: int, puller: Peer, t: int) -> dict[str, Any]:
+        """What a member says it saw; the hostile repeat what is true, and add what is not."""
+        told = self.coins.choice(self.peers if member in self.hostile else self.answering(member))
+        known = told.incarnation > 0 and told.roster == puller.roster
+        entries = told.witness.seen(t) if known else {"seen": []}
+        if member not in self.hostile:
+            return entries
+        lie = [self.coins.randrange(self.n), "A" * 44, "A" * 44]
+        proofs = [[0, max(t, 1), "A" * 44, "A" * 44, "B" * 44, "A" * 44], "no"]
+        return {"seen": [*entries["seen"], lie], "proofs": proofs}
+
+    # --- memberships ---
+
+    def roster(self, t: int) -> Roster:
+        """The membership of a round."""
+        ids = tuple(i for i in range(self.n) if t < self.leaving.get(i, t + 1))
+        turns = Counter(number for first, number in self.rotations if first <= t)
+        return Roster(ids, tuple(f"{i}{chr(39) * turns[i]}" for i in ids))
+
+    def terms(self, peer: Peer, t: int) -> Terms | None:
+        """What the membership of a round says to a peer; None: it is not one of its members."""
+        ids = self.roster(t).ids
+        if peer.number not in ids:
+            return None
+        return Terms(ids.index(peer.number), len(ids), self.b, self.pull, self.rule, DEADLINE, self.rounds)
 
     # --- what must never happen ---
 
@@ -459,15 +525,15 @@ class VirtualNetwork:
         self.broken.append(f"{invariant}: {where} at {self.now:.2f}")
 
     def asked(self, peer: Peer, want: protocol.Pull) -> None:
-        known = self._draws.setdefault((peer.number, want.round), want.members)
-        if known != want.members or len(set(want.members)) != self.pull or peer.number in want.members:
+        known = self._draws.setdefault((peer, want.round), want.members)
+        if known != want.members or len(set(want.members)) != self.pull or peer.place in want.members:
             self.break_("one draw a round", peer.number, want.round)
         record = peer.disk.records.get(want.round)
         if record is None or record[0].asked != want.members:
             self.break_("the draw is on disk before the first pull", peer.number, want.round)
 
     def served(self, peer: Peer, t: int, body: Models) -> None:
-        if self._versions.setdefault((peer.number, t), body.tobytes()) != body.tobytes():
+        if self._versions.setdefault((peer, t), body.tobytes()) != body.tobytes():
             self.break_("two versions of a round", peer.number, t)
 
     def pulled(self, peer: Peer, asking: Asking, results: Iterable[PullResult]) -> None:
@@ -475,12 +541,12 @@ class VirtualNetwork:
         if late > 0.5 and self.now >= peer.paused_until + PERIOD:
             self.break_(f"pulls ended {late:.2f} s after the deadline", peer.number, asking.want.round)
         came = [m for m, result in zip(asking.want.members, results, strict=True) if result is PullResult.OK]
-        if sum(m in self.hostile for m in came) > (self.rule.f or 0):
+        if sum(asking.roster.ids[m] in self.hostile for m in came) > (self.rule.f or 0):
             self.break_("more hostile models than b_hat", peer.number, asking.want.round)
 
     def told(self, peer: Peer, report: Report) -> None:
         self.trace.append((self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes()))
-        if report.round <= self._durable[peer.number]:
+        if report.round <= self._durable[peer]:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
             self.break_("trimmed by something else than b_hat of the number asked", peer.number, report.round)
@@ -489,34 +555,48 @@ class VirtualNetwork:
         if np.abs(peer.x).max() > 10:
             self.break_("an honest model was carried away", peer.number, report.round)
         if report.saved:
-            self._durable[peer.number] = max(peer.disk.checkpoints)
+            self._durable[peer] = max(peer.disk.checkpoints)
 
     def recalled(self, peer: Peer, memory: Memory) -> None:
         assert memory.checkpoint is not None
-        if memory.checkpoint.round < self._durable[peer.number]:
+        if memory.checkpoint.round < self._durable[peer]:
             self.break_("a saved round was lost", peer.number, memory.checkpoint.round)
 
     def damage(self, peer: Peer) -> None:
         """Truncate the newest checkpoint; what is then expected to be there is the one before."""
         peer.disk.truncate_newest()
-        self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
+        self._durable[peer] = max(peer.disk.checkpoints, default=0)
+
+    def convicted(self, proof: Proof) -> None:
+        """Somebody has a proof: it must not be against an honest peer, unless a second one lives with its key."""
+        number = int(proof.fingerprint.rstrip("'"))
+        if number not in self.hostile and number not in self.twins:
+            self.break_("an honest peer was convicted", number, proof.round)
+
+    def double(self, peer: Peer) -> None:
+        """A second peer with the same key and an empty disk begins, at the same address."""
+        self.twins.setdefault(peer.number, Peer(self, peer.number)).boot()
 
     def set_back(self, peer: Peer) -> None:
         """A peer's disk is what it was when it was copied."""
         peer.disk.set_back()
-        self._durable[peer.number] = max(peer.disk.checkpoints, default=0)
+        self._durable[peer] = max(peer.disk.checkpoints, default=0)
 
     def emptied(self, peer: Peer) -> None:
         """Empty a peer's disk; nothing is expected to be there then."""
         peer.disk.empty()
-        self._durable[peer.number] = 0
+        self._durable[peer] = 0
 
     # --- how faults end ---
 
     def heal(self, down: int = 0) -> None:
         """All faults end: the network is quick, disks and clocks are right, everybody is up but ``down`` honest peers
-        and the hostile, who are silent."""
+        and the hostile, who are silent. Whose key two had has a new one from the round after next."""
         self.cuts.clear()
+        for number, twin in self.twins.items():
+            twin.retired = True
+            twin.stop()
+            self.rotations.append((int(self.now / PERIOD) + 2, number))
         self.latency = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.hostile = dict.fromkeys(self.hostile, silent)
         for peer in self.coins.sample(self.peers, down):
@@ -580,9 +660,14 @@ def just_late(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
     return DEADLINE, honest_mean(net) + 1.0
 
 
+def equivocating(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models]:
+    """Tells every victim something else."""
+    return 0.01, honest_mean(net) + net.coins.uniform(-2, 2)
+
+
 def wavering(net: VirtualNetwork, me: int, t: int) -> tuple[float, Models | None] | None:
     """Something else each time."""
     return net.coins.choice(BEHAVIOURS)(net, me, t)
 
 
-BEHAVIOURS: list[Behaviour] = [silent, forging, huge, not_finite, malformed, just_late]
+BEHAVIOURS: list[Behaviour] = [silent, forging, equivocating, huge, not_finite, malformed, just_late]

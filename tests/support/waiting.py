@@ -1,6 +1,8 @@
 """How long a test waits for what must happen, and how fast its networks play."""
 
+import asyncio
 import os
+from collections.abc import Callable
 
 PATIENCE = 600.0
 """Seconds: not what anything may take, but after how long it is said to hang, on the most loaded machine."""
@@ -12,3 +14,10 @@ def pace() -> float:
     Rounds have deadlines, so peers that get a tenth of a core miss those of a free machine; that is their right.
     """
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition that other tasks of this loop make true."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -284,7 +284,8 @@ def test_a_peer_reserves_the_descriptors_that_its_limits_may_take_and_says_if_it
 
 
 IDLING = """
-import select, socket, sys
+import resource, select, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 ports = [int(port) for port in sys.argv[1:]]
 held = [[] for _ in ports]
 opened = 0

@@ -1,0 +1,156 @@
+"""What an adversary loses when each hostile node must send all its victims the same vector, attack by attack.
+
+Run `python benchmarks/consistent.py RUNS --data-dir DATA [--out docs/results]`. MNIST, n = 30, b = 6, s = 15, T = 40,
+the paper's rule; every attack with and without `consistent`, on the same seeds (same data, coins and first model).
+Finished runs in RUNS are not repeated and a stopped one is resumed, so the command can be interrupted. It writes
+consistent.csv and consistent.svg, and prints the table of the page.
+"""
+
+import argparse
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import rpel
+from rpel import plots
+
+ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sign_flipping": ("sign_flipping", {}),
+    "foe": ("foe", {}),
+    "alie": ("alie", {}),
+    "dissensus": ("dissensus", {}),
+    "mimic": ("mimic", {}),
+    "min_max": ("min_max", {}),
+    "min_sum": ("min_sum", {}),
+    "fang": ("fang", {}),
+    "spectral": ("spectral", {}),
+    "strongest of alie": ("strongest", {"of": "alie"}),
+    "strongest of dissensus": ("strongest", {"of": "dissensus"}),
+    "strongest of spectral": ("strongest", {"of": "spectral"}),
+}
+"""The attacks whose vector depends on the victim; the others send everybody the same already."""
+
+NUMBERS = ("accuracy_mean", "accuracy_worst", "consensus")
+SETTING: dict[str, Any] = {
+    "dataset": "mnist",
+    "nodes": 30,
+    "byzantine": 6,
+    "pull": 15,
+    "rounds": 40,
+    "alpha": 1.0,
+    "lr": 0.5,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "batch_size": 25,
+    "eval_every": 40,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack, free or consistent: the last row's numbers (seeds, 3)."""
+
+    attack: str
+    consistent: bool
+    values: NDArray[np.float64]
+
+
+def run(label: str, consistent: bool, seeds: Sequence[int], runs: Path, data: Path, model: str) -> Cell:
+    name, parameters = ATTACKS.get(label, (label, {}))
+    found = []
+    for seed in seeds:
+        result = rpel.simulate(
+            model,
+            attack=name,
+            attack_params=parameters,
+            consistent=consistent,
+            seed=seed,
+            data_dir=str(data),
+            out=str(runs),
+            **SETTING,
+        )
+        last = {key: result.history[key][-1] for key in NUMBERS}
+        found.append([float(last[key]) for key in NUMBERS])
+    print(f"{label}{', consistent' if consistent else ''}: {np.mean(found, axis=0).round(4).tolist()}", flush=True)
+    return Cell(label, consistent, np.array(found))
+
+
+def write(cells: list[Cell], seeds: Sequence[int], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["attack", "consistent", "seed", *NUMBERS])
+        for cell in cells:
+            for seed, row in zip(seeds, cell.values, strict=True):
+                table.writerow([cell.attack, int(cell.consistent), seed, *(f"{value:.6g}" for value in row)])
+
+
+def table(pairs: dict[str, tuple[Cell, Cell]], calm: Cell) -> None:
+    """Means over the seeds; the loss is what the adversary gives up, with the range of the paired differences."""
+    print("\n| attack | mean accuracy | consistent | worst node | consistent | disagreement | consistent |")
+    print("|---|---|---|---|---|---|---|")
+    mean, worst, apart = calm.values.mean(axis=0)
+    print(f"| none | {mean:.4f} | | {worst:.4f} | | {apart:.3g} | |")
+    for label, (free, bound) in pairs.items():
+        cells = []
+        for column, text in enumerate(("{:.4f}", "{:.4f}", "{:.3g}")):
+            cells += [text.format(part.values[:, column].mean()) for part in (free, bound)]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+
+
+def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
+    """Two panels: what the worst node loses against no attack, and how far the honest models end apart."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 0.38 * len(pairs) + 1.6), layout="constrained")
+    lost, apart = figure.subplots(1, 2, sharey=True)
+    places = np.arange(len(pairs))[::-1]
+    for k, (name, colour) in enumerate(
+        (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
+    ):
+        chosen = [pair[k] for pair in pairs.values()]
+        losses = [100 * (calm.values[:, 1] - cell.values[:, 1]) for cell in chosen]
+        ratios = [cell.values[:, 2] / calm.values[:, 2] for cell in chosen]
+        for axes, values in ((lost, losses), (apart, ratios)):
+            at = places + (0.19 if k == 0 else -0.19)
+            axes.barh(at, [np.mean(value) for value in values], height=0.36, color=colour, label=name)
+            for height, value in zip(at, values, strict=True):
+                axes.plot([min(value), max(value)], [height, height], color="#333333", linewidth=1)
+    lost.set_yticks(places, list(pairs))
+    lost.set_xlabel("worst node's accuracy lost to the attack (percentage points)")
+    apart.set_xlabel("disagreement of honest models, times that without an attack")
+    apart.set_xscale("log")
+    apart.axvline(1.0, color="#333333", linewidth=0.8)
+    lost.axvline(0.0, color="#333333", linewidth=0.8)
+    for axes in (lost, apart):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6, axis="x")
+    lost.legend(frameon=False, loc="best")
+    plots.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", default="linear")
+    given = parser.parse_args()
+    seeds = range(given.seeds)
+    calm = run("none", False, seeds, given.runs, given.data_dir, given.model)
+    pairs = {}
+    for label in ATTACKS:
+        free, bound = (run(label, bound, seeds, given.runs, given.data_dir, given.model) for bound in (False, True))
+        pairs[label] = (free, bound)
+    write([calm, *(cell for pair in pairs.values() for cell in pair)], seeds, given.out / "consistent.csv")
+    draw(pairs, calm, given.out / "consistent.svg")
+    table(pairs, calm)
+
+
+if __name__ == "__main__":
+    main()

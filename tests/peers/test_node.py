@@ -347,7 +347,7 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
                 peer.join()
         assert not running[0].node.transport.client.exhausted
     assert opened[0] > 900
-    assert max(most) <= 16
+    assert max(most) <= 3 * 16  # as many as stay, those that were accepted in this turn, and those on their way out
     assert [peer.node.summary()["outcomes"]["aggregated"] for peer in running] == [4, 4, 4]
     assert len(caplog.records) < 200
 

@@ -169,6 +169,24 @@ def test_a_members_oldest_connection_gives_way(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_of_many_connections_of_a_member_at_once_only_its_share_stays(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            context, serving = asking(net, net.credentials[0]), net.transports[1]
+            opening = (
+                asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="") for _ in range(24)
+            )
+            opened = await asyncio.gather(*opening, return_exceptions=True)
+            net.stores[1].put(1, model(SMALL, 1))
+            assert (await net.pull(2, 1, 1))[0] == "ok"
+            assert serving.server.connections(net.membership.members[0].fingerprint) <= 4
+            for found in opened:
+                if not isinstance(found, BaseException):
+                    found[1].transport.abort()
+
+    asyncio.run(scenario())
+
+
 def test_connections_that_never_shake_hands_give_way_and_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         limits = Limits(handshake=0.5, pending=8, pending_each=4)

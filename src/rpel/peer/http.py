@@ -185,12 +185,14 @@ class Line(asyncio.StreamReaderProtocol):
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests = 0
-        self.busy = False
+        self.busy = self.dropped = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=1, low=0)  # a slow reader must not fill our memory
         super().connection_made(transport)
+        if self.dropped:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._serving is not None:
@@ -200,7 +202,8 @@ class Line(asyncio.StreamReaderProtocol):
             self.ended.set_result(None)
 
     def drop(self) -> None:
-        """Close at once, whatever is still to be sent."""
+        """Close at once, whatever is still to be sent; before it is made, as soon as it is."""
+        self.dropped = True
         if self.transport is not None:
             self.transport.abort()
 

@@ -170,8 +170,9 @@ class Pages:
         await asyncio.gather(*ends)
 
     def _line(self) -> Line:
-        mute = [line for line in self._open if not line.busy]
-        if len(self._open) >= self._most and mute:
+        staying = [line for line in self._open if not line.dropped]  # many may come in one turn of the loop
+        mute = [line for line in staying if not line.busy]
+        if len(staying) >= self._most and mute:
             mute[0].drop()
         line = Line(self._answer, self._seconds)
         self._open.append(line)

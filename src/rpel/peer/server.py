@@ -254,8 +254,9 @@ class Server:
             return False
         self._gate.settle(ticket, asyncio.get_running_loop().time())
         lines = self._lines.setdefault(line.pin, [])
-        if len(lines) >= self.limits.connections:  # perhaps of a process that died without closing them
-            lines[0].drop()
+        staying = [other for other in lines if not other.dropped]
+        if len(staying) >= self.limits.connections:  # perhaps of a process that died without closing them
+            staying[0].drop()
         lines.append(line)
         return True
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rpel.cli import main
 from rpel.experiments.byzfl import convert
 from rpel.experiments.sweep import Cell, cells, read
+from support.commands import rpel
 
 CONFIG: dict[str, Any] = {
     "benchmark_config": {
@@ -106,14 +106,10 @@ def test_an_unknown_name_is_one_sentence(change: dict[str, Any], sentence: str) 
 
 def test_the_command_writes_a_file_that_sweep_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(SystemExit) as left:
-        main(["import", "byzfl", str(tmp_path / "config.json"), "-o", str(tmp_path / "sweep.toml")])
-    out, err = capsys.readouterr()
-    assert (left.value.code, "24 runs to sweep" in out, "note: size_train_set" in err) == (0, True, True)
+    command = ["import", "byzfl", str(tmp_path / "config.json")]
+    out, err = rpel(*command, "-o", str(tmp_path / "sweep.toml"), capsys=capsys)
+    assert ("24 runs to sweep" in out, "note: size_train_set" in err) == (True, True)
     assert len(read(tmp_path / "sweep.toml")) == 24
     for text, words in (("{", "is not JSON"), ("[]", "no ByzFL configuration")):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(SystemExit) as left:
-            main(["import", "byzfl", str(tmp_path / "config.json")])
-        assert left.value.code == 2
-        assert words in capsys.readouterr().err
+        assert words in rpel(*command, capsys=capsys, code=2)[1]

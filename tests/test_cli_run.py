@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel.cli import main
 from rpel.config.spec import Spec
 from rpel.simulation.api import simulate
 from rpel.simulation.checkpoint import RunFolder
+from support.commands import loads_none_of, rpel
 from support.runs import same_bytes
 from support.waiting import PATIENCE
 
@@ -27,15 +27,6 @@ SMALL = {
     "threads": "1",
 }  # fmt: skip
 FLAGS = [part for key, value in SMALL.items() for part in (f"--{key.replace('_', '-')}", value)]
-
-
-def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    """The command in this process: (stdout, stderr)."""
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    found = capsys.readouterr()
-    assert left.value.code == code, found.err
-    return found.out, found.err
 
 
 def started(out: Path, rounds: int, checkpoint_every: int) -> "subprocess.Popen[str]":
@@ -204,12 +195,7 @@ def test_bad_input_is_one_sentence_and_status_2(
 
 
 def test_show_does_not_import_torch() -> None:
-    script = (
-        "import sys, contextlib, rpel.cli\n"
-        "with contextlib.suppress(SystemExit): rpel.cli.main(['show', 'quickstart'])\n"
-        "assert not {'torch', 'numba', 'matplotlib'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    loads_none_of({"torch", "numba", "matplotlib"}, "show", "quickstart")
 
 
 def test_graph_judges_what_the_baselines_assume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

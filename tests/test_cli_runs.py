@@ -2,31 +2,20 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rpel.cli import main
 from rpel.config.spec import presets
 from rpel.simulation.api import simulate
+from support.commands import loads_none_of, rpel
 from support.paths import ROOT
 
 OLD = ROOT / "tests" / "data" / "v0.1"
 TINY: dict[str, Any] = {
     "model": "linear", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2, "eval_every": 1, "eval_size": 50, "lr": 0.1,
 }  # fmt: skip
-
-
-def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    """The command in this process: (stdout, stderr)."""
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    found = capsys.readouterr()
-    assert left.value.code == code, found.err
-    return found.out, found.err
 
 
 @pytest.mark.parametrize("words", [[], ["network"], ["peer"]])
@@ -91,12 +80,7 @@ def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_ls_does_not_import_torch() -> None:
-    script = (
-        "import sys, contextlib, rpel.cli\n"
-        f"with contextlib.suppress(SystemExit): rpel.cli.main(['ls', {str(OLD)!r}])\n"
-        "assert not {'torch', 'numba', 'matplotlib'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    loads_none_of({"torch", "numba", "matplotlib"}, "ls", str(OLD))
 
 
 def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from rpel.cli.experiments import reproduce as command
 from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
@@ -22,6 +20,7 @@ from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick
 from rpel.types import Scale
+from support.commands import rpel
 from support.data_files import femnist, leaf_file
 from support.waiting import PATIENCE
 
@@ -43,28 +42,18 @@ def listed() -> list[str]:
     return names + [f"femnist-b{b}-local{k}" for b in (0, 3) for k in (1, 3)]
 
 
-def ran(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    """The command in this process: (stdout, stderr)."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    status = app(list(arguments), standalone_mode=False)
-    found = capsys.readouterr()
-    assert (status or 0) == code, found.err
-    return found.out, found.err
-
-
 # --- the panels ------------------------------------------------------------------------------------------------------
 
 
 def test_sixty_names_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = json.loads(ran("--list", "--json", capsys=capsys)[0])
+    shown = json.loads(rpel("reproduce", "--list", "--json", capsys=capsys)[0])
     assert sorted(row["name"] for row in shown) == sorted(listed())
     assert len(shown) == 60
     assert all(set(row) == {"name", "figure", "title"} for row in shown)
-    beyond = json.loads(ran("--list", "--extra", "--json", capsys=capsys)[0])
+    beyond = json.loads(rpel("reproduce", "--list", "--extra", "--json", capsys=capsys)[0])
     assert {row["name"] for row in beyond} == {panel.name for panel in EXTRAS}
     assert all(row["name"].startswith("extra-") for row in beyond)
-    assert ran("--list", capsys=capsys)[0].count("\n") == 60
+    assert rpel("reproduce", "--list", capsys=capsys)[0].count("\n") == 60
 
 
 def test_every_run_is_valid_at_every_size() -> None:
@@ -227,7 +216,7 @@ def test_a_second_call_repeats_nothing(
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
     csv = (out / "alie-mean-s3-b1.csv").read_bytes()
     picture = (out / "alie-mean-s3-b1.svg").read_bytes()
-    shown, _ = ran("alie-mean-s3-b1", "--scale", "smoke", "--out", str(out), "--json", capsys=capsys)
+    shown, _ = rpel("reproduce", "alie-mean-s3-b1", "--scale", "smoke", "--out", str(out), "--json", capsys=capsys)
     assert json.loads(shown)["panels"] == [entries[1]]
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
     assert (out / "alie-mean-s3-b1.csv").read_bytes() == csv
@@ -255,7 +244,7 @@ def test_a_person_is_asked_before_a_long_run_unless_yes_was_given(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     monkeypatch.setattr(reproduce, "seconds_needed", lambda work: dict.fromkeys(work.open, 1000.0))
-    ran("femnist-b0-local1", "--out", str(tmp_path), "--threads", "1", *["--yes"] * yes, capsys=capsys)
+    rpel("reproduce", "femnist-b0-local1", "--out", str(tmp_path), "--threads", "1", *["--yes"] * yes, capsys=capsys)
     assert len(asked) == (not yes)
     assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rpel.cli import main
 from rpel.experiments.sweep import Sweep, read
 from rpel.simulation import metrics
 from rpel.simulation.api import Tick, resume, simulate
 from rpel.simulation.checkpoint import RunFolder
+from support.commands import rpel
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 pytestmark = pytest.mark.integration
@@ -105,10 +105,7 @@ def test_what_overflowed_is_infinite(tmp_path: Path) -> None:
 
 
 def test_reproduce_and_sweep_write_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["reproduce", "femnist-b0-local1", "--out", str(tmp_path / "made"), "--tensorboard"]
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert left.value.code == 0, capsys.readouterr().err
+    rpel("reproduce", "femnist-b0-local1", "--out", str(tmp_path / "made"), "--tensorboard", capsys=capsys)
     (path,) = (tmp_path / "made" / "runs").iterdir()
     first = expected(path)
     assert scalars(accumulator(path)) == first
@@ -135,10 +132,8 @@ def test_without_the_package_it_is_one_sentence_and_status_2(
     (tmp_path / "grid.toml").write_text("[grid]\nnodes = [8]\n", "utf-8")
     for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as left:
-            main([*words, "--tensorboard"])
-        assert left.value.code == 2
-        assert capsys.readouterr().err == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"
+        _, said = rpel(*words, "--tensorboard", capsys=capsys, code=2)
+        assert said == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "grid.toml"}
     with pytest.raises(ValueError, match="needs a run folder"):
         simulate(out=None, tensorboard=True)

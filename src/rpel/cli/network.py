@@ -307,8 +307,8 @@ def demo(
     setting = Demonstration(peers, byzantine, rounds, attack, parameters, no_shows, _period(period), seed)
     late = setting.founding().late
     if no_shows is None and late < 2:
-        honest = "no honest one" if not late else count(late, "honest one")
-        terminal.say(f"note: among {peers} peers with {byzantine} hostile only {honest} may be late in a round")
+        honest = f"only {count(late, 'honest one')}" if late else "no honest one"
+        terminal.say(f"note: among {peers} peers with {byzantine} hostile {honest} may be late in a round")
     if out is not None and out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: choose another folder with --out")
     with ExitStack() as opened:

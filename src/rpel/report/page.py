@@ -42,7 +42,7 @@ def page(found: Collection) -> str:
         tables=_of_groups(groups) + _of_runs(alone) if groups else "",
         proofs="".join(_proof(group.runs[0], group.label, anchor) for group, anchor in alone),
     )
-    title = f"{' and '.join(found_stamps)}: rpel report" if (found_stamps := stamps(groups)) else "rpel report"
+    title = " and ".join(stamps(groups)) + ": " * bool(stamps(groups)) + "rpel report"
     return document(title, body, {"charts": data}, "" if groups else "empty")
 
 

@@ -125,6 +125,9 @@ def _live(work: Sweep) -> Table:
     return table
 
 
+# --- arena -----------------------------------------------------------------------------------------------------------
+
+
 def arena(
     preset: Annotated[str, Option(help="The setting: a preset or a run file.")] = "mnist-30",
     rules: Annotated[str | None, Option(help="Rules, such as mean,nnm+median. [all]")] = None,
@@ -206,6 +209,9 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
 def _kind(spec: "Spec") -> str:
     """Runs of one kind cost about the same: a search multiplies what the rule costs."""
     return f"{spec.method} {spec.rule} {spec.attack == 'strongest'}"
+
+
+# --- reproduce -------------------------------------------------------------------------------------------------------
 
 
 def reproduce(
@@ -296,6 +302,9 @@ def _bar(display: "RunDisplay") -> "Progress | None":
         display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
 
     return tick
+
+
+# --- bench and import ------------------------------------------------------------------------------------------------
 
 
 def _precise(seconds: float) -> str:

@@ -152,14 +152,13 @@ def add(
     """
     from rpel.operations.join import add
 
-    found = add(members, entries)
-    ids = [member.id for member in found.new]
-    facts = {"added": ids, "members": len(found.membership.members), "missing": found.missing}
-    if terminal.printed(facts, as_json, indent=None):
+    found, new = add(members, entries)
+    ids, missing = [member.id for member in new], found.nodes - len(found.members)
+    if terminal.printed({"added": ids, "members": len(found.members), "missing": missing}, as_json, indent=None):
         return
-    terminal.stdout().print(_fingerprints(found.membership, ids))
-    waits = f"{found.missing} of {found.membership.nodes} are still missing" if found.missing else "it is complete"
-    print(f"{len(found.new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
+    terminal.stdout().print(_fingerprints(found, ids))
+    waits = f"{missing} of {found.nodes} are still missing" if missing else "it is complete"
+    print(f"{len(new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
 
 
 @app.command("members")

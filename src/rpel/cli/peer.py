@@ -203,7 +203,7 @@ def red_team(
     from rpel.operations.redteam import RedTeam
 
     def tell(deed: "Deed") -> None:
-        if not terminal.printed(deed.to_dict(), as_json, indent=None):
+        if not terminal.printed(deed, as_json, indent=None):
             print(deed.sentence(), flush=True)
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
@@ -214,6 +214,9 @@ def red_team(
         f"({attack}); this is for drills on your own network, with its members knowing"
     )
     asyncio.run(hostile.run())
+
+
+# --- watching and judging --------------------------------------------------------------------------------------------
 
 
 _STATES = {"training": "green", "finished": "green", "starting": "yellow"}
@@ -251,8 +254,7 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
         try:
             while True:
                 found = await look(observer)
-                members = {"members": [member.to_dict() for member in found]}
-                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, **members}
+                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": found}
                 table = members_now(_title(observer), found, convicted=convicted(found, m.byzantine))
                 if place is not None:
                     place.update(table, refresh=True)
@@ -347,7 +349,7 @@ def doctor(
 
     found = examine(preset, config, data_dir)
     wrong = [one for one in found if not one.ok]
-    if not terminal.printed([one.to_dict() for one in found], as_json):
+    if not terminal.printed(found, as_json):
         for one in found:
             print(f"{'ok   ' if one.ok else 'WRONG'}  {one.check}: {one.detail}")
             if one.remedy:

@@ -240,6 +240,9 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
     console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")
 
 
+# --- graph -----------------------------------------------------------------------------------------------------------
+
+
 def graph(
     source: Annotated[
         str | None,

@@ -1,6 +1,5 @@
 """``rpel report``, ``rpel ls`` and ``rpel compare``: runs that lie on disk, without torch."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +8,11 @@ from typer import Argument, Option
 
 from rpel.cli import terminal
 from rpel.cli.terminal import Json
-from rpel.text import count, value_text
+from rpel.text import count
 
 if TYPE_CHECKING:
     from rpel.report import Collection, Group
     from rpel.report.groups import Chart
-
-_MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
 
 
 def report(
@@ -68,6 +65,8 @@ def report(
 
 
 def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) -> dict[str, Any]:
+    from rpel.report.groups import MEASURES
+
     settings = [
         {
             "label": group.label,
@@ -78,7 +77,7 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
             "pull": group.runs[0].proof.pull,
             "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
-            "intervals": {key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in _MEASURES},
+            "intervals": {key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in MEASURES},
         }
         for group in groups
     ]
@@ -152,6 +151,8 @@ def compare(
 
     Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
     """
+    from rpel.report.groups import compared
+
     found = compared(_one_group(a), _one_group(b))
     if terminal.printed(found, as_json):
         return
@@ -178,35 +179,3 @@ def _one_group(path: Path) -> "Group":
     if len(groups) != 1:
         raise ValueError(f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each")
     return groups[0]
-
-
-def compared(a: "Group", b: "Group") -> dict[str, Any]:
-    """What differs between two groups; differences of final numbers are B − A, paired by seed."""
-    from rpel.config.spec import Spec
-    from rpel.report.groups import NOT_MEANING
-
-    pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in Spec.model_fields if key not in NOT_MEANING}
-    both = sorted({run.spec.seed for run in a.runs} & {run.spec.seed for run in b.runs})
-    mine, theirs = (
-        dict(zip(group.rounds("accuracy_mean"), group.curve("accuracy_mean")[0].tolist(), strict=True))
-        for group in (a, b)
-    )
-    return {
-        "differences": {key: [value_text(x), value_text(y)] for key, (x, y) in pairs.items() if x != y},
-        "seeds": both,
-        "interval": "95 % t-interval" if len(both) > 2 else "lowest and highest" if len(both) == 2 else "",
-        "final": {key: _difference(a, b, key, both) for key in _MEASURES},
-        "curve": [{"round": t, "a": mine[t], "b": theirs[t]} for t in mine if t in theirs],
-    }
-
-
-def _difference(a: "Group", b: "Group", column: str, seeds: list[int]) -> dict[str, float | None]:
-    from rpel.simulation.result import interval
-
-    first, second = ({run.spec.seed: run.final(column) for run in group.runs} for group in (a, b))
-    gaps = [second[seed] - first[seed] for seed in seeds]
-    means = [group.final(column)[0] for group in (a, b)]
-    known = bool(gaps) and all(map(math.isfinite, gaps))
-    mean, low, high = interval(gaps) if known else (None, None, None)
-    ends = [value if math.isfinite(value) else None for value in means]
-    return {"a": ends[0], "b": ends[1], "difference": mean, "low": low, "high": high}

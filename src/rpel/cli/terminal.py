@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,9 +77,9 @@ def stdout(wrap: bool = False) -> Console:
 
 
 def printed(found: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
-    """Print the results as JSON if that was asked for; whether it was."""
+    """Print the results, records among them, as JSON if that was asked for; whether it was."""
     if as_json:
-        print(json.dumps(found, indent=indent, ensure_ascii=ensure_ascii), flush=True)
+        print(json.dumps(found, indent=indent, ensure_ascii=ensure_ascii, default=asdict), flush=True)
     return as_json
 
 

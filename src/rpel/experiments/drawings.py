@@ -199,6 +199,9 @@ def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:
     return np.array([row[key] for row in rows], dtype=np.float64)
 
 
+# --- the fixed graph of a baseline -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A graph, who is hostile on it, and the b̂ that its rules would be given."""

@@ -117,6 +117,9 @@ def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec]) ->
     return f"{meant.rounds} rounds, {seeds} seeds, bands from lowest to highest"
 
 
+# --- what is to be made ----------------------------------------------------------------------------------------------
+
+
 Row = drawings.Row
 Say = Callable[[str], None]
 """Takes a sentence for the user."""

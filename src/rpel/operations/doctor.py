@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,6 @@ class Check:
     ok: bool
     detail: str
     remedy: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine(preset: str | None = None, config: Path | None = None, data_dir: str | None = None) -> list[Check]:

@@ -141,21 +141,11 @@ def _notes(path: Path, member: Member) -> tuple[str, ...]:
 # --- the founder adds them -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Added:
-    """A members.toml after entries were added: who is new, who is in it now, and how many it waits for."""
+def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Member, ...]]:
+    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml; all of them or none.
 
-    membership: Membership
-    new: tuple[Member, ...]
-
-    @property
-    def missing(self) -> int:
-        """How many entries the plan still waits for."""
-        return self.membership.nodes - len(self.membership.members)
-
-
-def add(members: Path, entries: Sequence[Path]) -> Added:
-    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml; all of them or none."""
+    Returns the membership with them, and the new members.
+    """
     before = Membership.load(members, draft=True)
     new = tuple(member for path in entries for member in read_entries(path))
     check_different("", before.members + new)
@@ -167,7 +157,7 @@ def add(members: Path, entries: Sequence[Path]) -> Added:
         )
     after = replace(before, members=before.members + new)
     after.save(members)
-    return Added(after, new)
+    return after, new
 
 
 def read_entries(path: Path) -> list[Member]:

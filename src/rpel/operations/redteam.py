@@ -11,7 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,6 @@ class Deed:
     pulled: tuple[str, ...]
     answered: tuple[str, ...]
     flood: dict[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
     def sentence(self) -> str:
         """For people.
@@ -254,6 +250,9 @@ class RedTeam:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
 
 
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -96,10 +96,6 @@ class Seen:
     def answered(self) -> bool:
         """Did it say anything that can be shown?"""
         return self.state in _ANSWERED
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
 
 async def look(observer: Observer, within: float = 3.0) -> list[Seen]:

@@ -283,6 +283,9 @@ def bins(counts: Sequence[int], b_hat: int) -> list[tuple[int, int, int]]:
     return [(k, min(k + step, end) - 1, sum(counts[k : k + step])) for k in range(first, end, step)]
 
 
+# --- heat map --------------------------------------------------------------------------------------------------------
+
+
 _STOPS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
 """Cividis, from dark blue to yellow: evenly brighter, and alike for most kinds of colour blindness."""
 

@@ -20,6 +20,9 @@ from rpel.text import value_text
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
 
+MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
+"""What a run is judged by at its end."""
+
 NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _CHART = ("dataset", "nodes", "byzantine", "pull")
 _GROUP = ("method", "rule", "attack", "attack_params")
@@ -236,6 +239,36 @@ def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
     size = [word for word in [spec.scale.stamp] if word]
     return " · ".join([*size, spec.method, spec.rule or "own rule", _attack(spec), *extra])
+
+
+# --- two groups -------------------------------------------------------------------------------------------------------
+
+
+def compared(a: Group, b: Group) -> dict[str, Any]:
+    """What differs between two groups; differences of final numbers are B − A, paired by seed."""
+    pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in Spec.model_fields if key not in NOT_MEANING}
+    both = sorted({run.spec.seed for run in a.runs} & {run.spec.seed for run in b.runs})
+    mine, theirs = (
+        dict(zip(group.rounds("accuracy_mean"), group.curve("accuracy_mean")[0].tolist(), strict=True))
+        for group in (a, b)
+    )
+    return {
+        "differences": {key: [value_text(x), value_text(y)] for key, (x, y) in pairs.items() if x != y},
+        "seeds": both,
+        "interval": "95 % t-interval" if len(both) > 2 else "lowest and highest" if len(both) == 2 else "",
+        "final": {key: _difference(a, b, key, both) for key in MEASURES},
+        "curve": [{"round": t, "a": mine[t], "b": theirs[t]} for t in mine if t in theirs],
+    }
+
+
+def _difference(a: Group, b: Group, column: str, seeds: list[int]) -> dict[str, float | None]:
+    first, second = ({run.spec.seed: run.final(column) for run in group.runs} for group in (a, b))
+    gaps = [second[seed] - first[seed] for seed in seeds]
+    means = [group.final(column)[0] for group in (a, b)]
+    known = bool(gaps) and all(map(math.isfinite, gaps))
+    mean, low, high = interval(gaps) if known else (None, None, None)
+    ends = [value if math.isfinite(value) else None for value in means]
+    return {"a": ends[0], "b": ends[1], "difference": mean, "low": low, "high": high}
 
 
 # --- for papers ------------------------------------------------------------------------------------------------------

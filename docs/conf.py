@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "_ext.generated",
 ]
-exclude_patterns = ["results/paper", "_ext", "_generated"]
+exclude_patterns = ["results/paper", "_ext", "_generated", "release.md"]  # the last is for maintainers
 templates_path: list[str] = []
 
 html_theme = "furo"
@@ -33,9 +33,9 @@ html_js_files = [("pull.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 
-myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
+myst_enable_extensions = ["deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
-mathjax_path = ""  # formulas are written as text and HTML: the site asks no other server for anything
+html_math_renderer = "text"  # formulas are written as text: the site asks no other server for anything
 
 # A notebook that fails fails the build. Each page runs in a folder of its own, so pages cannot lean on each other.
 nb_execution_mode = "force"
@@ -43,6 +43,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 900
 nb_execution_in_temp = True
 nb_execution_show_tb = True
+nb_merge_streams = True
 
 # A kernel asks the commands on a page for colours, as in a terminal; pages show what a file or a pipe would get.
 _profile = Path(tempfile.mkdtemp(prefix="rpel-docs-"))

@@ -60,7 +60,7 @@ def push_picture() -> Any:
     axes.plot(rounds, 10 / (honest + 11), color=HOSTILE, lw=1.2, label="push: all 10 hostile nodes send every round")
     axes.plot(rounds, pulled, color=HONEST, lw=1.2, label="pull: 16 peers drawn by the victim")
     axes.axhline(0.5, color="grey", linestyle="--", lw=1)
-    axes.set(xlabel="round", ylabel="hostile share", ylim=(0, 0.75))
+    axes.set(xlabel="round", ylabel="hostile share", ylim=(0, 1))
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     axes.set_title("What one of 100 nodes holds, 10 of them hostile", fontsize=11)
     return _shown(figure)

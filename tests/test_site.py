@@ -64,7 +64,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def test_names_in_the_tables_of_other_libraries_are_names_of_rpel_and_of_its_import() -> None:
     lines = page("bridges").split("## In a loop")[0].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rules, forged = ({row[-1].strip("`"): row[0] for row in rows if len(row) == n} for n in (6, 5))
+    rules, forged = ({row[0].strip("`"): row[1] for row in rows if len(row) == n} for n in (6, 5))
     ours = {name for name in rules if name in RULES.values() or name in MIXERS.values()}
     assert ours == set(RULES.values()) | set(MIXERS.values())
     for theirs, name in {**RULES, **MIXERS}.items():

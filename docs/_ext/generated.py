@@ -1,7 +1,10 @@
-"""Reference pages that are made from the program itself, so that they cannot fall behind it."""
+"""Tables made from the program itself, so that they cannot fall behind it, and how cells of notebooks are shown."""
 
+from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_origin
+
+from docutils.nodes import SkipNode, Text, literal_block  # type: ignore[import-untyped]
 
 from rpel.config.spec import Spec, load, presets
 
@@ -33,6 +36,27 @@ def write(app: Any) -> None:
         (folder / f"{name}.md").write_text(text, "utf-8")
 
 
+def plain_cells(app: Any, document: Any) -> None:
+    """Cells of shell commands and of files as a reader would type them, without the notebook's words for them."""
+    for block in document.findall(literal_block):
+        head, _, rest = block.astext().partition("\n")
+        if head == "%%bash":
+            block["language"], text = "bash", rest
+        elif head.startswith("%%writefile "):
+            text = f"# {head.partition(' ')[2]}\n{rest}"
+        else:
+            continue
+        block.rawsource = text
+        block.children = [Text(text)]
+
+
+def _as_text(writer: Any, node: Any) -> None:
+    writer.body.append(f"<code>{escape(node.astext())}</code>")
+    raise SkipNode
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write)
+    app.connect("doctree-read", plain_cells)
+    app.add_html_math_renderer("text", (_as_text, None), (_as_text, None))
     return {"parallel_read_safe": True}

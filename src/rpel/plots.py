@@ -1,6 +1,8 @@
 """Figures from plain arrays. Nothing here knows where the numbers come from; matplotlib is imported when first used."""
 
+import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,28 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
-def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
-    """An empty figure in the look of all figures, drawn without a display."""
+@cache
+def _shown() -> "type[Figure]":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    class Shown(Figure):
+        """A figure that a notebook shows although pyplot, which would see to that, is never imported."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=100)
+            return file.getvalue()
+
+    return Shown
+
+
+def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
+    """An empty figure in the look of all figures, drawn without a display.
+
+    >>> canvas()[0]._repr_png_()[1:4]  # what a notebook shows
+    b'PNG'
+    """
+    figure = _shown()(figsize=(width, height), layout="constrained")
     return figure, plain(figure.add_subplot())
 
 

@@ -51,6 +51,8 @@ def _spread(kernels: ModuleType, models: Models, rows: Integers) -> Spread:
 class View:
     """What the omniscient adversary sees in one round, and where it writes.
 
+    Shapes, with n honest nodes, v victims and d parameters::
+
     table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
     own      (v,) the victims' own rows
     peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the victim's

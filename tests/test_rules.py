@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import aggregation as A
+from rpel.aggregation.base import Group
 from rpel.kernels import compiled, plain, tensor
 from rpel.randomness import stream
 from support.paths import ROOT
@@ -75,7 +76,7 @@ def test_many_victims_over_one_table_get_what_each_would_get_alone(
     given_table = torch.from_numpy(table) if kernels is tensor else table
     alone = rule(table[index])  # one batch, so that a shuffling rule deals the same cards
     if kernels is tensor:
-        found = rule.compute(tensor, given_table, index).numpy()
+        found = rule.compute(Group(tensor, given_table, index, rule.f or 0, np.arange(len(index)))).numpy()
     else:
         found = rule.aggregate(given_table, index, kernels=kernels)
     np.testing.assert_allclose(found, alone, rtol=0, atol=1e-9)

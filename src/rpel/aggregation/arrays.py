@@ -90,10 +90,6 @@ def empty_like(table: Array, rows: int) -> Array:
     )
 
 
-def nbytes(table: Array) -> int:
-    return int(table.shape[0]) * int(table.shape[1]) * int(table.dtype.itemsize)
-
-
 def as_table(x: Array, name: str) -> tuple[Array, Integers]:
     """An array (…, m, d) as a table of all its rows (h·m, d) and the index (h, m) of who has which.
 

@@ -30,7 +30,6 @@ from rpel.aggregation.arrays import (
     host,
     kernels_for,
     lend,
-    nbytes,
     stacked,
     to_kernels,
 )
@@ -56,19 +55,30 @@ class Moment:
 
 @dataclass(frozen=True)
 class Group:
-    """Victims that aggregate equally many finite vectors: their rows of the table, and who does the arithmetic."""
+    """Some victims: their rows of the table, and who does the arithmetic. Where :meth:`Rule.run` gets one, they all
+    aggregate equally many vectors, present and finite."""
 
     kernels: ModuleType
     table: Array
-    index: Array
+    index: Integers
     f: int
     victims: Integers
     moment: Moment = Moment()
+    weights: Array | None = None  # (h, m) on a graph: of the gossip, self first
+    hostile: Array | None = None  # (h, m) for the one rule that is told
 
     @property
     def nodes(self) -> Integers:
         """(h,) the victims' node numbers."""
         return self.victims if self.moment.ids is None else self.moment.ids[self.victims]
+
+    def pieces(self, each: int, share: int) -> "Iterator[Group]":
+        """Groups of so few victims, of ``each`` bytes, that they take 1/share of the table (one victim at least)."""
+        size = int(self.table.shape[0]) * int(self.table.shape[1]) * int(self.table.dtype.itemsize)
+        step = max(1, size // share // each if each else len(self.index))
+        for start in range(0, len(self.index), step):
+            piece = slice(start, start + step)
+            yield replace(self, index=self.index[piece], victims=self.victims[piece])
 
     def draws(self, purpose: Purpose, size: int) -> Floats:
         """(h, size) uniform numbers, those of each victim from its own coordinates (seed, purpose, round, node)."""
@@ -225,8 +235,9 @@ class Rule(ABC):
         rule = self if f is None else self.with_f(f)
         table, back = to_kernels(table, self.name)
         rows = check_index(self.name, table, index)
-        chosen = kernels or kernels_for(table)
-        return deliver(lambda place: rule.compute(chosen, table, rows, weights, hostile, place), out, back)
+        everybody = np.arange(len(rows))
+        group = Group(kernels or kernels_for(table), table, rows, rule.f or 0, everybody, self.moment, weights, hostile)
+        return deliver(lambda place: rule.compute(group, place), out, back)
 
     def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
         if weights is not None or hostile is not None:
@@ -245,33 +256,26 @@ class Rule(ABC):
             return np.zeros(len(usable), dtype=bool)
         return np.asarray(~usable[:, self.pivot : self.pivot + 1].any(axis=1))
 
-    def compute(
-        self,
-        kernels: ModuleType,
-        table: Array,
-        index: Integers,
-        weights: Array | None = None,
-        hostile: Array | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        """:meth:`aggregate` after its checks, by the given kernels."""
-        self.refuse_weights(weights, hostile)
+    def compute(self, asked: Group, out: Array | None = None) -> Array:
+        """:meth:`aggregate` after its checks, for victims of whose vectors some may be absent or not finite."""
+        self.refuse_weights(asked.weights, asked.hostile)
         if self.pivot:
-            index = np.concatenate([index[:, [self.pivot]], np.delete(index, self.pivot, axis=1)], axis=1)
-        groups = list(self._groups(kernels, table, index))
+            index, own = asked.index, [self.pivot]
+            asked = replace(asked, index=np.concatenate([index[:, own], np.delete(index, own, axis=1)], axis=1))
+        groups = list(self._groups(asked))
         if len(groups) == 1:
             return self.run(groups[0], out=out)
-        result = empty_like(table, len(index)) if out is None else out
+        result = empty_like(asked.table, len(asked.index)) if out is None else out
         for group in groups:
             _scatter(self.run, group, result)
         return result
 
-    def _groups(self, kernels: ModuleType, table: Array, index: Integers) -> Iterator[Group]:
-        """Victims with equally many present and equally many non-finite vectors, in pieces of bounded size."""
-        finite = np.append(host(kernels.finite_rows(table)), False)
+    def _groups(self, asked: Group) -> Iterator[Group]:
+        """Victims with equally many present and equally many non-finite vectors, their scratch 4 % of the table."""
+        index, finite = asked.index, np.append(host(asked.kernels.finite_rows(asked.table)), False)
         if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
-            self.check(index.shape[1], self.f or 0)
-            yield from self._pieces(Group(kernels, table, index, self.f or 0, np.arange(len(index)), self.moment))
+            self.check(index.shape[1], asked.f)
+            yield from asked.pieces(self.scratch(asked.m), 25)
             return
         present, usable = index >= 0, finite[index]  # −1 looks up the False at the end
         left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
@@ -281,15 +285,7 @@ class Rule(ABC):
             f = max(0, (self.f or 0) - int(g))
             self.check(int(m), f)
             rows = index[victims][usable[victims]].reshape(len(victims), m)
-            yield from self._pieces(Group(kernels, table, rows, f, victims, self.moment))
-
-    def _pieces(self, group: Group) -> Iterator[Group]:
-        """The group cut so that the scratch of a piece takes at most 4 % of the table (one victim at the least)."""
-        each = self.scratch(group.m)
-        step = max(1, nbytes(group.table) // 25 // each if each else len(group.index))
-        for start in range(0, len(group.index), step):
-            piece = slice(start, start + step)
-            yield replace(group, index=group.index[piece], victims=group.victims[piece])
+            yield from replace(asked, index=rows, f=f, victims=victims).pieces(self.scratch(int(m)), 25)
 
     def _check_rows(self, present: NDArray[np.bool_], usable: NDArray[np.bool_], hostile: Integers) -> None:
         if self.f is not None and hostile.max(initial=0) > self.f:

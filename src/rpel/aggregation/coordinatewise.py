@@ -8,13 +8,13 @@ mixed rows of a few victims at a time are written to a small table. Non-finite v
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rpel import theory
-from rpel.aggregation.arrays import Array, host, is_tensor, kernels_for, nbytes, stacked, to_kernels
+from rpel.aggregation.arrays import Array, as_table, empty_like, host, is_tensor, kernels_for, stacked, to_kernels
 from rpel.aggregation.base import Group, Rule
 from rpel.aggregation.linear import krum_scores
 from rpel.kernels import compiled
@@ -135,14 +135,13 @@ class Mixer(Rule):
             return [restore(row) for row in self(rows)]
         x, back = to_kernels(x, self.name)
         *batch, m, d = x.shape
-        h, kernels = int(np.prod(batch, dtype=np.int64)), kernels_for(x)
-        table, index = x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
-        finite = host(kernels.finite_rows(table)).reshape(h, m)
+        table, index = as_table(x, self.name)
+        group = Group(kernels_for(x), table, index, self.f or 0, np.arange(len(index)), self.moment)
+        finite = host(group.kernels.finite_rows(table)).reshape(index.shape)
         if finite.all():
-            self.check(m, self.f or 0)
-            rows = self.mixed(Group(kernels, table, index, self.f or 0, np.arange(h), self.moment))
-            return back(rows.reshape(*batch, -1, d))
-        pieces = [self._with_non_finite(kernels, table, index[i], finite[i], i) for i in range(h)]
+            self.check(m, group.f)
+            return back(self.mixed(group).reshape(*batch, -1, d))
+        pieces = [self._with_non_finite(group, i, finite[i]) for i in range(len(index))]
         if len({len(piece) for piece in pieces}) > 1:
             raise ValueError(
                 f"{self.name} would return different numbers of rows; call it on one batch entry at a time"
@@ -150,13 +149,13 @@ class Mixer(Rule):
         joined = np.concatenate(pieces).reshape(*batch, len(pieces[0]), d)
         return back(x.new_tensor(joined) if is_tensor(x) else joined)
 
-    def _with_non_finite(self, kernels: ModuleType, table: Array, rows: Integers, finite: Any, victim: int) -> Any:
+    def _with_non_finite(self, group: Group, i: int, finite: NDArray[np.bool_]) -> Any:
         """(m′, d) one victim's rows on the host: the finite ones mixed, the others in their places (or at the end)."""
-        good, bad = np.flatnonzero(finite), np.flatnonzero(~finite)
-        f = max(0, (self.f or 0) - len(bad))
+        rows, good, bad = group.index[i], np.flatnonzero(finite), np.flatnonzero(~finite)
+        f = max(0, group.f - len(bad))
         self.check(len(good), f)
-        mixed = host(self.mixed(Group(kernels, table, rows[None, good], f, np.array([victim]), self.moment)))
-        through = host(table[rows[bad]])
+        mixed = host(self.mixed(replace(group, index=rows[None, good], f=f, victims=group.victims[i : i + 1])))
+        through = host(group.table[rows[bad]])
         if len(mixed) != len(good):
             return np.concatenate([mixed, through])
         whole = np.empty((len(rows), mixed.shape[1]), mixed.dtype)
@@ -277,33 +276,11 @@ class Mixed(Rule):
         if isinstance(self.rule, Coordinatewise):
             near = self.mixer.nearest
             return self.rule.run(group, out, mix=near(group.m, group.f) if near else self.mixer.mix(group))
-        results = [self._piece(part) for part in _pieces(group)]
-        if out is None:
-            return results[0] if len(results) == 1 else _concatenate(results)
-        start = 0
-        for part in results:
-            out[start : start + len(part)] = part
-            start += len(part)
-        return out
-
-    def _piece(self, part: Group) -> Array:
-        table = self.mixer.mixed(part)
-        h = len(part.index)
-        index = np.arange(len(table), dtype=np.int64).reshape(h, -1)
-        return self.rule.run(Group(part.kernels, table, index, part.f, part.victims, part.moment))
-
-
-def _pieces(group: Group) -> "list[Group]":
-    """The group in pieces whose mixed rows take at most a tenth of the table (one victim at the least)."""
-    each = group.m * nbytes(group.table) // max(1, len(group.table))
-    step = max(1, nbytes(group.table) // 10 // max(1, each))
-    cuts = range(0, len(group.index), step)
-    return [replace(group, index=group.index[a : a + step], victims=group.victims[a : a + step]) for a in cuts]
-
-
-def _concatenate(results: list[Array]) -> Array:
-    if isinstance(results[0], np.ndarray):
-        return np.concatenate(results)
-    import torch
-
-    return torch.cat(results)
+        result, start = empty_like(group.table, len(group.index)) if out is None else out, 0
+        each = group.m * int(group.table.shape[1]) * int(group.table.dtype.itemsize)
+        for part in group.pieces(each, 10):  # the mixed rows of a piece take at most a tenth of the table
+            table = self.mixer.mixed(part)
+            index = np.arange(len(table), dtype=np.int64).reshape(len(part.index), -1)
+            self.rule.run(replace(part, table=table, index=index), out=result[start : start + len(index)])
+            start += len(index)
+        return result

@@ -7,7 +7,6 @@ weights are compared with a tolerance of 1e-12, so that equal weights behave as 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import ClassVar, Self
 
 import numpy as np
@@ -73,22 +72,14 @@ class GraphRule(Rule):
         """Only a non-finite own model stops a graph rule: a leaf is valid, and lost answers take their weight along."""
         return self.blind(usable)
 
-    def compute(
-        self,
-        kernels: ModuleType,
-        table: Array,
-        index: Integers,
-        weights: Array | None = None,
-        hostile: Array | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        """(h, d) as for every rule, with gossip ``weights`` (h, m), self first; −1 marks neighbours not there."""
-        share, marks = self._check_weights(index, weights), self._check_hostile(index, hostile)
-        finite = np.append(host(kernels.finite_rows(table)), False)[index]
+    def compute(self, asked: Group, out: Array | None = None) -> Array:
+        """(h, d) as for every rule, with gossip weights (h, m), self first; −1 marks neighbours not there."""
+        share, marks = self._check_weights(asked.index, asked.weights), self._check_hostile(asked.index, asked.hostile)
+        finite = np.append(host(asked.kernels.finite_rows(asked.table)), False)[asked.index]
         if not finite[:, 0].all():
             raise ValueError(f"{self.name} needs a finite own vector in column 0")
-        rows = np.where(finite, index, -1)  # a non-finite answer is left out, and its weight is off the hostile weight
-        seen = Group(kernels, table, rows, 0, np.arange(len(rows)))
+        # a non-finite answer is left out, and its weight is off the hostile weight
+        seen = replace(asked, index=np.where(finite, asked.index, -1))
         return seen.combine(self.coefficients(seen, share, finite, marks), out)
 
     def coefficients(
@@ -270,17 +261,8 @@ class Balance(Rule):
     decay: float = 1.0
     alpha: float = 0.5
 
-    def compute(
-        self,
-        kernels: ModuleType,
-        table: Array,
-        index: Integers,
-        weights: Array | None = None,
-        hostile: Array | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        """On a graph all neighbours count alike, so that gossip weights are not looked at."""
-        return super().compute(kernels, table, index, None, None, out)
+    def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
+        """On a graph all neighbours count alike: gossip weights are not looked at."""
 
     def with_f(self, f: int) -> Self:
         return self

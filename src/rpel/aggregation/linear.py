@@ -28,9 +28,14 @@ class Linear(Rule):
         return group.combine(self.weights(group), out)
 
 
-def _chosen(h: int, m: int, columns: Integers) -> Floats:
+def _first(values: Floats, k: int) -> Integers:
+    """(h, k) the columns of the k smallest values, ties to the lower column."""
+    return np.argsort(values, axis=1, kind="stable")[:, :k]
+
+
+def _chosen(g: Group, columns: Integers) -> Floats:
     """(h, m) equal weights on the given columns (h, k)."""
-    weights = np.zeros((h, m))
+    weights = np.zeros((len(columns), g.m))
     np.put_along_axis(weights, columns, 1 / columns.shape[1], axis=1)
     return weights
 
@@ -59,8 +64,7 @@ def krum(f: int) -> Rule:
     """
 
     def weights(g: Group) -> Floats:
-        best = np.argmin(krum_scores(g.pairwise(), g.f), axis=1)
-        return _chosen(len(best), g.m, best[:, None])
+        return _chosen(g, np.argmin(krum_scores(g.pairwise(), g.f), axis=1)[:, None])
 
     return Linear("krum", weights, known_kappa=theory.kappa_krum, f=f)
 
@@ -73,8 +77,7 @@ def multi_krum(f: int) -> Rule:
     """
 
     def weights(g: Group) -> Floats:
-        order = np.argsort(krum_scores(g.pairwise(), g.f), axis=1, kind="stable")
-        return _chosen(len(order), g.m, order[:, : g.m - g.f])
+        return _chosen(g, _first(krum_scores(g.pairwise(), g.f), g.m - g.f))
 
     return Linear("multi_krum", weights, f=f)
 
@@ -89,16 +92,24 @@ def monna(f: int, pivot: int = 0) -> Rule:
     def weights(g: Group) -> Floats:
         near = g.to(0)  # the base brings the pivot to the front
         near[:, 0] = -1  # first even among equals
-        return _chosen(len(near), g.m, np.argsort(near, axis=1, kind="stable")[:, : g.m - g.f])
+        return _chosen(g, _first(near, g.m - g.f))
 
     return Linear("monna", weights, f=f, pivot=pivot)
 
 
-def _subsets(name: str, m: int, f: int) -> Integers:
-    """(C, m − f) all candidate sets of honest vectors, in lexicographic order."""
-    if comb(m, f) > 10**6:
-        raise ValueError(f"{name} with m={m} and f={f} would try {comb(m, f):,} subsets: at most 1,000,000 are allowed")
-    return np.array(list(combinations(range(m), m - f)), dtype=np.int64).reshape(-1, m - f)
+def _best_subset(name: str, f: int, score: Callable[[Floats, Integers], Floats]) -> Rule:
+    """The mean of the (m − f)-subset of least score(squared distances (m, m), subsets (C, m − f)) (C,)."""
+
+    def weights(g: Group) -> Floats:
+        m, tried = g.m, comb(g.m, g.f)
+        if tried > 10**6:
+            raise ValueError(
+                f"{name} with m={m} and f={g.f} would try {tried:,} subsets: at most 1,000,000 are allowed"
+            )
+        sets = np.array(list(combinations(range(m), m - g.f)), dtype=np.int64).reshape(-1, m - g.f)
+        return _chosen(g, np.array([sets[np.argmin(score(squared, sets))] for squared in g.pairwise()]))
+
+    return Linear(name, weights, f=f)
 
 
 def mda(f: int) -> Rule:
@@ -108,18 +119,13 @@ def mda(f: int) -> Rule:
     array([0.5])
     """
 
-    def weights(g: Group) -> Floats:
-        sets = _subsets("mda", g.m, g.f)
-        pairs = np.array(list(combinations(range(g.m - g.f), 2)), dtype=np.int64).reshape(-1, 2)
-        best = []
-        for squared in g.pairwise():
-            diameter = np.zeros(len(sets))
-            for a, b in pairs:
-                np.maximum(diameter, squared[sets[:, a], sets[:, b]], out=diameter)
-            best.append(sets[np.argmin(diameter)])
-        return _chosen(len(best), g.m, np.array(best))
+    def diameter(squared: Floats, sets: Integers) -> Floats:
+        largest = np.zeros(len(sets))
+        for a, b in combinations(range(sets.shape[1]), 2):
+            np.maximum(largest, squared[sets[:, a], sets[:, b]], out=largest)
+        return largest
 
-    return Linear("mda", weights, f=f)
+    return _best_subset("mda", f, diameter)
 
 
 def _centred_gram(squared: Floats, c: Floats) -> Floats:
@@ -136,16 +142,11 @@ def smea(f: int) -> Rule:
     array([0.5])
     """
 
-    def weights(g: Group) -> Floats:
-        sets = _subsets("smea", g.m, g.f)
-        k = g.m - g.f
-        best = []
-        for squared in g.pairwise():
-            gram = _centred_gram(squared[sets[:, :, None], sets[:, None, :]], np.full((len(sets), k), 1 / k))
-            best.append(sets[np.argmin(np.linalg.eigvalsh(gram)[:, -1])])
-        return _chosen(len(best), g.m, np.array(best))
+    def largest_eigenvalue(squared: Floats, sets: Integers) -> Floats:
+        gram = _centred_gram(squared[sets[:, :, None], sets[:, None, :]], np.full(sets.shape, 1 / sets.shape[1]))
+        return np.asarray(np.linalg.eigvalsh(gram)[:, -1])
 
-    return Linear("smea", weights, f=f)
+    return _best_subset("smea", f, largest_eigenvalue)
 
 
 def caf(f: int) -> Rule:
@@ -197,10 +198,7 @@ def cge(f: int, center: str = "zero") -> Rule:
     if center == "own":
         return replace(monna(f), name="cge")
 
-    def weights(g: Group) -> Floats:
-        return _chosen(len(g.index), g.m, _first(g.to_origin(None), g.m - g.f))
-
-    return Linear("cge", weights, f=f)
+    return Linear("cge", lambda g: _chosen(g, _first(g.to_origin(None), g.m - g.f)), f=f)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class Aksel(Rule):
     def run(self, group: Group, out: Array | None = None) -> Array:
         place = empty_like(group.table, len(group.index)) if out is None else out
         near = _nearest_to_median(group, group.m - group.f, place)
-        return group.combine(_chosen(len(near), group.m, near), place)
+        return group.combine(_chosen(group, near), place)
 
 
 def aksel(f: int) -> Rule:
@@ -239,7 +237,7 @@ class DivideAndConquer(Rule):
         least = group.m - 2 * group.f
         few = kept.sum(axis=1) < least
         if few.any():
-            weights[few] = _chosen(len(kept), group.m, _nearest_to_median(group, least, place))[few]
+            weights[few] = _chosen(group, _nearest_to_median(group, least, place))[few]
         return group.combine(weights, place)
 
     def _farthest(self, group: Group, k: int, d: int) -> Integers:
@@ -280,11 +278,6 @@ def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
     if passes < 1 or coordinates < 1:
         raise ValueError(f"dnc needs passes and coordinates of at least 1, not {passes} and {coordinates}")
     return DivideAndConquer("dnc", passes, coordinates, f=f, timed=True)
-
-
-def _first(values: Floats, k: int) -> Integers:
-    """(h, k) the columns of the k smallest values, ties to the lower column."""
-    return np.argsort(values, axis=1, kind="stable")[:, :k]
 
 
 def _nearest_to_median(group: Group, k: int, place: Array) -> Integers:

@@ -15,19 +15,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from rpel.errors import nearest
 
 T = TypeVar("T")
-_KINDS = {
-    "string": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "dict": "a table",
-    "mapping": "a table",
-}
-_PATTERNS = {"^[0-9a-f]{64}$": "64 hexadecimal digits"}
 _LARGEST = 256 << 20
 _LONG_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")
 """A dotted key of so many parts takes the parser a time that grows with their square; nobody writes one by hand."""
@@ -78,23 +70,7 @@ def validated(where: str, content: Mapping[str, Any], adapter: TypeAdapter[T], c
     try:
         return adapter.validate_python(content, context=context)
     except ValidationError as error:
-        raise ValueError(_sentence(where, error)) from None
-
-
-def _sentence(where: str, error: ValidationError) -> str:
-    """The first complaint, with the key, the value given and what would be right."""
-    found = error.errors()[0]
-    key, value, context = ".".join(map(str, found["loc"])), found["input"], found.get("ctx", {})
-    before = f"{where}: " if where else ""
-    if found["type"] == "missing":
-        return f"{where} lacks the key {key!r}"
-    if found["type"] == "value_error":  # a validator of our own: its message is a sentence
-        return f"{before}{context['error']}"
-    for bound in ("ge", "le"):
-        if bound in context:
-            return f"{before}{key} {value:g} is impossible: the nearest is {context[bound]:.15g}"
-    wanted = _PATTERNS.get(context.get("pattern", "")) or _KINDS.get(found["type"].partition("_")[0], "another value")
-    return f"{before}{key} {value!r} is not valid: it takes {wanted}"
+        raise ValueError(_sentence(error, where)) from None
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -124,7 +100,7 @@ class CheckedRecord(BaseModel):
         try:
             super().__init__(**{key: builtin(value) for key, value in fields.items()})
         except ValidationError as error:
-            raise ValueError(sentence(type(self), error)) from None
+            raise ValueError(_sentence(error, fields=known)) from None
 
     def but(self, **changes: Any) -> Self:
         """The same record with some fields changed, checked again.
@@ -164,34 +140,38 @@ _EXAMPLES = {
     "pull": "a whole number from 1 on, or plan",
     "b_hat": "a whole number from 0 on, or plan",
 }  # fmt: skip
+_PATTERNS = {"^[0-9a-f]{64}$": "64 hexadecimal digits"}
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "finite": "a finite number",
-    "string": "text",
-}
+    "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "text",
+    "dict": "a table", "mapping": "a table",
+}  # fmt: skip
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
-def sentence(record: type[BaseModel], error: ValidationError) -> str:
-    """The first complaint, with the key, the value given and the nearest valid one."""
+def _sentence(error: ValidationError, where: str = "", fields: Mapping[str, FieldInfo] | None = None) -> str:
+    """The first complaint, with the file, the key, the value given and what would be right; `fields` know examples."""
     found = error.errors()[0]
-    if not found["loc"]:
-        return str(found.get("ctx", {}).get("error", found["msg"]))
-    key, value, context = str(found["loc"][0]), found["input"], found.get("ctx", {})
-    field = record.model_fields[key]
+    key, value, context = ".".join(map(str, found["loc"])), found["input"], found.get("ctx", {})
+    before = f"{where}: " if where else ""
+    field = (fields or {}).get(key.partition(".")[0])
     if found["type"] == "missing":
-        return f"{key} is missing: it is the {field.description}"
-    if found["type"] in ("literal_error", "enum"):
-        return f"{key} {value!r} is unknown: {nearest(str(value), _choices(field.annotation))}"
+        return f"{where} lacks the key {key!r}"
+    if found["type"] == "value_error" and field is None:  # a validator of our own: its message is a sentence
+        return f"{before}{context['error']}"
+    key = key if field is None else key.partition(".")[0]
+    if field is not None and found["type"] in ("literal_error", "enum"):
+        return f"{before}{key} {value!r} is unknown: {nearest(str(value), _choices(field.annotation))}"
     for bound, words in _BOUNDS.items():
         if bound in context:
-            return f"{key} {value} is impossible: it must be {words} {context[bound]}"
-    kind = _KINDS.get(found["type"].partition("_")[0], "another value")
-    default = field.default
-    example = _EXAMPLES.get(key, kind if default is None or isinstance(default, bool) else f"{kind} such as {default}")
-    return f"{key} {value!r} is not valid: it takes {example}"
+            if field is not None:
+                return f"{before}{key} {value} is impossible: it must be {words} {context[bound]}"
+            return f"{before}{key} {value:g} is impossible: the nearest is {context[bound]:.15g}"
+    wanted = _PATTERNS.get(context.get("pattern", "")) or _KINDS.get(found["type"].partition("_")[0], "another value")
+    if field is not None and key in _EXAMPLES:
+        wanted = _EXAMPLES[key]
+    elif field is not None and field.default is not None and not isinstance(field.default, bool):
+        wanted = f"{wanted} such as {field.default}"
+    return f"{before}{key} {value!r} is not valid: it takes {wanted}"
 
 
 def _choices(annotation: Any) -> list[str]:

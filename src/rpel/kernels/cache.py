@@ -32,7 +32,6 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 from numba.core.compiler_lock import global_compiler_lock
-from numba.extending import intrinsic as numba_intrinsic
 
 from rpel.files import locked
 
@@ -143,8 +142,3 @@ def compiled(function: F) -> F:
 
     dispatcher.compile = compile_alone
     return cast(F, dispatcher)
-
-
-def intrinsic(function: Callable[..., Any]) -> Callable[..., None]:
-    """numba's intrinsic: a function made of LLVM instructions, called in compiled ones without its first argument."""
-    return cast(Callable[..., None], numba_intrinsic(prefer_literal=True)(function))

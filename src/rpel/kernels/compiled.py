@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rpel.kernels import coordinates, distances, pool, sorting
 from rpel.kernels.cache import compiled
+from rpel.kernels.coordinates import unit_bounds
 from rpel.kernels.plain import Operation, check_index, check_mix, check_operation, check_table, result_array
 from rpel.kernels.pool import set_threads, threads
 from rpel.kernels.vectors import fetch, moments_of_rows, weigh_rows
@@ -95,7 +96,7 @@ def distances_to(table: Floats, index: Integers, origin: Floats | Integers | Non
         check_index(table, point.reshape(h, 1))
         return distances.to_rows(table, _int64(index), _int64(point))
     if point.ndim == 2:
-        points = _plain(point, point.dtype).reshape(h * d)
+        points = _plain(point, point.dtype).reshape(h, d)
         return distances.to_rows(table, _int64(index), len(table) + np.arange(h), points)
     return distances.to_point(table, _int64(index), _plain(point, np.float64).reshape(d))
 
@@ -122,13 +123,12 @@ def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None 
     check_index(table, index, absent=True)
     rows, factors = _int64(index), _plain(weights, np.float64).reshape(index.shape)
     result = result_array(table, len(rows), out)
-    columns, chunk, units = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
-    flat, target = table.reshape(-1), result.reshape(-1)
+    cut = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
 
     def work(begin: int, end: int) -> None:
-        _combine(flat, rows, factors, columns, chunk, begin, end, target, table.shape[1])
+        _combine(table, rows, factors, cut, begin, end, result)
 
-    pool.run(work, units, small=result.size * rows.shape[1] < _SMALL)
+    pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
     return result
 
 
@@ -172,13 +172,12 @@ def moments(
     rows, h = _int64(index), len(index)
     means, deviations = _plain(mean_factor, np.float64).reshape(h), _plain(std_factor, np.float64).reshape(h)
     result = result_array(table, h, out)
-    columns, chunk, units = pool.cut(len(table), h, table.shape[1], table.itemsize)
-    flat, target = table.reshape(-1), result.reshape(-1)
+    cut = pool.cut(len(table), h, table.shape[1], table.itemsize)
 
     def work(begin: int, end: int) -> None:
-        _moments(flat, rows, means, deviations, columns, chunk, begin, end, target, table.shape[1])
+        _moments(table, rows, means, deviations, cut, begin, end, result)
 
-    pool.run(work, units, small=result.size * rows.shape[1] < _SMALL)
+    pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
     return result
 
 
@@ -203,68 +202,45 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, value
 
 
 @compiled
-def _fetch_next(table: Floats, index: Integers, i: int, d: int, left: int, columns: int) -> None:
+def _fetch_next(table: Floats, index: Integers, i: int, left: int, right: int) -> None:
     """Have the rows of the victim after i on their way while those of i are summed, unless all are in the cache."""
-    count = min(columns, d - left)
-    if i + 1 < len(index) and count * (len(table) // d) > _IN_CACHE:
+    if i + 1 < len(index) and (right - left) * len(table) > _IN_CACHE:
         for j in range(index.shape[1]):
             if index[i + 1, j] >= 0:
-                fetch(table, index[i + 1, j] * d + left, count)
+                fetch(table, index[i + 1, j] * table.shape[1] + left, right - left)
 
 
 @compiled
 def _combine(
-    table: Floats,
-    index: Integers,
-    weights: Floats,
-    columns: int,
-    chunk: int,
-    begin: int,
-    end: int,
-    out: Floats,
-    d: int,
+    table: Floats, index: Integers, weights: Floats, cut: pool.Units, begin: int, end: int, out: Floats
 ) -> None:
-    """Units begin … end − 1; table and out are flat. Only rows present and of weight ≠ 0 are listed, so read."""
-    h, m = index.shape
-    parts = (h + chunk - 1) // chunk
+    """Units begin … end − 1. Only rows present and of weight ≠ 0 are listed, so read."""
+    (h, m), d = index.shape, table.shape[1]
     starts, factors = np.empty(m, np.int64), np.empty(m)
     for unit in range(begin, end):
-        left = unit // parts * columns
-        first = unit % parts * chunk
-        for i in range(first, min(h, first + chunk)):
-            _fetch_next(table, index, i, d, left, columns)
+        left, right, first, last = unit_bounds(unit, cut, h, d)
+        for i in range(first, last):
+            _fetch_next(table, index, i, left, right)
             listed = 0
             for j in range(m):
                 if index[i, j] >= 0 and weights[i, j] != 0.0:
                     starts[listed] = index[i, j] * d
                     factors[listed] = weights[i, j]
                     listed += 1
-            weigh_rows(table, starts, factors, listed, left, min(columns, d - left), out, i * d + left)
+            weigh_rows(table, starts, factors, listed, left, right - left, out, i * d + left)
 
 
 @compiled
 def _moments(
-    table: Floats,
-    index: Integers,
-    mean: Floats,
-    std: Floats,
-    columns: int,
-    chunk: int,
-    begin: int,
-    end: int,
-    out: Floats,
-    d: int,
+    table: Floats, index: Integers, mean: Floats, std: Floats, cut: pool.Units, begin: int, end: int, out: Floats
 ) -> None:
-    """Units begin … end − 1; table and out are flat. One row has no deviation; no row counts as a row of zeros."""
-    h, m = index.shape
-    parts = (h + chunk - 1) // chunk
+    """Units begin … end − 1. One row has no deviation; no row counts as a row of zeros."""
+    (h, m), d = index.shape, table.shape[1]
     starts = np.empty(m, np.int64)
     for unit in range(begin, end):
-        left = unit // parts * columns
-        count = min(columns, d - left)
-        first = unit % parts * chunk
-        for i in range(first, min(h, first + chunk)):
-            _fetch_next(table, index, i, d, left, columns)
+        left, right, first, last = unit_bounds(unit, cut, h, d)
+        for i in range(first, last):
+            _fetch_next(table, index, i, left, right)
             listed = 0
             for j in range(m):
                 if index[i, j] >= 0:
@@ -272,10 +248,9 @@ def _moments(
                     listed += 1
             if listed:
                 factor = std[i] if listed > 1 else 0.0
-                moments_of_rows(table, starts, listed, left, count, mean[i], factor, out, i * d + left)
+                moments_of_rows(table, starts, listed, left, right - left, mean[i], factor, out, i * d + left)
             else:
-                for c in range(i * d + left, i * d + left + count):
-                    out[c] = 0
+                out[i, left:right] = 0
 
 
 @compiled
@@ -292,25 +267,14 @@ def _finite(bits: Integers, exponent: Any, begin: int, end: int, result: NDArray
 
 
 @compiled
-def _momentum(
-    x: Floats,
-    m: Floats,
-    g: Floats,
-    beta: Floats,
-    rest: Floats,
-    lr: Floats,
-    decay: Floats,
-    begin: int,
-    end: int,
-    out: Floats,
-) -> None:
-    """Rows begin … end − 1; the numbers come as one-element arrays of the models' dtype, so that nothing is widened."""
-    b, r, eta, lam = beta[0], rest[0], lr[0], decay[0]
+def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end: int, out: Floats) -> None:
+    """Rows begin … end − 1; the factors β, 1 − β, η and λ have the models' dtype, so that nothing is widened."""
+    beta, rest, lr, decay = factors[0], factors[1], factors[2], factors[3]
     for i in range(begin, end):
         for c in range(x.shape[1]):
-            momentum = b * m[i, c] + r * g[i, c]
+            momentum = beta * m[i, c] + rest * g[i, c]
             m[i, c] = momentum
-            out[i, c] = x[i, c] - eta * (momentum + lam * x[i, c])
+            out[i, c] = x[i, c] - lr * (momentum + decay * x[i, c])
 
 
 def momentum_step(
@@ -322,10 +286,10 @@ def momentum_step(
     array([[0.95]])
     """
     half = np.empty_like(x) if out is None else out
-    b, rest, eta, lam = (np.array([a], dtype=x.dtype) for a in (beta, 1 - beta, lr, decay))
+    factors = np.array([beta, 1 - beta, lr, decay], dtype=x.dtype)
 
     def work(begin: int, end: int) -> None:
-        _momentum(x, m, g, b, rest, eta, lam, begin, end, half)
+        _momentum(x, m, g, factors, begin, end, half)
 
     pool.run(work, len(x), small=x.size < _SMALL)
     return half, m

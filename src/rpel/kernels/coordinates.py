@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,58 +38,79 @@ _ROWS, _SUMS, _WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k row
 
 Int32 = NDArray[np.int32]
 Kernel = Callable[..., None]
+_NO_PICKS, _NO_WEIGHTS = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1))
+
+
+class Mix(NamedTuple):
+    """How a victim's m′ values are made of its m rows; what its kind does not need is (1, 1, 1)."""
+
+    kind: int
+    picks: Int32
+    """(h, m′, k) the rows that are summed."""
+    weights: Floats
+    """(h, m′, m)"""
+
+
+class Scratch(NamedTuple):
+    """What a thread needs for one victim: its rows and values, `STRIDE` columns each, a result, rows of a sum."""
+
+    x: Floats
+    y: Floats
+    z: Floats
+    starts: Integers
+    factors: Floats
 
 
 @compiled
-def _gather(table: Floats, d: int, index: Integers, i: int, start: int, count: int, padded: int, x: Floats) -> None:
-    """x[j] = the columns start … start + count − 1 of victim i's row j, zeros up to `padded`. The table is flat."""
-    for j in range(index.shape[1]):
-        copy(table, index[i, j] * d + start, count, x, j * STRIDE)
+def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
+    """(first and last column, first and last victim), the last ones exclusive, of a unit of an (h, d) result."""
+    parts = (h + cut.chunk - 1) // cut.chunk
+    left, first = unit // parts * cut.columns, unit % parts * cut.chunk
+    return left, min(d, left + cut.columns), first, min(h, first + cut.chunk)
+
+
+@compiled
+def _scratch(table: Floats, rows: int, m: int) -> Scratch:
+    x, y, z = np.empty(rows * STRIDE, table.dtype), np.empty(m * STRIDE, table.dtype), np.empty(STRIDE, table.dtype)
+    return Scratch(x, y, z, np.empty(rows, np.int64), np.empty(rows))
+
+
+@compiled
+def _gather(table: Floats, rows: Integers, start: int, count: int, padded: int, x: Floats) -> None:
+    """x[j] = the columns start … start + count − 1 of a victim's row j, zeros up to `padded`."""
+    for j in range(len(rows)):
+        copy(table, rows[j] * table.shape[1] + start, count, x, j * STRIDE)
         for c in range(count, padded):
             x[j * STRIDE + c] = 0
 
 
 @compiled
-def _weigh(x: Floats, weights: Floats, i: int, padded: int, starts: Integers, factors: Floats, y: Floats) -> None:
-    """y[a] = Σ_j weights[i, a, j] · x[j] in float64; a zero weight is skipped, whatever its row holds."""
-    for a in range(weights.shape[1]):
+def _weigh(weights: Floats, padded: int, s: Scratch) -> None:
+    """y[a] = Σ_j weights[a, j] · x[j] in float64; a zero weight is skipped, whatever its row holds."""
+    for a in range(weights.shape[0]):
         listed = 0
-        for j in range(weights.shape[2]):
-            if weights[i, a, j] != 0.0:
-                starts[listed] = j * STRIDE
-                factors[listed] = weights[i, a, j]
+        for j in range(weights.shape[1]):
+            if weights[a, j] != 0.0:
+                s.starts[listed] = j * STRIDE
+                s.factors[listed] = weights[a, j]
                 listed += 1
-        weigh_rows(x, starts, factors, listed, 0, padded, y, a * STRIDE)
+        weigh_rows(s.x, s.starts, s.factors, listed, 0, padded, s.y, a * STRIDE)
 
 
 @compiled
-def _values(
-    table: Floats,
-    d: int,
-    index: Integers,
-    i: int,
-    kind: int,
-    mix: Int32,
-    weights: Floats,
-    start: int,
-    count: int,
-    x: Floats,
-    starts: Integers,
-    factors: Floats,
-    y: Floats,
-) -> int:
+def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, s: Scratch) -> int:
     """Fill y with victim i's values, `STRIDE` apart; return the padded number of columns."""
     padded = (count + BLOCK - 1) // BLOCK * BLOCK
-    if kind == _ROWS:
-        _gather(table, d, index, i, start, count, padded, y)
+    if mix.kind == _ROWS:
+        _gather(table, rows, start, count, padded, s.y)
         return padded
-    _gather(table, d, index, i, start, count, padded, x)
-    if kind == _WEIGHTS:
-        _weigh(x, weights, i, padded, starts, factors, y)
+    _gather(table, rows, start, count, padded, s.x)
+    if mix.kind == _WEIGHTS:
+        _weigh(mix.weights[i], padded, s)
         return padded
-    _, m, k = mix.shape
+    _, m, k = mix.picks.shape
     for a in range(m):
-        add_rows(x, mix, (i * m + a) * k, k, STRIDE, padded, y, a * STRIDE)
+        add_rows(s.x, mix.picks, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
     return padded
 
 
@@ -138,44 +159,27 @@ def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Fl
 
 @compiled
 def _generic(
-    comparators: Int32,
-    m: int,
-    f: int,
-    operation: int,
-    table: Floats,
-    index: Integers,
-    kind: int,
-    mix: Int32,
-    weights: Floats,
-    divisor: Any,
-    columns: int,
-    chunk: int,
-    begin: int,
-    end: int,
-    out: Floats,
-) -> None:
+    comparators: Int32, m: int, f: int, operation: int,
+    table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats,
+) -> None:  # fmt: skip
     """Units begin … end − 1 for any m: the network is walked comparator by comparator over the values in cache."""
-    h, rows = index.shape
-    d = len(out) // h
-    parts = (h + chunk - 1) // chunk
-    x, y = np.empty(rows * STRIDE, table.dtype), np.empty(m * STRIDE, table.dtype)
-    z, starts, factors = np.empty(STRIDE, table.dtype), np.empty(rows, np.int64), np.empty(rows)
+    h, d = out.shape
+    s = _scratch(table, index.shape[1], m)
     for unit in range(begin, end):
-        left = unit // parts * columns
-        first = unit % parts * chunk
-        for i in range(first, min(h, first + chunk)):
-            for start in range(left, min(d, left + columns), STRIDE):
+        left, right, first, last = unit_bounds(unit, cut, h, d)
+        for i in range(first, last):
+            for start in range(left, right, STRIDE):
                 count = min(STRIDE, d - start)
-                padded = _values(table, d, index, i, kind, mix, weights, start, count, x, starts, factors, y)
+                padded = _values(table, index[i], i, mix, start, count, s)
                 for p in range(len(comparators)):
-                    _exchange(y, comparators[p, 0], comparators[p, 1], padded)
+                    _exchange(s.y, comparators[p, 0], comparators[p, 1], padded)
                 if operation == 2:
-                    _sum_near_median(y, m, f, padded, divisor, z)
+                    _sum_near_median(s.y, m, f, padded, divisor, s.z)
                 elif operation == 1:
-                    _sum_ranks(y, (m - 1) // 2, m // 2 + 1, padded, divisor, z)
+                    _sum_ranks(s.y, (m - 1) // 2, m // 2 + 1, padded, divisor, s.z)
                 else:
-                    _sum_ranks(y, f, m - f, padded, divisor, z)
-                copy(z, 0, count, out, i * d + start)
+                    _sum_ranks(s.y, f, m - f, padded, divisor, s.z)
+                copy(s.z, 0, count, out, i * d + start)
 
 
 @cache
@@ -183,32 +187,18 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
     """The kernel of one (m, f, operation): the three are literals inside, so `operate` becomes straight-line code."""
 
     def kernel(
-        table: Floats,
-        index: Integers,
-        kind: int,
-        mix: Int32,
-        weights: Floats,
-        divisor: Any,
-        columns: int,
-        chunk: int,
-        begin: int,
-        end: int,
-        out: Floats,
+        table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats
     ) -> None:
-        h, rows = index.shape
-        d = len(out) // h
-        parts = (h + chunk - 1) // chunk
-        x, y = np.empty(rows * STRIDE, table.dtype), np.empty(m * STRIDE, table.dtype)
-        z, starts, factors = np.empty(STRIDE, table.dtype), np.empty(rows, np.int64), np.empty(rows)
+        h, d = out.shape
+        s = _scratch(table, index.shape[1], m)
         for unit in range(begin, end):
-            left = unit // parts * columns
-            first = unit % parts * chunk
-            for i in range(first, min(h, first + chunk)):
-                for start in range(left, min(d, left + columns), STRIDE):
+            left, right, first, last = unit_bounds(unit, cut, h, d)
+            for i in range(first, last):
+                for start in range(left, right, STRIDE):
                     count = min(STRIDE, d - start)
-                    padded = _values(table, d, index, i, kind, mix, weights, start, count, x, starts, factors, y)
-                    operate(y, STRIDE, padded, divisor, z, m, f, operation)
-                    copy(z, 0, count, out, i * d + start)
+                    padded = _values(table, index[i], i, mix, start, count, s)
+                    operate(s.y, STRIDE, padded, divisor, s.z, m, f, operation)
+                    copy(s.z, 0, count, out, i * d + start)
 
     return compiled(kernel)
 
@@ -252,7 +242,7 @@ def _is_ready(key: Key, values: float) -> bool:
 
 
 def _kernel(m: int, f: int, operation: Operation, specialise: bool) -> Kernel:
-    """kernel(table, index, kind, mix, weights, divisor, columns, chunk, begin, end, out), generic or specialised."""
+    """kernel(table, index, mix, divisor, cut, begin, end, out), generic or specialised."""
     code = OPERATIONS.index(operation)
     if specialise:
         return _specialised(m, f, code)
@@ -264,6 +254,12 @@ def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
     """Number of table values in the final sum."""
     kept = {"trimmed_mean": m - 2 * f, "median": 2 - m % 2, "meamed": m - f}[operation]
     return kept * k
+
+
+def _mix(mix: NDArray[Any] | None) -> Mix:
+    if mix is None:
+        return Mix(_ROWS, _NO_PICKS, _NO_WEIGHTS)
+    return Mix(_WEIGHTS, _NO_PICKS, mix) if mix.dtype.kind == "f" else Mix(_SUMS, mix, _NO_WEIGHTS)
 
 
 def coordinatewise(
@@ -284,22 +280,16 @@ def coordinatewise(
     f = 0 if operation == "median" else f
     h, d = out.shape
     m, k = (index.shape[1], 1) if mix is None else (mix.shape[1], mix.shape[2] if mix.dtype.kind in "iu" else 1)
-    picks, weights = np.zeros((h, 1, 1), np.int32), np.zeros((h, 1, 1))
-    kind = _ROWS
-    if mix is not None:
-        kind = _WEIGHTS if mix.dtype.kind == "f" else _SUMS
-        picks, weights = (picks, mix) if kind == _WEIGHTS else (mix, weights)
-    columns, chunk, units = pool.cut(len(table), h, d, table.itemsize)
-    divisor = table.dtype.type(_divisor(m, f, operation, k))
     values = float(h) * m * d
     if specialise is None:
         specialise = _is_ready((m, f, operation, table.dtype.name), values)
-    kernel, rows, flat = _kernel(m, f, operation, specialise), table.reshape(-1), out.reshape(-1)
+    kernel, made, cut = _kernel(m, f, operation, specialise), _mix(mix), pool.cut(len(table), h, d, table.itemsize)
+    divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:
-        kernel(rows, index, kind, picks, weights, divisor, columns, chunk, begin, end, flat)
+        kernel(table, index, made, divisor, cut, begin, end, out)
 
-    pool.run(work, units, small=values < _SMALL)
+    pool.run(work, cut.total, small=values < _SMALL)
     return out
 
 
@@ -329,17 +319,16 @@ def _victim_by_victim(
     table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats, specialise: bool
 ) -> Floats:
     (h, m), d = index.shape, table.shape[1]
-    kernel, rows = _kernel(m, f, operation, specialise), table.reshape(-1)
-    divisor, weights = table.dtype.type(_divisor(m, f, operation, k)), np.zeros((1, 1, 1))
+    kernel = _kernel(m, f, operation, specialise)
+    divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:
         kept = np.empty((_TOGETHER, m, k), np.int32)
         for first in range(begin, end, _TOGETHER):
             part = index[first : min(end, first + _TOGETHER)]
-            count = len(part)
             distances.neighbours_of(table, part, k, kept)
-            target = out[first : first + count].reshape(-1)
-            kernel(rows, part, _SUMS, kept, weights, divisor, d, count, 0, 1, target)
+            cut = pool.Units(d, len(part), 1)
+            kernel(table, part, _mix(kept), divisor, cut, 0, 1, out[first : first + len(part)])
 
     pool.run(work, h, small=float(h) * m * d < _SMALL)
     return out

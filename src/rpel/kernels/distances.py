@@ -8,6 +8,8 @@ Invariants:
 
 Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold once, columns
 outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
+
+The table is (n, d); the rows n, n + 1, … are those of `extra`, points that are not in it.
 """
 
 from functools import cache
@@ -25,35 +27,42 @@ from rpel.types import Floats, Integers
 BLOCK_COLUMNS = 256  # 180 rows of float64 stay in half a megabyte of cache
 GROUP = 4  # blocks whose sums are added before they join the total: the unit of parallel work
 GROUP_COLUMNS = BLOCK_COLUMNS * GROUP
-SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
+_SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
 _DENSE = 4  # needed pairs of a run from which it is kept in the first cache
+_NOWHERE = np.zeros((0, 1))  # where no row stands outside the table
 
 Slots = NDArray[np.int32]
 """Pairs of rows (u, u), upper triangle: −1 wanted, then the number of the pair from 1 on; 0 not wanted."""
 
 
-class Tiles(NamedTuple):
-    """Pairs to compute: members[first[t] : first[t + 1]] (at most TILE) against anchors[t]; positions in `rows`."""
+# --- pairs in tiles ---------------------------------------------------------------------------------------------------
 
-    rows: Integers
+
+class Tiles(NamedTuple):
+    """Pairs of rows to compute: members[first[t] : first[t + 1]] (at most TILE) against anchors[t].
+
+    A row stands for the place of its block in scratch, `BLOCK_COLUMNS` times its position.
+    """
+
     anchors: Integers
     first: Integers
     members: Integers
 
 
-def cut_tiles(rows: Integers, slot: Slots) -> Tiles:
+def cut_tiles(slot: Slots) -> Tiles:
     """Cut the pairs marked in slot (u, u), upper triangle, into tiles, and number them there from 1 on."""
     count = int(np.count_nonzero(slot))
-    anchors, first, members = np.empty(count, np.int64), np.empty(count + 1, np.int64), np.empty(count, np.int64)
-    used = int(_cut(slot, anchors, first, members))
-    return Tiles(rows, anchors[:used], first[: used + 1], members)
+    tiles = Tiles(np.empty(count, np.int64), np.empty(count + 1, np.int64), np.empty(count, np.int64))
+    used = int(_cut(slot, tiles))
+    return Tiles(tiles.anchors[:used] * BLOCK_COLUMNS, tiles.first[: used + 1], tiles.members * BLOCK_COLUMNS)
 
 
 @compiled
-def _cut(slot: Slots, anchors: Integers, first: Integers, members: Integers) -> int:
+def _cut(slot: Slots, tiles: Tiles) -> int:
     """Two passes: where a run of rows has many pairs with an anchor, the run stays in cache while anchors pass by;
     what is left (forged rows, that one victim alone has seen) is gathered around the later row. Slots count from 1.
     """
+    anchors, first, members = tiles
     u = len(slot)
     tile = 0
     place = 0
@@ -95,7 +104,14 @@ def _cut(slot: Slots, anchors: Integers, first: Integers, members: Integers) -> 
 def to_first(m: int) -> Tiles:
     """Row 0 against each of rows 1 … m."""
     edges = np.append(np.arange(0, m, TILE), m)
-    return Tiles(np.arange(m + 1), np.zeros(len(edges) - 1, np.int64), edges, np.arange(1, m + 1))
+    return Tiles(np.zeros(len(edges) - 1, np.int64), edges, np.arange(1, m + 1) * BLOCK_COLUMNS)
+
+
+@cache
+def all_pairs(m: int) -> tuple[Tiles, Slots]:
+    """Every pair of m rows as tiles, and the numbers of the pairs."""
+    slot = np.triu(np.full((m, m), -1, np.int32), 1)
+    return cut_tiles(slot), slot
 
 
 # --- sums over tiles --------------------------------------------------------------------------------------------------
@@ -111,31 +127,21 @@ def _same(members: Integers, first: int, width: int) -> bool:
 
 
 @compiled
-def _add_tiles(
-    x: Floats,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    columns: int,
-    table: Floats,
-    ahead: Integers,
-    at: int,
-    d: int,
-    out: Floats,
-) -> None:
+def _add_tiles(x: Floats, tiles: Tiles, columns: int, table: Floats, ahead: Integers, at: int, out: Floats) -> None:
     """All tiles of one block; two that follow each other with the same members go together.
 
     With each tile one of the rows `ahead` is fetched, columns `at` and on: what the next block will read.
     """
+    anchors, first, members = tiles
     t, row, pair = 0, 0, np.empty(2, np.int64)
     while t < len(anchors):
         if row < len(ahead):
-            fetch(table, ahead[row] * d + at, BLOCK_COLUMNS)
+            fetch(table, ahead[row] * table.shape[1] + at, BLOCK_COLUMNS)
             row += 1
         start, width = first[t], first[t + 1] - first[t]
-        pair[0] = anchors[t] * BLOCK_COLUMNS
+        pair[0] = anchors[t]
         if t + 1 < len(anchors) and first[t + 2] - first[t + 1] == width and _same(members, start, width):
-            pair[1] = anchors[t + 1] * BLOCK_COLUMNS
+            pair[1] = anchors[t + 1]
             add_pair_sums(x, pair, members, start, columns, width, 1, out)
             t += 2
         else:
@@ -145,23 +151,13 @@ def _add_tiles(
 
 @compiled
 def _add_group(
-    table: Floats,
-    extra: Floats,
-    rows: Integers,
-    after: Integers,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    group: int,
-    d: int,
-    x: Floats,
-    out: Floats,
+    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, group: int, x: Floats, out: Floats
 ) -> None:
-    """out[slot] += the pair sums over the columns of one group; x is scratch, one block of every row in float64.
+    """out[slot] += the pair sums over the columns of one group; the rows `after` come next.
 
-    The table is flat; the rows after its last are those of `extra`, points that are not in it. The rows `after` come
-    next.
+    x is scratch, one block of every row in float64.
     """
+    n, d = table.shape
     for block in range(group * GROUP, (group + 1) * GROUP):
         start = block * BLOCK_COLUMNS
         count = min(BLOCK_COLUMNS, d - start)
@@ -170,89 +166,71 @@ def _add_group(
         padded = (count + 3) // 4 * 4
         for position in range(len(rows)):
             target = position * BLOCK_COLUMNS
-            at = rows[position] * d
-            if at < len(table):
-                convert(table, at + start, count, x, target)
+            if rows[position] < n:
+                convert(table, rows[position] * d + start, count, x, target)
             else:
-                convert(extra, at - len(table) + start, count, x, target)
+                convert(extra, (rows[position] - n) * d + start, count, x, target)
             for c in range(count, padded):
                 x[target + c] = 0.0
         more = start + BLOCK_COLUMNS < d
         ahead, at = (rows, start + BLOCK_COLUMNS) if more else (after, 0)
-        _add_tiles(x, anchors, first, members, padded, table, ahead, at, d, out)
+        _add_tiles(x, tiles, padded, table, ahead, at, out)
 
 
 @compiled
 def _add_groups(
-    table: Floats,
-    extra: Floats,
-    rows: Integers,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    d: int,
-    origin: int,
-    begin: int,
-    end: int,
-    partial: Floats,
+    table: Floats, extra: Floats, rows: Integers, tiles: Tiles, origin: int, begin: int, end: int, partial: Floats
 ) -> None:
     """partial[u] = the pair sums of group origin + u, u = begin … end − 1. Columns outermost: the shared strategy."""
     x = np.empty(len(rows) * BLOCK_COLUMNS)
-    offsets = members * BLOCK_COLUMNS
     for u in range(begin, end):
         partial[u] = 0.0
-        _add_group(table, extra, rows, rows, anchors, first, offsets, origin + u, d, x, partial[u])
-
-
-@compiled
-def _by_victim(
-    table: Floats,
-    extra: Floats,
-    index: Integers,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    d: int,
-    begin: int,
-    end: int,
-    result: Floats,
-) -> None:
-    """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
-    x, partial, offsets = np.empty(index.shape[1] * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
-    for i in range(begin, end):
-        _add_victim(
-            table, extra, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, result[i]
-        )
+        _add_group(table, extra, rows, rows, tiles, origin + u, x, partial[u])
 
 
 @compiled
 def _add_victim(
-    table: Floats,
-    extra: Floats,
-    rows: Integers,
-    after: Integers,
-    anchors: Integers,
-    first: Integers,
-    offsets: Integers,
-    d: int,
-    x: Floats,
-    partial: Floats,
-    sums: Floats,
+    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, scratch: Any, sums: Floats
 ) -> None:
-    """sums = the pair sums of one victim's rows; x and partial are scratch."""
+    """sums = the pair sums of one victim's rows; scratch are x (see `_add_group`) and sums of one group."""
+    x, partial = scratch
     sums[:] = 0.0
-    for group in range((d + GROUP_COLUMNS - 1) // GROUP_COLUMNS):
+    for group in range((table.shape[1] + GROUP_COLUMNS - 1) // GROUP_COLUMNS):
         partial[:] = 0.0
-        _add_group(table, extra, rows, after, anchors, first, offsets, group, d, x, partial)
+        _add_group(table, extra, rows, after, tiles, group, x, partial)
         for slot in range(len(sums)):
             sums[slot] += partial[slot]
 
 
-def pair_sums(table: Floats, extra: Floats, tiles: Tiles) -> Floats:
-    """(slots,) the squared distances of the tiles' pairs, columns outermost.
+@compiled
+def _by_victim(
+    table: Floats, extra: Floats, index: Integers, tiles: Tiles, begin: int, end: int, result: Floats
+) -> None:
+    """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
+    scratch = np.empty(index.shape[1] * BLOCK_COLUMNS), np.empty(len(tiles.members))
+    for i in range(begin, end):
+        _add_victim(table, extra, index[i], index[min(i + 1, end - 1)], tiles, scratch, result[i])
 
-    >>> table = np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)
-    >>> pair_sums(table, np.zeros(0), Tiles(np.array([0, 1]), np.array([0]), np.array([0, 1]), np.array([1])))
+
+@compiled
+def _among_by_victim(
+    table: Floats, index: Integers, tiles: Tiles, slot: Slots, begin: int, end: int, result: Floats
+) -> None:
+    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1; slot (m, m) numbers the pairs."""
+    m = index.shape[1]
+    scratch, sums = (np.empty(m * BLOCK_COLUMNS), np.empty(len(tiles.members))), np.empty(len(tiles.members))
+    for i in range(begin, end):
+        _add_victim(table, result[i], index[i], index[min(i + 1, end - 1)], tiles, scratch, sums)
+        for a in range(m):
+            result[i, a, a] = 0.0
+            for b in range(a + 1, m):
+                result[i, a, b] = result[i, b, a] = sums[slot[a, b] - 1]
+
+
+def pair_sums(table: Floats, extra: Floats, rows: Integers, tiles: Tiles) -> Floats:
+    """(slots,) the squared distances of the tiles' pairs among the rows, columns outermost.
+
+    >>> pair_sums(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32), np.zeros((0, 1)), np.array([0, 1]), to_first(1))
     array([25.])
     """
     d = table.shape[1]
@@ -265,9 +243,9 @@ def pair_sums(table: Floats, extra: Floats, tiles: Tiles) -> Floats:
         count = min(wave, groups - origin)
 
         def work(begin: int, end: int, origin: int = origin) -> None:
-            _add_groups(table.reshape(-1), extra, *tiles, d, origin, begin, end, partial)
+            _add_groups(table, extra, rows, tiles, origin, begin, end, partial)
 
-        pool.run(work, count, small=slots * d < SMALL)
+        pool.run(work, count, small=slots * d < _SMALL)
         for u in range(count):
             total += partial[u]
     return total
@@ -276,66 +254,19 @@ def pair_sums(table: Floats, extra: Floats, tiles: Tiles) -> Floats:
 def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> Floats:
     """(h, slots) the same tiles, with positions into index[i], for every victim.
 
-    >>> table = np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)
-    >>> pair = Tiles(np.array([0, 1]), np.array([0]), np.array([0, 1]), np.array([1]))
-    >>> victim_sums(table, np.zeros(0), np.array([[0, 1], [1, 1]]), pair)
+    >>> victim_sums(np.array([[0.0, 0.0], [3.0, 4.0]]), np.zeros((0, 1)), np.array([[0, 1], [1, 1]]), to_first(1))
     array([[25.], [ 0.]])
     """
-    d = table.shape[1]
     result = np.empty((len(index), len(tiles.members)))
 
     def work(begin: int, end: int) -> None:
-        _by_victim(table.reshape(-1), extra, index, tiles.anchors, tiles.first, tiles.members, d, begin, end, result)
+        _by_victim(table, extra, index, tiles, begin, end, result)
 
-    pool.run(work, len(index), small=result.size * d < SMALL)
+    pool.run(work, len(index), small=result.size * table.shape[1] < _SMALL)
     return result
 
 
-@compiled
-def among_by_victim(
-    table: Floats,
-    index: Integers,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    slot: Slots,
-    d: int,
-    begin: int,
-    end: int,
-    result: Floats,
-) -> None:
-    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1; slot (m, m) numbers the pairs."""
-    m = index.shape[1]
-    x, partial, offsets = np.empty(m * BLOCK_COLUMNS), np.empty(len(members)), members * BLOCK_COLUMNS
-    sums = np.empty(len(members))
-    for i in range(begin, end):
-        _add_victim(table, sums, index[i], index[min(i + 1, end - 1)], anchors, first, offsets, d, x, partial, sums)
-        for a in range(m):
-            result[i, a, a] = 0.0
-            for b in range(a + 1, m):
-                result[i, a, b] = result[i, b, a] = sums[slot[a, b] - 1]
-
-
-@cache
-def all_pairs(m: int) -> tuple[Tiles, NDArray[np.int32]]:
-    """Every pair of m rows as tiles, and the numbers of the pairs."""
-    slot = np.triu(np.full((m, m), -1, np.int32), 1)
-    return cut_tiles(np.arange(m), slot), slot
-
-
-def among_victims(table: Floats, index: Integers, begin: int, end: int, result: Floats) -> None:
-    """result[i] = the distances among the rows of victims begin … end − 1, in this thread.
-
-    >>> result = np.empty((1, 2, 2)); among_victims(np.array([[0.0], [2.0]]), np.array([[0, 1]]), 0, 1, result); result
-    array([[[0., 4.], [4., 0.]]])
-    """
-    (_, anchors, first, members), slot = all_pairs(index.shape[1])
-    among_by_victim(table.reshape(-1), index, anchors, first, members, slot, table.shape[1], begin, end, result)
-
-
-# --- distances by victim, or each pair once for all victims -----------------------------------------------------------
-
-_NOWHERE = np.zeros(0)  # where no row stands outside the table
+# --- which strategy ---------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -364,37 +295,6 @@ def _scatter(total: Floats, slot: Slots, index: Integers, result: Floats) -> Non
                 result[i, b, a] = value
 
 
-def among(table: Floats, index: Integers) -> Floats:
-    """(h, m, m) squared distances among each victim's rows.
-
-    >>> among(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
-    array([[[ 0., 25.], [25.,  0.]]])
-    """
-    h, m = index.shape
-    result = np.empty((h, m, m))
-    rows, compact = _distinct(index, len(table))
-    slot = _shared_pairs(table, len(rows), compact)
-    if slot is not None:
-        _scatter(pair_sums(table, _NOWHERE, cut_tiles(rows, slot)), slot, compact, result)
-        return result
-
-    def work(begin: int, end: int) -> None:
-        among_victims(table, index, begin, end, result)
-
-    pool.run(work, h, small=result.size * table.shape[1] < 2 * SMALL)
-    return result
-
-
-def are_shared(table: Floats, index: Integers) -> bool:
-    """Whether so many victims hold the same pairs of rows that these are computed once for all.
-
-    >>> are_shared(np.zeros((2, 1)), np.array([[0, 1]] * 9))
-    True
-    """
-    rows, compact = _distinct(index, len(table))
-    return _shared_pairs(table, len(rows), compact) is not None
-
-
 def _distinct(index: Integers, n: int) -> tuple[Integers, Integers]:
     """The rows that occur, ascending, and the index in their numbering (an absent −1 becomes any of them)."""
     used = np.zeros(n, np.bool_)
@@ -407,10 +307,15 @@ def _fits(table: Floats, rows: int) -> bool:
     return 8 * BLOCK_COLUMNS * rows * pool.threads() <= max(table.nbytes // 25, 1 << 22)
 
 
-def _shared_pairs(table: Floats, u: int, compact: Integers) -> NDArray[np.int32] | None:
+def _pairs_fit(table: Floats, rows: int) -> bool:
+    """Whether the numbers of all their pairs are, too."""
+    return 4 * rows * rows <= max(table.nbytes // 25, 1 << 22) and _fits(table, rows)
+
+
+def _shared_pairs(table: Floats, u: int, compact: Integers) -> Slots | None:
     """The pairs that occur, marked −1 in (u, u), or None where computing them by victim is cheaper or smaller."""
     h, m = compact.shape
-    if 4 * u * u > max(table.nbytes // 25, 1 << 22) or not _fits(table, u):
+    if not _pairs_fit(table, u):
         return None
     slot = np.zeros((u, u), np.int32)
     _mark(compact, slot)
@@ -420,14 +325,37 @@ def _shared_pairs(table: Floats, u: int, compact: Integers) -> NDArray[np.int32]
     return slot if shared <= alone else None
 
 
-def prepare(dtype: Any) -> None:
-    """Compile, or load from disk, both strategies now.
+def are_shared(table: Floats, index: Integers) -> bool:
+    """Whether so many victims hold the same pairs of rows that these are computed once for all.
 
-    >>> prepare(np.float32)
+    >>> are_shared(np.zeros((2, 1)), np.array([[0, 1]] * 9))
+    True
     """
-    table, index = np.zeros((2, 1), dtype), np.array([[0, 1]])
-    among(table, index)
-    neighbours_of(table, index, 1, np.empty((1, 2, 1), np.int32))
+    rows, compact = _distinct(index, len(table))
+    return _shared_pairs(table, len(rows), compact) is not None
+
+
+def among(table: Floats, index: Integers) -> Floats:
+    """(h, m, m) squared distances among each victim's rows.
+
+    >>> among(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
+    array([[[ 0., 25.], [25.,  0.]]])
+    """
+    h, m = index.shape
+    result = np.empty((h, m, m))
+    rows, compact = _distinct(index, len(table))
+    slot = _shared_pairs(table, len(rows), compact)
+    if slot is not None:
+        tiles = cut_tiles(slot)
+        _scatter(pair_sums(table, _NOWHERE, rows, tiles), slot, compact, result)
+        return result
+    tiles, numbers = all_pairs(m)
+
+    def work(begin: int, end: int) -> None:
+        _among_by_victim(table, index, tiles, numbers, begin, end, result)
+
+    pool.run(work, h, small=result.size * table.shape[1] < 2 * _SMALL)
+    return result
 
 
 def to_point(table: Floats, index: Integers, point: Floats) -> Floats:
@@ -442,48 +370,36 @@ def to_point(table: Floats, index: Integers, point: Floats) -> Floats:
     few = _fits(table, len(rows)) and table.shape[1] > GROUP_COLUMNS
     together = len(rows) if few else 4 * TILE
     padded = np.resize(rows, (-(-len(rows) // together), together))
-    local = np.insert(padded, 0, len(table), axis=1)
-    tiles = to_first(together)
+    local, tiles = np.insert(padded, 0, len(table), axis=1), to_first(together)
     if few:
-        values = pair_sums(table, point, tiles._replace(rows=local[0]))
+        values = pair_sums(table, point[None], local[0], tiles)
     else:
-        values = victim_sums(table, point, local, tiles).ravel()
+        values = victim_sums(table, point[None], local, tiles).ravel()
     return np.where(index < 0, 0.0, values[compact])
 
 
 def to_rows(table: Floats, index: Integers, origin: Integers, extra: Floats = _NOWHERE) -> Floats:
-    """(h, m) squared distances of each victim's rows to the row origin[i]; rows n, n + 1, … are those of `extra`, flat.
+    """(h, m) squared distances of each victim's rows to the row origin[i].
 
     >>> to_rows(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[1, 0, -1]]), np.array([1]))
     array([[ 0., 25.,  0.]])
     """
     local = np.column_stack([origin, np.where(index < 0, origin[:, None], index)])
-    rows, compact = _distinct(local, len(table) + len(extra) // table.shape[1])
-    u = len(rows)
-    if table.shape[1] <= GROUP_COLUMNS or 4 * u * u > max(table.nbytes // 25, 1 << 22) or not _fits(table, u):
+    rows, compact = _distinct(local, len(table) + len(extra))
+    if table.shape[1] <= GROUP_COLUMNS or not _pairs_fit(table, len(rows)):
         return np.where(index < 0, 0.0, victim_sums(table, extra, local, to_first(index.shape[1])))
     low, high = np.minimum(compact[:, :1], compact[:, 1:]), np.maximum(compact[:, :1], compact[:, 1:])
-    slot = np.zeros((u, u), np.int32)
+    slot = np.zeros((len(rows), len(rows)), np.int32)
     slot[low, high] = np.where(low != high, -1, 0)
-    total = np.append(pair_sums(table, extra, cut_tiles(rows, slot)), 0.0)  # slot 0, a row and itself, finds the 0
+    total = np.append(pair_sums(table, extra, rows, cut_tiles(slot)), 0.0)  # slot 0, a row and itself, finds the 0
     return total[slot[low, high] - 1]
 
 
 @compiled
-def _neighbours(
-    table: Floats,
-    index: Integers,
-    anchors: Integers,
-    first: Integers,
-    members: Integers,
-    slot: Slots,
-    d: int,
-    k: int,
-    kept: NDArray[np.int32],
-) -> None:
+def _neighbours(table: Floats, index: Integers, tiles: Tiles, slot: Slots, k: int, kept: Slots) -> None:
     h, m = index.shape
     squared = np.empty((h, m, m))
-    among_by_victim(table, index, anchors, first, members, slot, d, 0, h, squared)
+    _among_by_victim(table, index, tiles, slot, 0, h, squared)
     nearest_of(squared, k, 0, h, kept)
 
 
@@ -494,5 +410,14 @@ def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32
     >>> kept.tolist()
     [[[0], [1]]]
     """
-    tiles, slot = all_pairs(index.shape[1])
-    _neighbours(table.reshape(-1), index, tiles.anchors, tiles.first, tiles.members, slot, table.shape[1], k, kept)
+    _neighbours(table, index, *all_pairs(index.shape[1]), k, kept)
+
+
+def prepare(dtype: Any) -> None:
+    """Compile, or load from disk, both strategies now.
+
+    >>> prepare(np.float32)
+    """
+    table, index = np.zeros((2, 1), dtype), np.array([[0, 1]])
+    among(table, index)
+    neighbours_of(table, index, 1, np.empty((1, 2, 1), np.int32))

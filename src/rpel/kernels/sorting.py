@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
 from rpel.kernels import pool
-from rpel.kernels.cache import compiled, intrinsic
+from rpel.kernels.cache import compiled
 from rpel.kernels.plain import OPERATIONS, Operation
-from rpel.kernels.vectors import Builder, cgutils, count_below, data_of, integer, load, spread, store, vector_of, zero
+from rpel.kernels.vectors import Builder, count_below, instruction, integer, load, loop, spread, store, vector_of, zero
 from rpel.types import Floats
 
 _SMALL = 1 << 18  # comparisons below which waking a thread costs more than it saves
@@ -94,30 +93,23 @@ def _exchange(builder: Builder, a: Any, b: Any) -> tuple[Any, Any]:
     return builder.select(below, a, b), builder.select(below, b, a)
 
 
-@intrinsic
-def operate(ctx: Any, y: Any, stride: Any, columns: Any, divisor: Any, z: Any, m: Any, f: Any, operation: Any) -> Any:
+@instruction("m", "f", "operation")
+def operate(
+    builder: Builder, y: Any, stride: Any, columns: Any, divisor: Any, z: Any, m: int, f: int, operation: int
+) -> None:
     """z[c] = the operation over y[r · stride + c], r < m. m, f and operation (its place in OPERATIONS) are literals.
 
     Straight-line code: m vectors are loaded, pass the network and are summed in ascending rank.
     """
-    signature = types.void(y, stride, columns, divisor, z, m, f, operation)
-    name = OPERATIONS[operation.literal_value]
-    comparators = network(m.literal_value, f.literal_value, name)
-
-    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-        vector = vector_of(y)
-        data, result = data_of(context, builder, y, args[0]), data_of(context, builder, z, args[4])
-        scale = spread(builder, args[3], vector)
-        with cgutils.for_range_slice(builder, integer(0), args[2], integer(vector.count)) as (c, _):
-            starts = [builder.add(builder.mul(args[1], integer(r)), c) for r in range(m.literal_value)]
-            values = [load(builder, data, start, vector) for start in starts]
-            for a, b in comparators:
-                values[a], values[b] = _exchange(builder, values[a], values[b])
-            total = _total(builder, values, f.literal_value, name, vector)
-            store(builder, builder.fdiv(total, scale), result, c)
-        return context.get_dummy_value()
-
-    return signature, codegen
+    name, vector = OPERATIONS[operation], vector_of(y)
+    scale = spread(builder, divisor, vector)
+    with loop(builder, integer(0), columns, vector.count) as (c, _):
+        starts = [builder.add(builder.mul(stride, integer(r)), c) for r in range(m)]
+        values = [load(builder, y, start, vector) for start in starts]
+        for a, b in network(m, f, name):
+            values[a], values[b] = _exchange(builder, values[a], values[b])
+        total = _total(builder, values, f, name, vector)
+        store(builder, builder.fdiv(total, scale), z, c)
 
 
 def _total(builder: Builder, values: list[Any], f: int, operation: Operation, vector: Any) -> Any:

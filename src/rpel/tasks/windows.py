@@ -16,11 +16,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
-from rpel.kernels.cache import compiled, intrinsic
-from rpel.kernels.vectors import Builder, add_product, cgutils, data_of, integer, load, spread, store, vector_of, zero
+from rpel.kernels.cache import compiled
+from rpel.kernels.vectors import (
+    Builder,
+    add_product,
+    cgutils,
+    element,
+    instruction,
+    integer,
+    load,
+    loop,
+    spread,
+    store,
+    vector_of,
+    zero,
+)
 from rpel.types import Floats
 
 LANES = 8
@@ -81,102 +93,80 @@ def place(s: Stage, padding: int = 0) -> Place:
 # --- inner loops, written down because no optimiser finds them by itself ----------------------------------------------
 
 
-def _all(kind: Any, value: int) -> Any:
-    return ir.Constant(kind, [value] * kind.count)
-
-
-@intrinsic
+@instruction("vectors")
 def pool_window(
-    ctx: Any, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any, bias: Any, bias_at: Any,
-    vectors: Any, best: Any, best_at: Any, winner: Any, winner_at: Any,
-) -> Any:  # fmt: skip
+    builder: Builder, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any, bias: Any,
+    bias_at: Any, vectors: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
+) -> None:  # fmt: skip
     """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums, and whose it is.
 
     best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not positive.
     weights[first:] are (k, k · channels, vectors · LANES); `vectors` is a literal. Sums run over the patch in order.
     """
-    signature = types.void(
-        image, at, row, channels, k, weights, first, bias, bias_at, vectors, best, best_at, winner, winner_at
-    )
-
-    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-        kind, parts = vector_of(image, LANES), vectors.literal_value
-        source, table = data_of(context, builder, image, args[0]), data_of(context, builder, weights, args[5])
-        start, row_, channels_, k_ = args[1:5]
-        run = builder.mul(k_, channels_)
-        corners = [start, builder.add(start, channels_), builder.add(start, row_)]
-        corners.append(builder.add(corners[2], channels_))
-        offset = data_of(context, builder, bias, args[7])
-        lift = [load(builder, offset, builder.add(args[8], integer(p * LANES)), kind) for p in range(parts)]
-        sums = [[cgutils.alloca_once_value(builder, value) for value in lift] for _ in corners]
-        with cgutils.for_range_slice(builder, integer(0), k_, integer(1)) as (ky, _):
-            line = builder.mul(ky, row_)
-            begin = [builder.add(corner, line) for corner in corners]
-            here = builder.add(args[6], builder.mul(builder.mul(ky, run), integer(parts * LANES)))
-            with cgutils.for_range_slice(builder, integer(0), run, integer(1)) as (j, _):
-                place = builder.add(here, builder.mul(j, integer(parts * LANES)))
-                taps = [load(builder, table, builder.add(place, integer(p * LANES)), kind) for p in range(parts)]
-                for totals, corner in zip(sums, begin, strict=True):
-                    pixel = spread(builder, builder.load(builder.gep(source, [builder.add(corner, j)])), kind)
-                    for total, tap in zip(totals, taps, strict=True):
-                        builder.store(add_product(builder, builder.load(total), pixel, tap), total)
-        values = builder.gep(data_of(context, builder, best, args[10]), [args[11]])
-        winners = builder.gep(data_of(context, builder, winner, args[12]), [args[13]])
-        for p in range(parts):
-            four = [builder.load(totals[p]) for totals in sums]
-            _keep_largest(builder, four, kind, (values, winners), integer(p * LANES))
-        return context.get_dummy_value()
-
-    return signature, codegen
+    kind, run = vector_of(image, LANES), builder.mul(k, channels)
+    corners = [at, builder.add(at, channels), builder.add(at, row)]
+    corners.append(builder.add(corners[2], channels))
+    lift = [load(builder, bias, builder.add(bias_at, integer(p * LANES)), kind) for p in range(vectors)]
+    sums = [[cgutils.alloca_once_value(builder, value) for value in lift] for _ in corners]
+    with loop(builder, integer(0), k) as (ky, _):
+        line = builder.mul(ky, row)
+        begin = [builder.add(corner, line) for corner in corners]
+        here = builder.add(first, builder.mul(builder.mul(ky, run), integer(vectors * LANES)))
+        with loop(builder, integer(0), run) as (j, _):
+            place = builder.add(here, builder.mul(j, integer(vectors * LANES)))
+            taps = [load(builder, weights, builder.add(place, integer(p * LANES)), kind) for p in range(vectors)]
+            for totals, corner in zip(sums, begin, strict=True):
+                pixel = spread(builder, element(builder, image, builder.add(corner, j)), kind)
+                for total, tap in zip(totals, taps, strict=True):
+                    builder.store(add_product(builder, builder.load(total), pixel, tap), total)
+    results = builder.gep(best, [best_at]), builder.gep(winner, [winner_at])
+    for p in range(vectors):
+        _keep_largest(builder, [builder.load(totals[p]) for totals in sums], kind, results, integer(p * LANES))
 
 
 def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[Any, Any], at: Any) -> None:
     """The first largest of four, rectified, and its number; NaN is neither larger nor smaller and so stays visible."""
-    number = ir.VectorType(ir.IntType(32), LANES)
-    largest, who = sums[0], _all(number, 0)
-    for q, total in enumerate(sums[1:], 1):
+    who, *numbers, nobody = (
+        ir.Constant(ir.VectorType(ir.IntType(32), LANES), [q] * LANES) for q in (0, 1, 2, 3, NOBODY)
+    )
+    largest = sums[0]
+    for q, total in zip(numbers, sums[1:], strict=True):
         wins = builder.fcmp_ordered(">", total, largest)
-        largest, who = builder.select(wins, total, largest), builder.select(wins, _all(number, q), who)
+        largest, who = builder.select(wins, total, largest), builder.select(wins, q, who)
     idle = builder.fcmp_ordered("<=", largest, zero(kind))
     store(builder, builder.select(idle, zero(kind), largest), results[0], at)
-    who = builder.trunc(builder.select(idle, _all(number, NOBODY), who), ir.VectorType(ir.IntType(8), LANES))
-    store(builder, who, results[1], at)
+    store(
+        builder, builder.trunc(builder.select(idle, nobody, who), ir.VectorType(ir.IntType(8), LANES)), results[1], at
+    )
 
 
-@intrinsic
+@instruction("parts", "ways")
 def add_runs(
-    ctx: Any, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any, factors: Any,
-    count: Any, parts: Any, ways: Any,
-) -> Any:  # fmt: skip
+    builder: Builder, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any, factors: Any,
+    count: Any, parts: int, ways: int,
+) -> None:  # fmt: skip
     """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts, j < LANES.
 
     `parts` and `ways` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways) in order.
     """
-    signature = types.void(total, at, stride, source, shift, jump, begins, factors, count, parts, ways)
-
-    def codegen(context: Any, builder: Builder, sig: Any, args: Any) -> Any:
-        kind, side = vector_of(total, LANES), ways.literal_value
-        target, runs, starts, scale = (data_of(context, builder, sig.args[i], args[i]) for i in (0, 3, 6, 7))
-        shifts = [builder.add(args[4], builder.mul(args[5], integer(p))) for p in range(parts.literal_value)]
-        places = [builder.add(args[1], builder.mul(args[2], integer(p))) for p in range(parts.literal_value)]
-        sums = [[cgutils.alloca_once_value(builder, load(builder, target, place, kind)) for place in places]]
-        sums += [[cgutils.alloca_once_value(builder, zero(kind)) for _ in places] for _ in range(side - 1)]
-        with cgutils.for_range_slice(builder, integer(0), args[8], integer(side)) as (first, _):
-            for way, totals in enumerate(sums):
-                entry = builder.add(first, integer(way))
-                begin = builder.load(builder.gep(starts, [entry]))
-                factor = spread(builder, builder.load(builder.gep(scale, [entry])), kind)
-                for value, more in zip(totals, shifts, strict=True):
-                    run = load(builder, runs, builder.add(begin, more), kind)
-                    builder.store(add_product(builder, builder.load(value), factor, run), value)
-        for p, place in enumerate(places):
-            whole = builder.load(sums[0][p])
-            for totals in sums[1:]:
-                whole = builder.fadd(whole, builder.load(totals[p]))
-            store(builder, whole, target, place)
-        return context.get_dummy_value()
-
-    return signature, codegen
+    kind = vector_of(total, LANES)
+    shifts = [builder.add(shift, builder.mul(jump, integer(p))) for p in range(parts)]
+    places = [builder.add(at, builder.mul(stride, integer(p))) for p in range(parts)]
+    sums = [[cgutils.alloca_once_value(builder, load(builder, total, place, kind)) for place in places]]
+    sums += [[cgutils.alloca_once_value(builder, zero(kind)) for _ in places] for _ in range(ways - 1)]
+    with loop(builder, integer(0), count, ways) as (first, _):
+        for way, totals in enumerate(sums):
+            entry = builder.add(first, integer(way))
+            begin = element(builder, begins, entry)
+            factor = spread(builder, element(builder, factors, entry), kind)
+            for value, more in zip(totals, shifts, strict=True):
+                run = load(builder, source, builder.add(begin, more), kind)
+                builder.store(add_product(builder, builder.load(value), factor, run), value)
+    for p, place in enumerate(places):
+        whole = builder.load(sums[0][p])
+        for totals in sums[1:]:
+            whole = builder.fadd(whole, builder.load(totals[p]))
+        store(builder, whole, total, place)
 
 
 # --- passes over the images -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rpel.simulation.certificate import certificate
 from rpel.simulation.evaluation import evaluate
 from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
-from rpel.types import Cohort, Inbox
+from rpel.types import Cohort, Exchange, Inbox
 from support.simulations import BASE, Quadratic, simulation, watched
 
 Array = NDArray[Any]
@@ -200,6 +200,26 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert info.consensus != pytest.approx(compiled.spread(run.cohort.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
     np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, run.cohort.local[:12])[0])
+
+
+def test_nodes_that_train_on_flipped_labels_roam_with_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simulation(BASE.but(attack="label_flip", roaming=True), Quadratic(nodes=15))
+    flipped, deliver = run.roster.hostile(1), run.network.deliver
+    seen: list[Inbox] = []
+
+    def kept(ask: Exchange) -> Inbox:
+        seen.append(deliver(ask))
+        return seen[-1]
+
+    monkeypatch.setattr(run.network, "deliver", kept)
+    for t in range(1, 5):
+        info = run.step()
+        ids = run.cohort.ids
+        assert sorted(ids) == list(range(15))
+        assert set(ids[flipped]) == set(np.flatnonzero(run.roster.hostile(t)))
+        np.testing.assert_array_equal(ids[~flipped], run.roster.honest_ids(t))
+        met = np.where(seen[-1].index >= 0, flipped[seen[-1].index], False)[:, 1:].sum(axis=1)
+        np.testing.assert_array_equal(info.hostile, met[~flipped])  # hostile is who trained on flipped labels
 
 
 def test_the_gradient_norm_is_that_of_several_nodes() -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -436,6 +437,44 @@ def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> 
     with (source / "rpel" / "kernels" / "vectors.py").open("a") as file:
         file.write("\n# edited\n")
     assert compilations(start_probe(cache, "float32", source=source)) == before
+
+
+def aged(folder: Path, days: float) -> Path:
+    """A folder with a file in it, last used so many days ago."""
+    folder.mkdir(parents=True)
+    (folder / "kernel.nbi").write_bytes(b"machine code")
+    os.utime(folder, (time.time() - days * 86_400,) * 2)
+    return folder
+
+
+def test_a_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else(tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    old, recent, other = (aged(kernels / name, days) for name, days in (("0" * 20, 31), ("1" * 20, 29), ("notes", 90)))
+    compilations(start_probe(tmp_path, "float32"))
+    assert not old.exists()
+    assert (recent / "kernel.nbi").exists()
+    assert (other / "kernel.nbi").exists()
+    used = {path.name for path in kernels.iterdir() if path.is_dir()} - {recent.name, other.name}
+    for name in used:
+        os.utime(kernels / name, (time.time() - 40 * 86_400,) * 2)
+    aged(kernels / ("2" * 20), 40)
+    assert compilations(start_probe(tmp_path, "float32")) == 0  # old, but used: and no folder was new, so all stay
+    assert {path.name for path in kernels.iterdir() if path.is_dir()} == used | {recent.name, other.name, "2" * 20}
+    assert all(time.time() - (kernels / name).stat().st_mtime < 86_400 for name in used)
+
+
+REMOVED = """
+import shutil, sys, numpy as np, rpel.kernels.compiled as kernels
+from rpel.kernels.cache import folder
+shutil.rmtree(folder())
+assert kernels.finite_rows(np.zeros((2, 3))).all()
+assert any(folder().rglob("*finite*.nbi"))
+"""
+
+
+def test_a_process_whose_folder_was_removed_meanwhile_compiles_and_stores_again(tmp_path: Path) -> None:
+    environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", REMOVED], env=environment, check=True)
 
 
 def test_processes_that_compile_at_the_same_time_compile_everything_once_and_right(tmp_path: Path) -> None:

@@ -275,3 +275,10 @@ def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     assert results["rpel"][0] > 0.9
     assert results["el-local"][0] < 0.4
     assert results["el-local"][1:] == (3, 3), "all three hostile nodes reach everybody"
+
+
+@pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])
+def test_an_attack_that_cannot_look_at_so_many_nodes_is_refused_when_the_run_is_settled(fields: dict[str, Any]) -> None:
+    assert settle(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
+    with pytest.raises(ValueError, match="at most 2000 honest nodes, not 2001"):
+        settle(Spec(nodes=2201, byzantine=200, **fields))

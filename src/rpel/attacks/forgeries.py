@@ -216,6 +216,14 @@ def fang(view: View) -> Models:
 MOST_SPECTRAL = 2000
 
 
+def check_spectral(honest: int) -> None:
+    """Refuse a graph of so many nodes that a round would take minutes."""
+    if honest > MOST_SPECTRAL:
+        raise ValueError(
+            f"spectral needs all eigenvalues of the honest graph: at most {MOST_SPECTRAL} honest nodes, not {honest}"
+        )
+
+
 @needs("graph")
 def spectral(view: View, a: float | Floats = 1.0) -> Models:
     """SpH: x_i + a·v_i·Σ_j v_j x_j, v the second eigenvector of the honest graph (Gaucher et al., 2025).
@@ -226,8 +234,7 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
     if view.graph is None:
         raise ValueError("spectral needs the round's graph (needs = {'graph'})")
     n = len(view.honest)
-    if n > MOST_SPECTRAL:
-        raise ValueError(f"spectral needs all eigenvalues of the honest graph: at most {MOST_SPECTRAL} nodes, not {n}")
+    check_spectral(n)
     adjacency = np.zeros((n, n), dtype=bool)
     who, whom = np.repeat(np.arange(n), view.graph.shape[1]), view.graph.reshape(-1)
     adjacency[who[whom >= 0], whom[whom >= 0]] = True

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.aggregation import Rule
-from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, families
+from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, check_spectral, families
 from rpel.attacks.view import View
 from rpel.errors import nearest
 from rpel.kernels import plain
@@ -52,11 +52,25 @@ class Attack:
         >>> attack("fang").needs, attack("alie").needs, attack("strongest", of="alie+spectral").needs
         (frozenset({'before'}), frozenset(), frozenset({'graph'}))
         """
+        return frozenset().union(*(getattr(function, "needs", ()) for function in self._functions))
+
+    @property
+    def _functions(self) -> list[Callable[..., Any]]:
+        """What forges, with those it searches; nothing where nodes train."""
         if self.trains:
-            return frozenset()
+            return []
         searched = families(self.parameters.get("of", "alie")) if self.name == "strongest" else []
-        functions = [self.function, *(ATTACKS[name] for name in searched)]
-        return frozenset().union(*(getattr(function, "needs", ()) for function in functions))
+        return [self.function, *(ATTACKS[name] for name in searched)]
+
+    def check_size(self, honest: int) -> None:
+        """Refuse more honest nodes than it can look at, before a run begins.
+
+        >>> attack("spectral").check_size(3000)
+        Traceback (most recent call last):
+        ValueError: spectral needs all eigenvalues of the honest graph: at most 2000 honest nodes, not 3000
+        """
+        if ATTACKS["spectral"] in self._functions:
+            check_spectral(honest)
 
     def __call__(self, view: View, state: State | None = None) -> tuple[Models, State]:
         """(forged (v, d), new state). The forged rows are the view's own space."""

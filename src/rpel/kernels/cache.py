@@ -13,16 +13,18 @@ store two signatures of one function at the same time may each get the other's c
 its file lay in our folder, which is named by a hash over all that matters (numba stores beside the file), and under a
 lock.
 
-The folder is ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the temporary
-directory.
+The folder is below ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the temporary
+directory. Whoever makes a new one removes those that nobody has used for 30 days.
 """
 
 import atexit
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -39,6 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _HERE = Path(__file__).resolve()
 _RPEL = _HERE.parents[1]
+_UNUSED = 30 * 86_400  # seconds after which stored kernels are removed
+_OURS = re.compile(r"[0-9a-f]{20}")
 
 
 def _sources(source: Path) -> list[Path]:
@@ -70,11 +74,42 @@ def folder(source: Path = _HERE) -> Path:
     root = Path(chosen) if chosen else Path.home() / ".cache" / "rpel"
     path = root / "kernels" / _fingerprint(tuple(_sources(source)))
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _held(path.parent / "lock") as alone:
+            new = not path.is_dir()
+            _use(path)
+            if new and alone:
+                _prune(path.parent)
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError:
         return _passing()
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[bool]:
+    """Hold a lock between processes; False on a file system that has none."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock))
+            held = True
+        except OSError:
+            held = False
+        yield held
+
+
+def _use(path: Path) -> None:
+    """Have the folder there, numba's own inside it, and note that it is in use."""
+    (path / "__pycache__").mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.utime(path)
+
+
+def _prune(kernels: Path) -> None:
+    """Remove the folders of ours that nobody has used for long. Under the lock nobody begins to use one meanwhile, and
+    a process that runs so long makes its own again when it next compiles."""
+    for path in kernels.iterdir():
+        if _OURS.fullmatch(path.name) and path.is_dir() and time.time() - path.stat().st_mtime > _UNUSED:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @cache
@@ -107,8 +142,7 @@ def _compiling() -> Iterator[None]:
         _depth += 1
         try:
             if _depth == 1:
-                with suppress(OSError):  # a file system without locks
-                    stack.enter_context(locked(folder() / "lock"))
+                stack.enter_context(_held(folder() / "lock"))
             yield
         finally:
             _depth -= 1
@@ -135,6 +169,8 @@ def compiled(function: F) -> F:
     compile_, name = dispatcher.compile, function.__qualname__.replace("<", "").replace(">", "")
 
     def compile_alone(signature: Any) -> Any:
+        with suppress(OSError):
+            _use(place.parent)
         with _compiling():
             if not any(place.parent.rglob(f"{place.stem}.{name}-*.nbi")):
                 announce()

@@ -30,10 +30,11 @@ def check_table(table: Floats) -> None:
 
 
 def check_index(table: Floats, index: Integers, absent: bool = False) -> None:
-    """An (h, m) integer index whose entries are rows of the table, or −1 where `absent` allows it.
+    """A table, and an (h, m) integer index whose entries are rows of it, or −1 where `absent` allows it.
 
     >>> check_index(np.zeros((2, 3)), np.array([[0, 1]]))
     """
+    check_table(table)
     if index.ndim != 2 or index.dtype.kind not in "iu":
         raise ValueError(f"index must be an (h, m) integer array, not {describe(index)}")
     check_range("index", index, -1 if absent else 0, len(table))
@@ -129,7 +130,6 @@ def squared_distances(table: Floats, index: Integers) -> Floats:
     >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
     array([[[ 0., 25.], [25.,  0.]]])
     """
-    check_table(table)
     check_index(table, index)
     h, m = index.shape
     result = np.empty((h, m, m))
@@ -150,7 +150,6 @@ def distances_to(table: Floats, index: Integers, origin: Floats | Integers | Non
     >>> distances_to(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1], [1, -1]]), None)
     array([[ 0., 25.], [25.,  0.]])
     """
-    check_table(table)
     check_index(table, index, absent=True)
     result = np.zeros(index.shape)
     with np.errstate(over="ignore"):
@@ -188,7 +187,6 @@ def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None 
     >>> combine(np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[0, 1]]), np.array([[2.0, 0.0]]))
     array([[2., 4.]])
     """
-    check_table(table)
     check_index(table, index, absent=True)
     result = result_array(table, len(index), out)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -224,7 +222,6 @@ def coordinatewise(
     >>> [float(coordinatewise(table, everyone, name, 1)[0, 0]) for name in ("trimmed_mean", "median", "meamed")]
     [1.5, 1.5, 1.0]
     """
-    check_table(table)
     check_index(table, index)
     check_operation(operation, check_mix(mix, *index.shape), f)
     result = result_array(table, len(index), out)
@@ -267,7 +264,6 @@ def moments(
     >>> moments(np.array([[1.0], [3.0]]), np.array([[0, 1]]), np.array([1.0]), np.array([2.0])) == 2 + 2 * 2**0.5
     array([[ True]])
     """
-    check_table(table)
     check_index(table, index, absent=True)
     result = result_array(table, len(index), out)
     for i, rows in enumerate(index):

@@ -1,9 +1,10 @@
 """The torch twin: the same primitives for a table that lies on an accelerator (or in CPU tensors).
 
-Invariants: what each function computes is written in `plain`; work is cut into pieces of victims and columns so that no
-temporary exceeds `budget_bytes`; nothing is copied to the host, nothing written to its inputs; distances are
-differences in float64 (so a device without float64 is not served), summed over column pieces that do not depend on
-the victims.
+What each function computes, with examples, is written in `plain`.
+
+Invariants: work is cut into pieces of victims and columns so that no temporary exceeds `budget_bytes`; nothing is
+copied to the host, nothing written to its inputs; distances are differences in float64 (so a device without float64 is
+not served), summed over column pieces that do not depend on the victims.
 
 Results repeat exactly on one device; they equal the other twins to rounding, not bit by bit.
 """
@@ -41,11 +42,7 @@ def _result(table: Tensor, h: int, out: Tensor | None) -> Tensor:
 
 
 def finite_rows(table: Tensor, budget_bytes: int = BUDGET) -> Tensor:
-    """(n,) True where every entry of the row is finite.
-
-    >>> finite_rows(torch.tensor([[1.0, 2.0], [torch.inf, 0.0]])).tolist()
-    [True, False]
-    """
+    """(n,) True where every entry of the row is finite."""
     pieces = _pieces(len(table), table.shape[1], budget_bytes)
     return torch.cat(
         [torch.isfinite(table[rows]).all(dim=1) for rows in pieces] or [table.new_empty(0, dtype=torch.bool)]
@@ -53,11 +50,7 @@ def finite_rows(table: Tensor, budget_bytes: int = BUDGET) -> Tensor:
 
 
 def squared_distances(table: Tensor, index: Tensor, budget_bytes: int = BUDGET) -> Tensor:
-    """(h, m, m) squared Euclidean distances among the rows of each victim, float64.
-
-    >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0, 1]])).tolist()
-    [[[0.0, 25.0], [25.0, 0.0]]]
-    """
+    """(h, m, m) squared Euclidean distances among the rows of each victim, float64."""
     h, m = index.shape
     result = torch.zeros((h, m, m), dtype=torch.float64, device=table.device)
     for victims, columns in _grid(h, table.shape[1], 4 * m, budget_bytes):
@@ -70,9 +63,6 @@ def squared_distances(table: Tensor, index: Tensor, budget_bytes: int = BUDGET) 
 def distances_to(table: Tensor, index: Tensor, origin: Tensor | None, budget_bytes: int = BUDGET) -> Tensor:
     """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
     (h, d) floats a point for each victim.
-
-    >>> distances_to(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0, 1], [1, -1]]), None).tolist()
-    [[0.0, 25.0], [25.0, 0.0]]
     """
     h, m = index.shape
     result = torch.zeros((h, m), dtype=torch.float64, device=table.device)
@@ -88,11 +78,7 @@ def distances_to(table: Tensor, index: Tensor, origin: Tensor | None, budget_byt
 
 
 def nearest(distances: Tensor, k: int) -> Tensor:
-    """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column.
-
-    >>> nearest(torch.tensor([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), 2).tolist()
-    [[[0, 2], [1, 2], [0, 2]]]
-    """
+    """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column."""
     own = torch.eye(distances.shape[1], dtype=torch.bool, device=distances.device)
     kept = torch.sort(distances.masked_fill(own, -1.0), dim=2, stable=True).indices[:, :, :k]
     return kept.sort(dim=2).values
@@ -101,12 +87,7 @@ def nearest(distances: Tensor, k: int) -> Tensor:
 def combine(
     table: Tensor, index: Tensor, weights: Tensor, out: Tensor | None = None, budget_bytes: int = BUDGET
 ) -> Tensor:
-    """(h, d) weighted sums; weight 0 and index −1 are skipped, whatever stands there.
-
-    >>> table = torch.tensor([[1.0, 2.0], [torch.nan, 4.0]])
-    >>> combine(table, torch.tensor([[0, 1]]), torch.tensor([[2.0, 0.0]])).tolist()
-    [[2.0, 4.0]]
-    """
+    """(h, d) weighted sums; weight 0 and index −1 are skipped, whatever stands there."""
     h, m = index.shape
     result = _result(table, h, out)
     used = (index >= 0) & (weights != 0)
@@ -130,12 +111,7 @@ def coordinatewise(
     out: Tensor | None = None,
     budget_bytes: int = BUDGET,
 ) -> Tensor:
-    """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
-
-    >>> table = torch.tensor([[0.0], [1.0], [2.0], [9.0]])
-    >>> coordinatewise(table, torch.tensor([[0, 1, 2, 3]]), "meamed", 1).tolist()
-    [[1.0]]
-    """
+    """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`."""
     h, m = index.shape
     mixed = mix.shape[1] if isinstance(mix, Tensor) else m
     check_operation(operation, mixed, f)
@@ -186,12 +162,7 @@ def moments(
     out: Tensor | None = None,
     budget_bytes: int = BUDGET,
 ) -> Tensor:
-    """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i].
-
-    >>> table = torch.tensor([[1.0], [3.0]])
-    >>> moments(table, torch.tensor([[0, 1]]), torch.tensor([1.0]), torch.tensor([0.0])).tolist()
-    [[2.0]]
-    """
+    """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i]."""
     h, m = index.shape
     result = _result(table, h, out)
     present = index >= 0

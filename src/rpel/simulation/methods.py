@@ -98,6 +98,7 @@ def settle(spec: Spec) -> Settled:
     if isinstance(spec, Settled):
         return spec
     attack = attack_by_name(spec.attack, **spec.attack_params)
+    attack.check_size(spec.nodes - spec.byzantine)
     method = METHODS[spec.method]
     plan = _plan(spec, method)
     if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:

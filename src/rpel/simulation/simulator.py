@@ -45,8 +45,13 @@ class Simulation:
         self.rule.prepare(1 + self.messages // spec.nodes, task.d, x.dtype, victims=h * spec.rounds)
 
     def _ids(self, t: int) -> Integers:
-        """The node numbers of the cohort's rows in round t."""
-        return np.arange(self.spec.nodes) if self.everybody else self.roster.honest_ids(t)
+        """The node numbers of the cohort's rows in round t. Who roams takes its data and model along: they stay with
+        the row."""
+        if not self.everybody:
+            return self.roster.honest_ids(t)
+        ids, trained, now = np.empty(self.spec.nodes, np.int64), self.roster.hostile(1), self.roster.hostile(t)
+        ids[~trained], ids[trained] = np.flatnonzero(~now), np.flatnonzero(now)
+        return ids
 
     @property
     def honest(self) -> Integers:

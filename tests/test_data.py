@@ -342,7 +342,7 @@ def test_a_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
 
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     members = {name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(formats.CIFAR_BATCHES)}
-    monkeypatch.setattr(formats, "MEMBERS", {name: _md5(content) for name, content in members.items()})
+    monkeypatch.setattr(formats, "CIFAR_BATCHES", {name: _md5(content) for name, content in members.items()})
     return members
 
 

@@ -175,24 +175,15 @@ class _Builder:
         self.layers.append(nn.Linear(torch.Size(self.shape).numel(), width))
         self.shape = (width,)
 
-    def rectifier(self, _: int) -> None:
-        self.layers.append(nn.ReLU())
-
-    def drop(self, _: int) -> None:
-        self.layers.append(nn.Dropout(self.dropout))
-
-    def softmax(self, _: int) -> None:
-        self.layers.append(nn.LogSoftmax(dim=1))
-
 
 _LAYERS: dict[str, Callable[[_Builder, int], None]] = {
     "C": _Builder.convolution,
-    "R": _Builder.rectifier,
+    "R": lambda builder, _: builder.layers.append(nn.ReLU()),
     "M": _Builder.pooling,
     "B": _Builder.normalisation,
-    "D": _Builder.drop,
+    "D": lambda builder, _: builder.layers.append(nn.Dropout(builder.dropout)),
     "L": _Builder.linear,
-    "S": _Builder.softmax,
+    "S": lambda builder, _: builder.layers.append(nn.LogSoftmax(dim=1)),
 }
 
 

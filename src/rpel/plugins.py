@@ -4,12 +4,14 @@ Invariant: nothing is imported before a name is asked for that only a package ca
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any
+
+from rpel.errors import nearest
 
 
 def is_own(name: str) -> bool:
@@ -74,6 +76,32 @@ def load_registered(group: str, name: str) -> Any:
         raise ValueError(f"{name!r} of {group} ({point.value}) cannot be imported: {error}") from error
 
 
+def find(group: str, name: str, ours: Iterable[str]) -> Any:
+    """What a name stands for that is not one of ours: ``module:object``, or registered by a package.
+
+    >>> find("rpel.rules", "medien", ["mean", "median"])
+    Traceback (most recent call last):
+    ValueError: there is no rule 'medien'; the nearest is 'median'...
+    """
+    what = group.rpartition(".")[2].removesuffix("s")
+    if is_own(name):
+        return load(name, what)
+    if name in registered(group):
+        return load_registered(group, name)
+    raise ValueError(f"there is no {what} {name!r}; {nearest(name, [*ours, *registered(group)])}")
+
+
+def place_of(thing: Any) -> str:
+    """Where a function or a class was written, as module:object."""
+    return f"{thing.__module__}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def about(group: str, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, the first line of its documentation): ours, then what installed packages register."""
+    theirs = {name: load_registered(group, name) for name in registered(group)}
+    return [(name, _first_line(thing)) for name, thing in (*ours.items(), *theirs.items())]
+
+
 def origins(group: str, names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
     """(name, object, package and version) of those of the names that are not the library's own, already loadable."""
     for name in names:
@@ -99,6 +127,5 @@ def file_of(thing: Any) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def first_line(thing: Any) -> str:
-    """The first line of its documentation."""
+def _first_line(thing: Any) -> str:
     return (getattr(thing, "__doc__", None) or "").strip().partition("\n")[0]

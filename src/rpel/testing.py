@@ -182,11 +182,11 @@ def check_rule(rule: Any, *, moves: bool = True, m: int | None = None, **paramet
     Traceback (most recent call last):
     AssertionError: rule rpel.testing:<lambda> breaks "the order of the other vectors does not matter": ...
     """
-    for check in _rule_checks(rule, moves, m, parameters):
+    for check in _rule_checks(rule, moves=moves, m=m, **parameters):
         check()
 
 
-def _rule_checks(rule: Any, moves: bool, m: int | None, parameters: dict[str, Any]) -> Iterator[partial[None]]:
+def _rule_checks(rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any) -> Iterator[partial[None]]:
     made = rule_by_name(rule, **parameters)
     if isinstance(made, Mixer):
         raise ValueError(f"{made.name} gives all its rows: check it in a chain such as {made.name}+median")
@@ -287,11 +287,11 @@ def check_attack(attack: Any, *, per_victim: bool = True, **parameters: Any) -> 
     Traceback (most recent call last):
     AssertionError: attack rpel.testing:<lambda> breaks "one row of the models' dtype ...
     """
-    for check in _attack_checks(attack, per_victim, parameters):
+    for check in _attack_checks(attack, per_victim=per_victim, **parameters):
         check()
 
 
-def _attack_checks(attack: Any, per_victim: bool, parameters: dict[str, Any]) -> Iterator[partial[None]]:
+def _attack_checks(attack: Any, *, per_victim: bool = True, **parameters: Any) -> Iterator[partial[None]]:
     made = attack_by_name(attack, **parameters)
     if made.trains:
         raise ValueError(f"{made.name} forges nothing: its nodes train")
@@ -329,16 +329,8 @@ def parametrize(rules: Iterable[Any] = (), attacks: Iterable[Any] = ()) -> "pyte
     import pytest
 
     cases = []
-    for makers, entries in ((_rule_cases, rules), (_attack_cases, attacks)):
+    for makers, entries in ((_rule_checks, rules), (_attack_checks, attacks)):
         for entry in entries:
             what, given = entry if isinstance(entry, tuple) else (entry, {})
             cases += [pytest.param(check, id=f"{check.args[0]}: {check.args[1]}") for check in makers(what, **given)]
     return pytest.mark.parametrize("check", cases)
-
-
-def _rule_cases(rule: Any, moves: bool = True, m: int | None = None, **parameters: Any) -> Iterator[partial[None]]:
-    return _rule_checks(rule, moves, m, parameters)
-
-
-def _attack_cases(attack: Any, per_victim: bool = True, **parameters: Any) -> Iterator[partial[None]]:
-    return _attack_checks(attack, per_victim, parameters)

@@ -5,6 +5,7 @@ NumPy arrays, torch tensors, and lists of arrays, of tensors or of state_dicts. 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -132,35 +133,30 @@ def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], A
     """
     if not items:
         raise ValueError(f"{name} needs at least one vector")
-    first, leaves = items[0], [_leaves(item) for item in items]
-    floating = [_is_floating(leaf) for _, leaf in leaves[0]]
-    shapes = [(key, tuple(leaf.shape)) for key, leaf in leaves[0]]
-    for other in leaves[1:]:
-        if [(key, tuple(leaf.shape)) for key, leaf in other] != shapes:
-            raise ValueError(f"{name} needs items that all have the same entries of the same shapes")
-    if not any(floating):
+    rows = [_leaves(item) for item in items]
+    floats = [key for key, leaf in rows[0].items() if _is_floating(leaf)]
+    shapes = [{key: tuple(leaf.shape) for key, leaf in row.items()} for row in rows]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(f"{name} needs items that all have the same entries of the same shapes")
+    if not floats:
         raise ValueError(f"{name} needs items with floats in them")
 
     def back(vector: Array) -> Any:
-        start, parts = 0, {}
-        for (key, leaf), counts in zip(leaves[0], floating, strict=True):
-            if not counts:
-                parts[key] = leaf
-                continue
-            size = int(np.prod(leaf.shape, dtype=np.int64))
-            parts[key] = _like(vector[start : start + size].reshape(tuple(leaf.shape)), leaf)
-            start += size
-        return _rebuilt(first, parts)
+        start, parts = 0, dict(rows[0])
+        for key in floats:
+            shape, leaf = shapes[0][key], rows[0][key]
+            part = vector[start : start + prod(shape)].reshape(shape)
+            parts[key] = part.to(leaf.dtype) if is_tensor(leaf) else part.astype(leaf.dtype)
+            start += prod(shape)
+        return _rebuilt(items[0], parts)
 
-    return _table([[leaf for (_, leaf), counts in zip(one, floating, strict=True) if counts] for one in leaves]), back
+    return _table([[row[key] for key in floats] for row in rows]), back
 
 
-def _leaves(item: Any) -> list[tuple[Any, Any]]:
+def _leaves(item: Any) -> dict[Any, Any]:
     if isinstance(item, Mapping):
-        return list(item.items())
-    if isinstance(item, list | tuple):
-        return list(enumerate(item))
-    return [(None, item)]
+        return dict(item)
+    return dict(enumerate(item)) if isinstance(item, list | tuple) else {None: item}
 
 
 def _rebuilt(first: Any, parts: dict[Any, Any]) -> Any:
@@ -186,7 +182,3 @@ def _table(rows: list[list[Any]]) -> Array:
 
     widest = torch.float64 if any(leaf.dtype == torch.float64 for leaf in rows[0]) else torch.float32
     return torch.stack([torch.cat([leaf.detach().reshape(-1).to(widest) for leaf in row]) for row in rows])
-
-
-def _like(part: Array, leaf: Any) -> Any:
-    return part.to(leaf.dtype) if is_tensor(leaf) else part.astype(leaf.dtype)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rpel import plugins
 from rpel.aggregation import coordinatewise, graph, linear
 from rpel.aggregation.arrays import Array, empty_like, host
 from rpel.aggregation.base import Group, Rule
 from rpel.aggregation.coordinatewise import Mixed, Mixer
 from rpel.errors import nearest
-from rpel.plugins import first_line, is_own, load, load_registered, registered
 
 GROUP = "rpel.rules"
 """The entry points under which packages register rules."""
@@ -145,14 +145,8 @@ def _stage(part: str | Rule | Callable[..., Any]) -> Stage:
     if isinstance(part, str):
         if part in RULES:
             return Stage(part, RULES[part], frozenset(signature(RULES[part]).parameters))
-        if is_own(part):
-            return _own_stage(part, load(part, "rule"))
-        if part in registered(GROUP):
-            return _own_stage(part, load_registered(GROUP, part))
-        raise ValueError(f"there is no rule {part!r}; {nearest(part, [*RULES, *registered(GROUP)])}")
-    if isinstance(part, Rule):
-        return _own_stage(part.name, part)
-    return _own_stage(f"{part.__module__}:{getattr(part, '__qualname__', type(part).__qualname__)}", part)
+        return _own_stage(part, plugins.find(GROUP, part, RULES))
+    return _own_stage(part.name if isinstance(part, Rule) else plugins.place_of(part), part)
 
 
 def _own_stage(name: str, found: Any) -> Stage:
@@ -187,5 +181,4 @@ def about() -> list[tuple[str, str]]:
     >>> dict(about())["median"]
     'Per coordinate, the middle value (Yin et al., 2018). f enters only κ and the check of m.'
     """
-    theirs = ((name, first_line(load_registered(GROUP, name))) for name in registered(GROUP))
-    return [*((name, first_line(made)) for name, made in RULES.items()), *theirs]
+    return plugins.about(GROUP, RULES)

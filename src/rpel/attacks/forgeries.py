@@ -388,9 +388,7 @@ def _search(harm: Callable[[Floats], Floats], victims: int, evaluations: int) ->
 def _honest_mean(view: View) -> Models:
     """(v, d) the mean of A and the victim's own model."""
     others = np.where(view.peers == view.own[:, None], -1, view.peers)
-    index = np.concatenate([view.own[:, None], others], axis=1)
-    weights = (index >= 0) / (index >= 0).sum(axis=1, keepdims=True)
-    return np.asarray(view.kernels.combine(view.table, index, weights))
+    return view.average(np.concatenate([view.own[:, None], others], axis=1))
 
 
 def _aggregated(view: View, victims: Integers | None = None, sent: int | None = None) -> Models:

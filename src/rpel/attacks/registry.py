@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel import plugins
 from rpel.aggregation import Rule
 from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, check_spectral, families
 from rpel.attacks.view import View
-from rpel.errors import nearest
 from rpel.kernels import plain
-from rpel.plugins import first_line, is_own, load, load_registered, registered
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"
@@ -151,10 +150,8 @@ class Attack:
 
 def _spare(view: View, spared: NDArray[np.bool_]) -> None:
     """Overwrite the forged rows of the spared victims with μ."""
-    if not spared.any():
-        return
-    weights = (view.sources >= 0) / np.maximum((view.sources >= 0).sum(axis=1, keepdims=True), 1)
-    view.space[spared] = view.kernels.combine(view.honest, view.sources[spared], weights[spared])
+    if spared.any():
+        view.space[spared] = view.average(view.sources[spared])
 
 
 def attack(
@@ -192,23 +189,13 @@ def attack(
 
 def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any] | None]:
     """(its full name, the function where it is not one of ours)."""
-    if not isinstance(name, str):
-        return f"{name.__module__}:{getattr(name, '__qualname__', type(name).__qualname__)}", _callable(name, name)
-    if is_own(name):
-        return name, _callable(name, load(name, "attack"))
-    full = ALIASES.get(name, name)
+    full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
     if full in ATTACKS or full in TRAINING:
         return full, None
-    if name in registered(GROUP):
-        return name, _callable(name, load_registered(GROUP, name))
-    choices = [*ATTACKS, *ALIASES, *TRAINING, *registered(GROUP)]
-    raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
-
-
-def _callable(name: Any, found: Any) -> Callable[..., Any]:
+    found = plugins.find(GROUP, name, [*ATTACKS, *ALIASES, *TRAINING]) if isinstance(name, str) else name
     if not callable(found):
         raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return full, found
 
 
 def about() -> list[tuple[str, str]]:
@@ -219,8 +206,8 @@ def about() -> list[tuple[str, str]]:
     """
     flipped = (LABEL_FLIP, "Hostile nodes train beside the honest ones, on labels C − 1 − y.")
     marked = (BACKDOOR, "Hostile nodes train on images of which a share carry a patch and the label target.")
-    ours = [(name, first_line(forge)) for name, forge in ATTACKS.items()]
-    return [*ours, flipped, marked, *((name, first_line(load_registered(GROUP, name))) for name in registered(GROUP))]
+    found = plugins.about(GROUP, ATTACKS)
+    return [*found[: len(ATTACKS)], flipped, marked, *found[len(ATTACKS) :]]
 
 
 def _check_parameter(name: str, key: str, value: Any) -> None:

@@ -135,6 +135,11 @@ class View:
         self.kernels.combine(self.honest, index, np.concatenate([own[:, None], peers], axis=1), out=self.space)
         return self.space
 
+    def average(self, rows: Integers) -> Models:
+        """(…, d) the mean of the honest models in each row of an index, −1 left out."""
+        weights = (rows >= 0) / np.maximum((rows >= 0).sum(axis=1, keepdims=True), 1)
+        return np.asarray(self.kernels.combine(self.honest, rows, weights))
+
     def answers(self) -> tuple[Integers, Floats | None]:
         """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met), and weights."""
         forged = len(self.table) - self.victims + np.arange(self.victims)

@@ -268,29 +268,18 @@ class Founding:
     def membership(self, model_header_sha256: str, init_sha256: str) -> Membership:
         """The network without members yet; pulls end after 0.6 of a round unless said otherwise."""
         table = dict(self.hyperparameters)
-        found = validated(
-            "",
-            {
-                "run": self.run,
-                "epoch": float(self.epoch),
-                "period": float(self.period),
-                "deadline": 0.6 * self.period if self.deadline is None else float(self.deadline),
-                "nodes": self.nodes,
-                "byzantine": self.byzantine,
-                "pull": self.plan.pull,
-                "b_hat": self.plan.b_hat,
-                "confidence": self.confidence,
-                "rounds": self.rounds,
-                "rule": self.rule,
-                "local_steps": self.local_steps,
-                "hyperparameters_sha256": content_hash(table),
-                "model_header_sha256": model_header_sha256,
-                "init_sha256": init_sha256,
-                "protocol": self.protocol,
-                "hyperparameters": table,
-            },
-            _MEMBERSHIP,
-        )
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "no_shows"} | {
+            "epoch": float(self.epoch),
+            "period": float(self.period),
+            "deadline": 0.6 * self.period if self.deadline is None else float(self.deadline),
+            "pull": self.plan.pull,
+            "b_hat": self.plan.b_hat,
+            "hyperparameters_sha256": content_hash(table),
+            "model_header_sha256": model_header_sha256,
+            "init_sha256": init_sha256,
+            "hyperparameters": table,
+        }
+        found = validated("", content, _MEMBERSHIP)
         _check("", found, draft=True)
         sure = found.pull - found.b_hat - self.late
         if found.enough > sure:

@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rpel.config.record import CheckedRecord, Identity, learning_rate, parameters, parse_seeds, planned, unbounded
+from rpel.config.record import (
+    CheckedRecord,
+    Identity,
+    learning_rate,
+    parameters,
+    parse_seeds,
+    planned,
+    read_toml,
+    unbounded,
+)
 from rpel.errors import nearest
 from rpel.types import Scale
 
@@ -188,13 +197,13 @@ def load(source: str | Path) -> Spec:
     ValueError: there is no preset and no file 'mnist-10'; the nearest is 'mnist-100'
     """
     if str(source) in presets():
-        return _parsed((_shelf() / f"{source}.toml").read_text("utf-8"), str(source), str(source))
+        return _made(tomllib.loads((_shelf() / f"{source}.toml").read_text("utf-8")), str(source), str(source))
     path = Path(source)
     if path.is_dir():
         return load_folder(path)
     if not path.is_file():
         raise ValueError(f"there is no preset and no file {str(source)!r}; {nearest(path.stem, presets())}")
-    return _parsed(path.read_text("utf-8"), path.stem, str(path))
+    return _made(read_toml(path), path.stem, str(path))
 
 
 def load_folder(path: Path) -> Spec:
@@ -202,14 +211,11 @@ def load_folder(path: Path) -> Spec:
     file = path / "spec.toml"
     if not file.is_file():
         raise ValueError(f"{str(path)!r} is not a run folder: it holds no spec.toml")
-    return _parsed(file.read_text("utf-8"), path.name, str(file), run_folder=True)
+    return _made(read_toml(file), path.name, str(file), run_folder=True)
 
 
-def _parsed(text: str, name: str, where: str, run_folder: bool = False) -> Spec:
-    try:
-        fields = {"name": name, **tomllib.loads(text)}
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{where} is not TOML: {error}") from None
+def _made(content: dict[str, Any], name: str, where: str, run_folder: bool = False) -> Spec:
+    fields = {"name": name, **content}
     if not run_folder and "preset" in fields:
         base = fields.pop("preset")
         if base not in presets():

@@ -7,11 +7,12 @@ reaches the unpickler before its MD5 is known to be right, and the unpickler cou
 import gzip
 import io
 import json
+import math
 import pickle
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -60,18 +61,10 @@ def parse_idx(content: bytes, name: str = "the file") -> NDArray[np.uint8]:
     if len(content) < start:
         raise DataError(f"{name} ends inside its header of {start} bytes, after {len(content)}")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
-    expected = start + _product(shape)
+    expected = start + math.prod(shape)  # exact, however large a forged header makes it
     if len(content) != expected:
         raise DataError(f"{name} has {len(content)} bytes where its header, shape {shape}, promises {expected}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
-
-
-def _product(shape: Iterable[int]) -> int:
-    """Exact, however large a forged header makes it."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def unpack(content: bytes, name: str = "the file") -> bytes:

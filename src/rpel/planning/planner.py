@@ -109,39 +109,38 @@ def plan(
     chosen = _choose(case, pull, method, simulations, grid, seed)
     if chosen is None:
         raise ValueError(_nothing_feasible(case, grid))
-    pull, b_hat = chosen
+    return _answer(case, *chosen, method, parameters)
+
+
+def _answer(case: Question, pull: int, b_hat: int, method: Method, parameters: int | None) -> Plan:
+    """What this pull and b̂ give."""
+    n = case.nodes
     holds = case.probability(pull, b_hat)
     if method == "bound":
-        holds = theory.lemma_effective_byzantine(nodes, byzantine, pull, b_hat, rounds)
-    red = theory.reduction(nodes, byzantine, pull, b_hat)
-    feasible = case.feasible(pull, b_hat) and (method != "bound" or holds >= confidence)
+        holds = theory.lemma_effective_byzantine(n, case.byzantine, pull, b_hat, case.rounds)
+    red = theory.reduction(n, case.byzantine, pull, b_hat)
+    feasible = case.feasible(pull, b_hat) and (method != "bound" or holds >= case.confidence)
     half = pull // 2  # the largest b̂ with 2b̂ < s + 1
-    noptlog = theory.lemma_noptlog(nodes, byzantine, rounds, confidence)
+    noptlog = theory.lemma_noptlog(n, case.byzantine, case.rounds, case.confidence)
     return Plan(
-        nodes=nodes,
-        byzantine=byzantine,
-        rounds=rounds,
+        **{**vars(case), "max_fraction": float(case.max_fraction)},
         pull=pull,
         b_hat=b_hat,
         fraction=b_hat / (pull + 1),
         probability=holds,
-        confidence=confidence,
-        max_fraction=float(case.max_fraction),
         feasible=feasible,
         best_below_half=None if feasible else {"b_hat": half, "probability": case.probability(pull, half)},
-        messages_per_round=nodes * pull,
-        messages_all_to_all=nodes * (nodes - 1),
-        bytes_per_round=None if parameters is None else nodes * pull * 4 * parameters,
+        messages_per_round=n * pull,
+        messages_all_to_all=n * (n - 1),
+        bytes_per_round=None if parameters is None else n * pull * 4 * parameters,
         method=method,
-        silent=silent,
-        no_shows=no_shows,
         kappa=red.kappa if red else None,
         alpha=red.alpha if red else None,
         lambda_=red.lambda_ if red else None,
         theorem_applies=red is not None and red.contracts,
         pull_noptlog=None if math.isinf(noptlog) else noptlog,
         comfortable=_comfortable(case),
-        alternatives=tuple(_choice(case, s) for s in range(max(1, pull - 2), min(nodes - 1, pull + 3) + 1)),
+        alternatives=tuple(_choice(case, s) for s in range(max(1, pull - 2), min(n - 1, pull + 3) + 1)),
     )
 
 

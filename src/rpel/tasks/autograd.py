@@ -9,14 +9,13 @@ Invariants:
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from rpel.tasks.task import Loss, Own, scored
-from rpel.types import Floats
+from rpel.tasks.task import Engine, Loss
 
 DropoutLayer = Callable[[float], nn.Module]
 """Makes what stands in a module for nn.Dropout(p)."""
@@ -56,8 +55,9 @@ class Copy:
         """Become the node with parameters x (d,) and local state (q,)."""
         self.module.train(train)
         with torch.no_grad():
-            _spread(x, self.parameters)
-            _spread(local, self.buffers)
+            for tensors, row in ((self.parameters, x), (self.buffers, local)):
+                for tensor, part in zip(tensors, _parts(row, tensors), strict=True):
+                    tensor.copy_(part)
 
     def run(self, inputs: Tensor) -> Tensor:
         """The module's output; images are laid out as the convolutions want them."""
@@ -68,26 +68,21 @@ class Copy:
         return result
 
     def store_buffers(self, local: Tensor) -> None:
-        at = 0
-        for buffer in self.buffers:
-            local[at : at + buffer.numel()] = buffer.reshape(-1)
-            at += buffer.numel()
+        for place, buffer in zip(_parts(local, self.buffers), self.buffers, strict=True):
+            place.copy_(buffer)
 
     def store_gradient(self, loss: Tensor, out: Tensor) -> None:
         """The loss's gradient into out (d,); frozen and unused parameters have gradient zero."""
         found = iter(torch.autograd.grad(loss, self.trained, allow_unused=True))
-        at = 0
-        for parameter in self.parameters:
+        for place, parameter in zip(_parts(out, self.parameters), self.parameters, strict=True):
             g = next(found) if parameter.requires_grad else None
-            out[at : at + parameter.numel()] = 0 if g is None else g.reshape(-1)
-            at += parameter.numel()
+            place.copy_(torch.zeros_like(place) if g is None else g)
 
 
-def _spread(vector: Tensor, tensors: list[Tensor] | list[nn.Parameter]) -> None:
-    at = 0
-    for tensor in tensors:
-        tensor.copy_(vector[at : at + tensor.numel()].reshape(tensor.shape))
-        at += tensor.numel()
+def _parts(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a vector, each of the shape of one of the tensors."""
+    parts = torch.split(vector, [tensor.numel() for tensor in tensors]) if tensors else ()
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
@@ -105,23 +100,19 @@ def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
     return module
 
 
-class AutogradEngine:
+class AutogradEngine(Engine):
     """Gradients of any module and any loss(output, target), node by node."""
 
     def __init__(
         self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device, metric: Loss | None = None
     ) -> None:
-        self.module, self.loss, self.device, self.metric = module, loss, device, metric
-        self.own = Own()
+        super().__init__(loss, metric)
+        self.module, self.device = module, device
         # CIFAR-10's network keeps 13 MB of values a layer for 50 images; with 250 it waits for the memory
         self.block = 50 if probe.dim() == 4 else 250
         self.hidden = self._draws_elsewhere(probe)
         self.noisy = self.hidden or any(type(layer) is nn.Dropout for layer in module.modules())
         self.serial = self.hidden or device.type != "cpu"
-
-    def together(self, batch: int | None = None) -> int:
-        """Nodes share nothing here."""
-        return 1
 
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
@@ -145,10 +136,6 @@ class AutogradEngine:
             own.load(x[i], local[i], train=False)
             results.append(own.run(inputs).cpu())
         return torch.stack(results)
-
-    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric; its losses. Sums."""
-        return scored(self.outputs(x, local, inputs), labels, self.loss, self.metric)
 
     def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.tasks.linear import Affine, Layers
-from rpel.tasks.task import Own, scored
+from rpel.tasks.task import Engine
 from rpel.tasks.windows import (
     LANES,
     SPARE,
@@ -29,7 +29,6 @@ from rpel.tasks.windows import (
     restore,
     stage,
 )
-from rpel.types import Floats
 
 _IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache
 
@@ -81,21 +80,13 @@ class _Head:
         return delta
 
 
-class ConvolutionEngine:
+class ConvolutionEngine(Engine):
     """Stages of convolution, rectifier and pooling, then linear layers."""
 
     def __init__(self, layers: Layers, shape: tuple[int, ...]) -> None:
-        self.d, self.shape = layers.d, shape
+        super().__init__()
         self.affines, self.head = layers.convolutions, _Head(layers.linears)
         self.stages, self.places = _stages(layers.convolutions, shape)
-        self.own = Own()
-
-    serial = noisy = False
-    block = 250
-
-    def together(self, batch: int | None = None) -> int:
-        """Nodes share nothing here."""
-        return 1
 
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
@@ -117,10 +108,6 @@ class ConvolutionEngine:
         self._arrange(scratch, x.numpy())
         features = [self._pooled(scratch, pooled, some) for some in torch.split(inputs, _IMAGES)]
         return self.head.forward(x, torch.cat(features))[-1]
-
-    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
-        return scored(self.outputs(x, local, inputs), labels, F.cross_entropy)
 
     def _scratch(self, count: int, dtype: torch.dtype) -> tuple[list[_Scratch], NDArray[Any]]:
         """This thread's arrays: one set per stage, and the pooled values of the last."""

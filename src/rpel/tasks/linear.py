@@ -12,6 +12,7 @@ of the nodes not in a single bit; gradients end in the rows of the result.
 Plain twin: autograd on `nn.Linear`, `nn.ReLU` and cross-entropy, node by node.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rpel.kernels.cache import compiled
+from rpel.tasks.task import Engine
 from rpel.types import Floats
 
 _SCRATCH = 1 << 20  # bytes that are worth having in the cache at once
@@ -59,54 +61,31 @@ def recognise(module: nn.Module) -> Layers | None:
         module = nn.Sequential(module)
     if type(module) is not nn.Sequential:
         return None
-    children = list(module)
-    if children and type(children[-1]) is nn.LogSoftmax and children[-1].dim in (1, -1):
-        children.pop()
-    split = next((i for i, child in enumerate(children) if type(child) in (nn.Flatten, nn.Linear)), len(children))
-    convolutions, linears = children[:split], children[split:]
-    if linears and _is_flatten(linears[0]):
-        linears = linears[1:]
-    elif convolutions:
+    form = _FORM.fullmatch("".join(map(_letter, module)))
+    if form is None:
         return None
-    if not _are_convolutions(convolutions) or not _are_linears(linears):
-        return None
-    found = [layer for layer in (*convolutions, *linears) if isinstance(layer, nn.Conv2d | nn.Linear)]
-    return _placed(found, len(convolutions) // 3)
+    return _placed([layer for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)], form[1].count("C"))
 
 
-def _is_flatten(layer: nn.Module) -> bool:
-    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+_FORM = re.compile(r"((?:CRM)+F|F?)(?:LR)*LS?")  # images are flattened before the first linear layer
 
 
-def _are_convolutions(layers: list[nn.Module]) -> bool:
-    """Triples of convolution, rectifier and pooling by 2."""
-    return len(layers) % 3 == 0 and all(
-        _is_plain_convolution(c) and type(r) is nn.ReLU and _is_pooling_by_two(m)
-        for c, r, m in zip(layers[::3], layers[1::3], layers[2::3], strict=True)
-    )
-
-
-def _is_plain_convolution(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Conv2d or layer.bias is None or not isinstance(layer.padding, tuple):
-        return False
-    square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding[0] == layer.padding[1]
-    plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
-    return square and plain
-
-
-def _is_pooling_by_two(layer: nn.Module) -> bool:
-    if type(layer) is not nn.MaxPool2d:
-        return False
-    sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return sizes == (2, 2, 0, 1) and not layer.ceil_mode and not layer.return_indices
-
-
-def _are_linears(layers: list[nn.Module]) -> bool:
-    """Linear layers with a bias, a rectifier between each two."""
-    return len(layers) % 2 == 1 and all(
-        (type(layer) is nn.Linear and layer.bias is not None) if i % 2 == 0 else type(layer) is nn.ReLU
-        for i, layer in enumerate(layers)
-    )
+def _letter(layer: nn.Module) -> str:
+    """The layer in the paper's notation, F for flattening; ? for what is not written down here."""
+    if type(layer) is nn.Conv2d and layer.bias is not None and isinstance(layer.padding, tuple):
+        square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding[0] == layer.padding[1]
+        plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+        return "C" if square and plain else "?"
+    if type(layer) is nn.MaxPool2d:
+        sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return "M" if sizes == (2, 2, 0, 1) and not layer.ceil_mode and not layer.return_indices else "?"
+    if type(layer) is nn.Flatten:
+        return "F" if (layer.start_dim, layer.end_dim) == (1, -1) else "?"
+    if type(layer) is nn.Linear:
+        return "L" if layer.bias is not None else "?"
+    if type(layer) is nn.LogSoftmax:
+        return "S" if layer.dim in (1, -1) else "?"
+    return "R" if type(layer) is nn.ReLU else "?"
 
 
 def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int) -> Layers | None:
@@ -127,14 +106,12 @@ def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int) -> Layers | 
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-class LinearEngine:
+class LinearEngine(Engine):
     """Networks of linear layers only: any number of nodes at once."""
 
     def __init__(self, layers: Layers) -> None:
-        self.linears, self.d = layers.linears, layers.d
-
-    serial = noisy = False
-    block = 250
+        super().__init__()
+        self.linears = layers.linears
 
     def together(self, batch: int | None = None) -> int:
         """How many nodes to compute at once: so many that their inputs, or their widest values, fit into the cache."""

@@ -7,6 +7,7 @@ than torch's own threads inside every small product.
 
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -53,21 +54,26 @@ class Task(Protocol):
         """The gradient of F_H, the mean of the honest nodes' losses, at each model; on `size` examples if given."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Gradients and outputs of a few nodes, in the calling thread. Tensors are views of the caller's rows."""
 
-    serial: bool
+    serial: bool = False
     """Whether units must not run side by side."""
 
-    block: int
+    block: int = 250
     """How many examples to evaluate a node on at once: more would not stay in the cache."""
 
-    noisy: bool
+    noisy: bool = False
     """Whether training draws random numbers, for which `gradient` wants seeds."""
+
+    def __init__(self, loss: Loss = F.cross_entropy, metric: Loss | None = None) -> None:
+        self.loss, self.metric, self.own = loss, metric, Own()
 
     def together(self, batch: int | None = None) -> int:
         """How many nodes to hand over at once: with batches of that size of their own, or with common inputs."""
+        return 1  # nodes share nothing
 
+    @abstractmethod
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
     ) -> None:
@@ -77,25 +83,24 @@ class Engine(Protocol):
         noise, local statistics used and left alone.
         """
 
+    @abstractmethod
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode."""
 
     def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
-
-
-def scored(outputs: Tensor, labels: Tensor, loss: Loss, metric: Loss | None = None) -> tuple[Floats, Floats]:
-    """Of outputs (c, N, classes): how many are right (c,), or the sum of the metric, and the sum of the losses (c,)."""
-    if metric is None:
-        right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
-    else:
-        right = np.array([float(metric(one, labels)) * len(labels) for one in outputs])
-    if loss is F.cross_entropy:
-        found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
-        lost = -found.mean(dim=(1, 2), dtype=torch.float64)
-    else:
-        lost = torch.stack([loss(one, labels).detach() for one in outputs])
-    return right, lost.numpy() * len(labels)
+        """How many of the common inputs (N, …) each of c nodes gets right (c,), or the sum of its metric, and the sum
+        of its losses (c,)."""
+        outputs = self.outputs(x, local, inputs)
+        if self.metric is None:
+            right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
+        else:
+            right = np.array([float(self.metric(one, labels)) * len(labels) for one in outputs])
+        if self.loss is F.cross_entropy:
+            found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
+            lost = -found.mean(dim=(1, 2), dtype=torch.float64)
+        else:
+            lost = torch.stack([self.loss(one, labels).detach() for one in outputs])
+        return right, lost.numpy() * len(labels)
 
 
 class Own(threading.local):

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rpel.tasks.autograd import AutogradEngine, Copy, with_dropout
-from rpel.tasks.task import Loss, Own, scored
-from rpel.types import Floats
+from rpel.tasks.task import Engine, Loss
 
 Named = dict[str, Tensor]
 
@@ -77,19 +76,16 @@ class _Places:
             at += shape.numel()
 
 
-class VmapEngine:
+class VmapEngine(Engine):
     """Gradients of a module and any loss(output, target), many nodes at once."""
 
-    serial = False
-    block = 250
-
     def __init__(self, module: nn.Module, loss: Loss, metric: Loss | None = None) -> None:
-        self.module, self.loss, self.metric = module, loss, metric
+        super().__init__(loss, metric)
+        self.module = module
         self.noisy = any(type(layer) is nn.Dropout for layer in module.modules())
         self.parameters, self.buffers = _Places(dict(module.named_parameters())), _Places(dict(module.named_buffers()))
         self.d = sum(shape.numel() for shape in self.parameters.shapes.values())
         self.frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
-        self.own = Own()
 
     def together(self, batch: int | None = None) -> int:
         """So many nodes that their models fit into the cache."""
@@ -126,10 +122,6 @@ class VmapEngine:
 
         found: Tensor = vmap(output)(self.parameters.split(x), self._state(local, x.dtype))
         return found
-
-    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), or its metric; its losses. Sums."""
-        return scored(self.outputs(x, local, inputs), labels, self.loss, self.metric)
 
     def _state(self, local: Tensor, dtype: torch.dtype) -> Named:
         """The buffers in rows of local state; what counts there as a whole number does so again."""

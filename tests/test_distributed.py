@@ -2,46 +2,60 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rpel.aggregation import rule
+from rpel.aggregation.coordinatewise import Mixer
+from rpel.aggregation.registry import RULES
+from rpel.attacks.forgeries import ATTACKS, TRAINING
 from rpel.config.spec import Spec
-from rpel.simulation.api import simulate
+from rpel.processes import free_memory
+from rpel.simulation import distributed
+from rpel.simulation.api import resume, simulate
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.distributed import Workers
+from rpel.simulation.distributed import LostError, Workers
 from rpel.simulation.inputs import Objects, gather
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import METHODS, settle
 from rpel.simulation.run import Run, pinned
-from support.paths import TESTS
+from support import namespaces
+from support.paths import ROOT, TESTS
 from support.runs import same_bytes
 
 SMALL: dict[str, Any] = {
-    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 9, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3,
-    "eval_every": 2, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 10, "checkpoint_every": 0,
+    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2, "rounds": 2,
+    "eval_every": 2, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 800, "checkpoint_every": 0,
+    "partition": "virtual",
 }  # fmt: skip
-MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40, "partition": "virtual"}
-"""Several units of work for every worker."""
+"""Five units of work, so that three workers have some each."""
+MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
+NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
+AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), Mixer) else name for name in NAMES]
+FORGE = [*ATTACKS, *TRAINING]
 CASES: list[dict[str, Any]] = [
-    {},
-    {"method": "cs-plus", "attack": "dissensus"},
-    {"attack": "mimic_heuristic", "rule": "mean"},
-    {"attack": "label_flip"},
-    {"attack": "fang"},
+    *({"method": method, "attack": "dissensus"} for method in METHODS),
+    *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
+    {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
     {"attack_params": {"targeting": "most-exposed"}},
     {"consistent": True, "roaming": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
+    {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
+    {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
     MANY,
 ]
 
 
-def together(size: int, cases: Path, out: Path, tmp_path: Path) -> None:
+def together(size: int, cases: Path, out: Path) -> None:
     """All cases by so many workers."""
-    store = tmp_path / f"store-{size}"
+    store = out.with_name(f"store-{size}")
     script = [sys.executable, str(TESTS / "support" / "workers.py"), str(cases), str(out), str(size)]
     variables = [{**os.environ, "RPEL_WORKERS": f"{store},{size},{rank}"} for rank in range(size)]
     processes = [
@@ -52,12 +66,12 @@ def together(size: int, cases: Path, out: Path, tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0] * size, said
 
 
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
-    fields = [{**SMALL, **case} for case in CASES]
-    cases = tmp_path / "cases.json"
-    cases.write_text(json.dumps(fields))
+def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path) -> None:
+    fields = [{**SMALL, **case} for case in cases]
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps(fields))
     for size in (2, 3):
-        together(size, cases, tmp_path / str(size), tmp_path)
+        together(size, file, tmp_path / str(size))
     with pinned(1):
         for number, case in enumerate(fields):
             spec = settle(Spec(**case))
@@ -68,20 +82,49 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
                 same_bytes(folder.path, tmp_path / str(size) / str(number))
 
 
-def test_shares_are_whole_units_and_cover_all_rows() -> None:
-    workers = Workers.__new__(Workers)
+@pytest.mark.integration
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert {case.get("attack") for case in CASES} >= set(FORGE)
+    assert {case.get("method") for case in CASES} >= set(METHODS)
+    equal_for_any_number(CASES, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("attack", FORGE)
+def test_so_it_is_for_every_rule_against_every_attack(attack: str, tmp_path: Path) -> None:
+    equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path)
+
+
+@pytest.mark.integration
+def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(tmp_path: Path) -> None:
+    case = {**SMALL, "dataset": "mnist-sample", "nodes": 300, "byzantine": 30, "batch_size": 40, "rounds": 4}
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([case]))
+    for size in (2, 3):
+        together(size, file, tmp_path / str(size))
+        for rank in range(size):
+            (received,) = json.loads((tmp_path / str(size) / f"received-{rank}.json").read_text())
+            kept = 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0  # worker 0 collects the result, once
+            wanted = 4 * 270 * 7850 * (size - 1) / size * 4
+            assert 0.9 * wanted < received - kept < 1.1 * wanted
+
+
+def test_shards_are_whole_units_and_cover_all_rows() -> None:
     for size in (1, 2, 3, 7):
         for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13)):
-            workers.rank, workers.size = 0, size
-            shares = workers.shares(rows, unit)
-            assert [i for share in shares for i in range(rows)[share]] == list(range(rows))
-            assert all(share.start % unit == 0 or share.start == rows for share in shares)
+            shards = Workers(0, size).shards(rows, unit)
+            assert [i for shard in shards for i in range(rows)[shard]] == list(range(rows))
+            assert all(shard.start % unit == 0 or shard.start == rows for shard in shards)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
-LONG = {**SMALL, "model": "linear", "rounds": 300, "name": "quickstart", "eval_every": 100}
+LONG = SMALL | {
+    "nodes": 9, "pull": 6, "batch_size": 2000, "rounds": 120, "name": "quickstart", "eval_every": 60,
+    "checkpoint_every": 10,
+}  # fmt: skip
 FLAGS = [part for key, value in LONG.items() if key != "name" for part in (f"--{key.replace('_', '-')}", str(value))]
+RUN = ["-m", "rpel", "run", "quickstart", *FLAGS]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +134,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def started(out: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(out: Path, *more: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Any:
+    command = [sys.executable, *before, *RUN, "--out", str(out), *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
 
 
 def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
@@ -105,7 +150,11 @@ def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
     raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
 
 
-def test_a_shared_run_that_was_interrupted_goes_on_with_another_number_of_workers(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.integration
+@pytest.mark.parametrize("further", ["3 workers", "none"])
+def test_a_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
+    further: str, whole: Path, tmp_path: Path
+) -> None:
     process = started(tmp_path, "--workers", "2")
     path = reached(tmp_path, 20, process)
     assert path.name == whole.name, "workers are not part of a run's identity"
@@ -113,15 +162,21 @@ def test_a_shared_run_that_was_interrupted_goes_on_with_another_number_of_worker
     _, said = process.communicate()
     assert (process.returncode, "go on with: rpel resume" in said) == (130, True), said
     ((saved, _),) = RunFolder(path).checkpoints
-    process = started(tmp_path, "--workers", "3")
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    assert f"going on after round {saved} of 300" in said
+    files = sorted(file.name for file in (path / "checkpoint").iterdir())
+    assert [name.partition("-rows-")[1] for name in files] == ["-rows-", "-rows-", ""], files
+    if further == "none":
+        resume(path)
+    else:
+        process = started(tmp_path, "--workers", "3")
+        _, said = process.communicate()
+        assert process.returncode == 0, said
+        assert f"going on after round {saved} of 120" in said
     same_bytes(whole, path)
 
 
+@pytest.mark.integration
 def test_a_lost_worker_is_one_sentence_and_the_same_command_goes_on(whole: Path, tmp_path: Path) -> None:
-    process = started(tmp_path, "--workers", "2", "--checkpoint-every", "10")
+    process = started(tmp_path, "--workers", "2")
     path = reached(tmp_path, 20, process)
     (worker,) = children(process.pid)
     os.kill(worker, signal.SIGKILL)
@@ -141,8 +196,142 @@ def children(parent: int) -> list[int]:
     return [int(word) for word in found.split()]
 
 
+@pytest.mark.integration
+def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Path) -> None:
+    process = started(tmp_path, "--workers", "2")
+    while not (found := children(process.pid)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGKILL)
+    _, said = process.communicate()
+    assert (process.returncode, "worker 1 ended before it had joined the others" in said) == (2, True), said
+    assert "Traceback" not in said
+
+
+def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(distributed, "_JOINING", timedelta(milliseconds=10))
+    monkeypatch.setenv("RPEL_WORKERS", f"{tmp_path / 'store'},2,0")
+    with pytest.raises(LostError, match="worker 1 of 2 has not come"), distributed.joined(Spec(workers=2)):
+        pass
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("other", ["specification", "code"])
+def test_workers_that_would_not_run_the_same_refuse(other: str, tmp_path: Path) -> None:
+    source = ROOT / "src"
+    if other == "code":
+        source = shutil.copytree(ROOT / "src", tmp_path / "src")
+        with (source / "rpel" / "text.py").open("a") as file:
+            file.write("# changed\n")
+    store, more = tmp_path / "store", ["--seed", "1"] if other == "specification" else []
+    first = started(tmp_path, env={"RPEL_WORKERS": f"{store},2,0"})
+    second = started(tmp_path, *more, env={"RPEL_WORKERS": f"{store},2,1", "PYTHONPATH": str(source)})
+    said, theirs = first.communicate()[1], second.communicate()[1]
+    assert (first.returncode, second.returncode) == (2, 2), (said, theirs)
+    assert f"worker 1 on {socket.gethostname()} {'would run' if other == 'specification' else 'has code'}" in said
+    assert said.count("rpel:") == 1
+    assert "rpel:" not in theirs, "one worker speaks for all"
+
+
+# --- torchrun --------------------------------------------------------------------------------------------------------
+
+
+def torchrun(out: Path, *more: str, restarts: int = 0) -> Any:
+    before = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
+    return started(out, *more, before=(*before, f"--max-restarts={restarts}"))
+
+
+@pytest.mark.integration
+def test_torchrun_places_the_workers(whole: Path, tmp_path: Path) -> None:
+    process = torchrun(tmp_path)
+    said, log = process.communicate()
+    assert process.returncode == 0, log
+    assert said.count("accuracy") == simple_output(whole).count("accuracy"), "one worker prints the result"
+    same_bytes(whole, tmp_path / whole.name)
+
+
+def simple_output(path: Path) -> str:
+    return subprocess.run([sys.executable, *RUN, "--out", str(path.parent)], capture_output=True, text=True).stdout
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("victim", [0, 1])
+def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, whole: Path, tmp_path: Path) -> None:
+    process = torchrun(tmp_path, restarts=2)
+    path = reached(tmp_path, 25, process)
+    os.kill(children(process.pid)[victim], signal.SIGKILL)
+    _, log = process.communicate()
+    assert process.returncode == 0, log
+    assert "going on after round" in log
+    same_bytes(whole, path)
+
+
+# --- machines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_workers_on_machines_of_their_own_meet_at_an_address(whole: Path, tmp_path: Path) -> None:
+    """Three network namespaces with an address each; gloo listens on the interface from which the first is reached."""
+    if why := namespaces.possible():
+        pytest.skip(why)
+    network = namespaces.Namespaces(3)
+    network.make()
+    try:
+        meeting = {"MASTER_ADDR": f"{namespaces.NET}.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
+        command = [sys.executable, *RUN, "--out", str(tmp_path)]
+        processes = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", network.namespace(rank), *command],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_WORLD_SIZE": "1"},
+            )
+            for rank in range(3)
+        ]  # fmt: skip
+        said = [process.communicate()[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0, 0], said
+    finally:
+        network.remove()
+    same_bytes(whole, tmp_path / whole.name)
+
+
+def test_a_meeting_place_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    monkeypatch.setattr(distributed, "_JOINING", timedelta(seconds=1))
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(ValueError, match=f"127.0.0.1:{port}, cannot be reached"), distributed.joined(Spec()):
+        pass
+
+
+# --- what is refused, and version 0.1 ---------------------------------------------------------------------------------
+
+
+def test_a_table_that_does_not_fit_is_refused_with_the_memory_it_needs(tmp_path: Path) -> None:
+    free = free_memory()
+    assert free is not None
+    nodes = free // (4 * 4 * 7850) * 2
+    with pytest.raises(ValueError, match=r"models of 7,850 numbers need [\d.]+ [GT]B, and [\d.]+ [GT]B are free"):
+        simulate("linear", nodes=nodes, byzantine=1, pull=6, b_hat=1, partition="virtual", out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_objects_from_python_stay_with_one_worker() -> None:
     from torch import nn
 
     with pytest.raises(ValueError, match="workers=1"):
         simulate(nn.Linear(784, 10), workers=2, out=None)
+
+
+@pytest.mark.integration
+def test_workers_go_on_with_an_unfinished_run_of_version_0_1(tmp_path: Path) -> None:
+    (old,) = (TESTS / "data" / "v0.1" / "unfinished").iterdir()
+    alone, shared = (shutil.copytree(old, tmp_path / name / old.name) for name in ("alone", "shared"))
+    resume(alone)
+    command = [sys.executable, "-m", "rpel", "run", str(shared), "--out", str(shared.parent), "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "going on after round 4 of 6" in done.stderr
+    same_bytes(alone, shared)

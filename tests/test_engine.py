@@ -15,7 +15,7 @@ from rpel.learning import exchange, mix
 from rpel.randomness import draws
 from rpel.simulation.adversary import Roster
 from rpel.simulation.certificate import certificate
-from rpel.simulation.evaluation import evaluate
+from rpel.simulation.evaluation import spread
 from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
 from rpel.types import Cohort, Exchange, Inbox
@@ -196,8 +196,8 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert run.models().shape == (12, 7)
     assert run.evaluate(None).accuracy.shape == (12,)
     honest = run.cohort.x[run.honest]
-    assert info.consensus == pytest.approx(compiled.spread(honest)[1])
-    assert info.consensus != pytest.approx(compiled.spread(run.cohort.x)[1])
+    assert info.consensus == pytest.approx(spread(honest)[1])
+    assert info.consensus != pytest.approx(spread(run.cohort.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
     np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, run.cohort.local[:12])[0])
 
@@ -223,9 +223,10 @@ def test_nodes_that_train_on_flipped_labels_roam_with_their_data(monkeypatch: py
 
 
 def test_the_gradient_norm_is_that_of_several_nodes() -> None:
-    task, x = Quadratic(), np.random.default_rng(0).normal(size=(12, 7))
-    norms = np.square(x - task.targets.mean(axis=0)).sum(axis=1)
-    assert evaluate(task, x, np.zeros((12, 1)), None).grad_norm == pytest.approx(norms[[0, 5, 11]].mean())
+    run, x = simulation(), np.random.default_rng(0).normal(size=(12, 7))
+    run.cohort.x[:] = x
+    norms = np.square(x - Quadratic().targets.mean(axis=0)).sum(axis=1)
+    assert run.evaluate(None).grad_norm == pytest.approx(norms[[0, 5, 11]].mean())
 
 
 def test_a_certificate_lists_a_thousand_violations_and_counts_all() -> None:
@@ -278,7 +279,7 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
         half, momentum = compiled.momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
         np.testing.assert_allclose(momentum, expected_m, rtol=1e-5)
         np.testing.assert_allclose(half, x - 0.5 * (expected_m + 1e-2 * x), rtol=1e-4, atol=1e-6)
-        mean, distance = compiled.spread(x)
+        mean, distance = spread(x)
         np.testing.assert_allclose(mean, x.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-9)
         assert distance == pytest.approx(np.square(x - mean).sum() / 5, rel=1e-6)
 

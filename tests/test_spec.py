@@ -152,7 +152,7 @@ MEANT = {
     "consistent": True, "graph": "honest-first", "placement": "adversarial",
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "device": "cuda", "threads": 1, "out": "there", "checkpoint_every": 1,
-    "scale": "short", "workers": 2,
+    "scale": "short", "workers": 2, "engine": "ray", "address": "auto",
 }  # fmt: skip
 
 

@@ -81,10 +81,17 @@ class Stop:
     True
     """
 
-    def __init__(self, when: str = "", at_once: bool = False) -> None:
-        """when: said once, when the first signal comes; at_once: for work without steps, that one interrupts."""
-        self.when, self.at_once, self.asked = when, at_once, False
-        self._depth, self._before = 0, dict[int, Any]()
+    def __init__(self, when: str = "", at_once: bool = False, file: Path | None = None) -> None:
+        """when: said once, when the first signal comes; at_once: for work without steps, that one interrupts.
+
+        file: that it is there asks, too, across machines.
+        """
+        self.when, self.at_once, self.file = when, at_once, file
+        self._asked, self._depth, self._before = False, 0, dict[int, Any]()
+
+    @property
+    def asked(self) -> bool:
+        return self._asked or (self.file is not None and self.file.exists())
 
     def __enter__(self) -> Self:
         self._depth += 1
@@ -94,7 +101,7 @@ class Stop:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        again, self.asked = self.asked, True
+        again, self._asked = self._asked, True
         if again or self.at_once:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         if self.when:
@@ -186,3 +193,27 @@ class Children:
                     process.kill()
                     process.wait()
         self.all = []
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def free_memory() -> int | None:
+    """Bytes that processes of this machine, or of this container, may still take; None where that is not known.
+
+    >>> (free_memory() or 1) > 0
+    True
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = (int((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text("utf-8").splitlines())
+    except (OSError, ValueError):
+        return free  # no container, or one without a limit
+    limit = most - used + int(stat.get("inactive_file", 0))
+    return limit if free is None else min(free, limit)

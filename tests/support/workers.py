@@ -1,7 +1,11 @@
-"""A worker that runs a list of specifications in one group, for tests: python workers.py CASES.json OUT."""
+"""A worker that runs a list of specifications in one group, for tests: python workers.py CASES.json OUT SIZE.
+
+Beside the run folders it leaves received-RANK.json: the bytes of arrays that it was sent in each run.
+"""
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from rpel.config.spec import Spec
@@ -9,22 +13,21 @@ from rpel.simulation import distributed
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import settle
-from rpel.simulation.run import Run, _follow, pinned
+from rpel.simulation.run import Run, pinned
 
 
 def main(cases: Path, out: Path, size: int) -> None:
+    received = []
     with pinned(1), distributed.joined(Spec(workers=size)) as workers:
         for number, fields in enumerate(json.loads(cases.read_text())):
             spec = settle(Spec(**fields))
             inputs = gather(spec, Objects())
             workers.agree(str(number))
-            if workers.rank:
-                _follow(spec, inputs, workers)
-                continue
-            folder = RunFolder(out / str(number))
-            with folder.locked():
+            folder, before = RunFolder(out / str(number)), workers.received
+            with folder.locked() if workers.rank == 0 else nullcontext():
                 Run(spec, inputs, folder, workers=workers).result()
-            workers.tell(distributed.Command.END)
+            received.append(workers.received - before)
+    (out / f"received-{workers.rank}.json").write_text(json.dumps(received))
 
 
 if __name__ == "__main__":

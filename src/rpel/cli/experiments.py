@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +16,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.terminal import DataDir, Jobs, Json, TensorBoard, Threads, Yes
-from rpel.experiments.sweep import CellRun, Sweep, Watch, cells, read
+from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, TensorBoard, Threads, Yes
+from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, read
 from rpel.text import count, duration
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def sweep(
     file: Annotated[Path, Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
     out: Annotated[Path | None, Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
     jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
@@ -44,8 +46,9 @@ def sweep(
 
     Example: rpel sweep attacks.toml --jobs 2
     """
-    work = Sweep(read(file), out or Path("sweeps") / file.stem, jobs, tensorboard)
-    with terminal.interruptible(), _watching(terminal.stderr()) as watch:
+    found = read(file)
+    with _engine(engine, address) as ray, terminal.interruptible(), _watching(terminal.stderr()) as watch:
+        work = Sweep(found, out or Path("sweeps") / file.stem, jobs, tensorboard, ray)
         work.run(watch)
     if not terminal.printed(work.rows(), as_json):
         terminal.stdout(wrap=True).print(_table(work, work.states, ""))
@@ -55,6 +58,21 @@ def sweep(
         print(f"table: {work.out / 'sweep.csv'}")
     if any(state.status == "failed" for state in work.states):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _engine(name: str, address: str | None) -> Iterator[Any]:
+    """The module ray, connected, where it is to run the cells as its tasks; None where they run here."""
+    if name not in ("local", "ray"):
+        raise ValueError(f"engine {name!r} is unknown: it is local or ray")
+    if name == "local":
+        yield None
+        return
+    from rpel.kernels.pool import threads
+    from rpel.simulation.cluster import connected
+
+    with connected(address, threads()) as ray:
+        yield ray
 
 
 @contextmanager
@@ -141,6 +159,8 @@ def arena(
     pull: Annotated[int | None, Option(help="Peers pulled, s. [the preset's]")] = None,
     out: Annotated[Path, Option(help="Folder for runs and pages.")] = Path("arena"),
     jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
     data_dir: DataDir = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -158,13 +178,14 @@ def arena(
     base = load(preset).but(**fields)
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
-    work = Sweep([trial.cell for trial in played], out, jobs)
     console = terminal.stderr()
-    work.recall()
-    if not terminal.agreed(_needed(base, work, console), yes, console):
-        raise typer.Exit(0)
-    with terminal.interruptible(), _watching(console) as watch:
-        work.run(watch)
+    with _engine(engine, address) as ray:
+        work = Sweep([trial.cell for trial in played], out, jobs, ray=ray)
+        work.recall()
+        if not terminal.agreed(_needed(base, work, console), yes, console):
+            raise typer.Exit(0)
+        with terminal.interruptible(), _watching(console) as watch:
+            work.run(watch)
     found = arenas.standings(base, played, work.states)
     files = arenas.write(found, out)
     if terminal.printed(found.to_dict() | {"files": [str(path) for path in files]}, as_json):
@@ -226,6 +247,8 @@ def reproduce(
     out: Annotated[Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
     data_dir: DataDir = None,
     threads: Threads = None,
+    engine: Engine = "local",
+    address: Address = None,
     listed: Annotated[bool, Option("--list", help="List the panels and leave.")] = False,
     extra: Annotated[bool, Option("--extra", help="With --list: those beyond the paper.")] = False,
     tensorboard: TensorBoard = False,
@@ -257,6 +280,10 @@ def reproduce(
         shown.bars.stop()
         if not terminal.agreed(sum(needed.values()), yes, shown.console):
             raise typer.Exit(0)
+        with _engine(engine, address) as ray, terminal.interruptible(), _watching(shown.console) as watch:
+            if ray is not None and work.open:
+                open_runs = [Cell({}, spec, name=path.name) for path, spec in work.open.items()]
+                Sweep(open_runs, folder, tensorboard=tensorboard, ray=ray).run(watch)
         if shown.console.is_terminal:
             shown.bars.start()
         try:

@@ -35,6 +35,8 @@ Plot = Annotated[Path | None, Option(help="Draw to this file (.svg, .png, .pdf).
 DataDir = Annotated[str | None, Option(help="Folder with the data sets.")]
 Threads = Annotated[int | None, Option(help="Threads (unset: as many as cores).", min=1)]
 Jobs = Annotated[int | None, Option(help="Runs at a time. [as many as cores]", min=1)]
+Engine = Annotated[str, Option(help="Where runs are processes: local, or ray, whose tasks they are.")]
+Address = Annotated[str | None, Option(help="The Ray cluster, such as auto. [one on this machine]")]
 Yes = Annotated[bool, Option("--yes", help="Do not ask before a long run.")]
 Members = Annotated[Path, Option(help="The network's members.toml.", show_default="members.toml")]
 Asking = Annotated[Path, Option(help="The settings of the member that asks.")]

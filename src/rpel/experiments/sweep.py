@@ -14,11 +14,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from rpel.errors import nearest
 from rpel.files import write_text
 from rpel.processes import Stop, start
 from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.cluster import Task
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Table
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
-_NOT_MEANING = {"out", "threads"}
+_NOT_MEANING = {"out", "threads", "engine", "address"}
 _NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
 _POLL = 0.05
 
@@ -151,15 +152,26 @@ Watch = Callable[["Sweep"], None]
 class Sweep:
     """All cells, those on their way in processes; ``watch`` is told whenever something may have changed."""
 
-    def __init__(self, found: list[Cell], out: str | Path, jobs: int | None = None, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        found: list[Cell],
+        out: str | Path,
+        jobs: int | None = None,
+        tensorboard: bool = False,
+        ray: Any = None,
+    ) -> None:
+        """ray: the module, connected to a cluster, that runs the cells as its tasks; else they run here."""
         if tensorboard:
             check_tensorboard()
-        self.out, self.tensorboard = Path(out), tensorboard
+        self.out, self.tensorboard = Path(out).resolve() if ray else Path(out), tensorboard
+        self.start: Callable[..., Any] = start if ray is None else partial(Task, ray)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if ray is not None:
+            cores = int(ray.cluster_resources().get("CPU", 1))
         self.jobs = max(1, min(jobs or cores, len(found)))
         self.threads = max(1, cores // self.jobs)
         self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in found]
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, Any] = {}  # as subprocess.Popen: poll, returncode, send_signal, kill, wait
         self.stopping = False
 
     def _file(self, cell: Cell, suffix: str) -> Path:
@@ -218,7 +230,7 @@ class Sweep:
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
         command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard]
-        self.processes[i] = start(command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1)
+        self.processes[i] = self.start(command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1)
         state.status, state.begun = "running", time.monotonic()
 
     def _collect(self) -> None:

@@ -8,6 +8,7 @@ float64, one row after the other, each column alone; a row under weight 0 or ind
 deviation takes two passes (mean, then squared deviations from it), so nothing cancels.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from rpel.kernels.vectors import fetch, moments_of_rows, weigh_rows
 from rpel.types import Floats, Integers
 
 __all__ = [
+    "add_deviations",
+    "add_rows",
     "combine",
     "coordinatewise",
     "distances_to",
@@ -31,8 +34,8 @@ __all__ = [
     "nearest",
     "prepare",
     "set_threads",
-    "spread",
     "squared_distances",
+    "sum_columns",
     "threads",
 ]
 
@@ -264,21 +267,18 @@ def momentum_step(
 
 
 @compiled
-def _spread(x: Floats, begin: int, end: int, mean: Floats, deviation: Floats) -> None:
-    """Blocks of _NARROW columns, begin … end − 1: their mean over the rows, and their squared deviations from it."""
-    h, d = x.shape
-    left, right = begin * _NARROW, min(d, end * _NARROW)
-    mean[left:right] = 0.0
-    deviation[left:right] = 0.0
-    for i in range(h):
+def _add_rows(x: Floats, left: int, right: int, total: Floats) -> None:
+    for i in range(len(x)):
         for c in range(left, right):
-            mean[c] += x[i, c]
-    for c in range(left, right):
-        mean[c] /= h
-    for i in range(h):
+            total[c] += x[i, c]
+
+
+@compiled
+def _add_deviations(x: Floats, mean: Floats, left: int, right: int, total: Floats) -> None:
+    for i in range(len(x)):
         for c in range(left, right):
             off = x[i, c] - mean[c]
-            deviation[c] += off * off
+            total[c] += off * off
 
 
 @compiled
@@ -290,18 +290,37 @@ def _block_sums(values: Floats, partial: Floats) -> None:
         partial[block] = total
 
 
-def spread(x: Floats) -> tuple[NDArray[np.float64], float]:
-    """The mean row (d,) and (1/h) Σ ‖x_i − mean‖².
+def _over_columns(x: Floats, columns: slice, work: Callable[[int, int], None]) -> None:
+    """work(left, right) over narrow ranges that cover the columns, on all threads."""
+    first, last = columns.start, columns.stop
+    units = -(-(last - first) // _NARROW)
+    pool.run(
+        lambda begin, end: work(first + begin * _NARROW, min(last, first + end * _NARROW)),
+        units,
+        small=len(x) * (last - first) < _SMALL,
+    )
 
-    >>> spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
-    (array([1., 0.]), 1.0)
+
+def add_rows(x: Floats, columns: slice, total: Floats) -> None:
+    """total[c] += Σ_i x[i, c] for these columns, row after row: a sum may be continued with further rows.
+
+    >>> total = np.zeros(2); add_rows(np.array([[1.0, 2.0], [3.0, 4.0]]), slice(0, 2), total); total
+    array([4., 6.])
     """
-    d = x.shape[1]
-    mean, deviation, partial = np.empty(d), np.empty(d), np.empty(-(-d // _COLUMNS))
+    _over_columns(x, columns, lambda left, right: _add_rows(x, left, right, total))
 
-    def work(begin: int, end: int) -> None:
-        _spread(x, begin, end, mean, deviation)
 
-    pool.run(work, -(-d // _NARROW), small=x.size < _SMALL)
-    _block_sums(deviation, partial)
-    return mean, float(partial.sum() / len(x))
+def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> None:
+    """total[c] += Σ_i (x[i, c] − mean[c])² for these columns, row after row.
+
+    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1), total); total
+    array([2.])
+    """
+    _over_columns(x, columns, lambda left, right: _add_deviations(x, mean, left, right, total))
+
+
+def sum_columns(values: Floats) -> float:
+    """The sum of (d,) values, block after block."""
+    partial = np.empty(-(-len(values) // _COLUMNS))
+    _block_sums(values, partial)
+    return float(partial.sum())

@@ -1,9 +1,10 @@
 """The simulated network: it delivers what was pulled, and the adversary and all injected faults live here.
 
-Laws: the round never learns who is hostile; every fault is drawn from coordinates, so that a round replays alone;
+Invariants: the round never learns who is hostile; every fault is drawn from coordinates, so that a round replays alone;
 forged vectors are written behind the honest rows of one table, so that nothing is copied to be aggregated.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +15,13 @@ from rpel.aggregation import Rule
 from rpel.attacks import Attack, View
 from rpel.attacks.forgeries import State
 from rpel.randomness import draws, stream
-from rpel.types import Exchange, Inbox, Integers, Models
+from rpel.types import Exchange, Inbox, Integers, Models, Topology
 
-_EACH_ALONE = frozenset({"sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "inf"})
+_EACH_ALONE = frozenset({
+    "none", "sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "mimic", "inf", "min_max",
+    "min_sum", "fang", "strongest",
+})  # fmt: skip
+"""Attacks whose vector for one victim depends on no other victim."""
 
 _AUDIENCE = 16
 """Victims over which a search takes the mean harm of a vector that goes to many."""
@@ -58,9 +63,12 @@ class SimulatedNetwork:
     """
 
     roster: Roster
+    topology: Topology
+    ids: Callable[[int], Integers]  # (h,) the node numbers of the table's rows in a round
     attack: Attack
     rule: Rule
     table: Models
+    models: int  # rows of the table that hold the nodes' models, all others are for forged ones
     seed: int
     no_show: float = 0.0
     silent: bool = False
@@ -72,24 +80,37 @@ class SimulatedNetwork:
     def deliver(self, ask: Exchange, mine: slice = slice(None)) -> Inbox:
         """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges.
 
-        All honest nodes ask; ``mine`` are those whose answers are wanted.
+        mine: the table's rows of the cohort that asks. An attack that looks at everybody is computed for all victims,
+        by every worker alike.
         """
+        everybody = np.arange(self.models)
+        forging = not (self.silent or self.attack.trains)
+        if not forging or self.victim_by_victim:
+            return self._answers(ask, everybody[mine], forging, slice(None))
+        return self._answers(self._everybody(ask.round), everybody, forging, mine)
+
+    def _answers(self, ask: Exchange, own: Integers, forging: bool, wanted: slice) -> Inbox:
+        """What the nodes in these rows of the table get; of the result, the part that is wanted."""
         rows, hostile = self._locate(ask)
-        self.hostile = hostile.sum(axis=1)
+        self.hostile = hostile.sum(axis=1)[wanted]
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
-        table = self.table
-        if self.attack.trains:  # label flip: hostile nodes stand in the table like the others
-            table = table[: len(ask.half)]
-        elif not self.silent and hostile.any():
-            rows = self._forge(ask, rows, hostile, answered, mine)
-        if not self.silent:
+        end = self.models
+        if forging and hostile.any():
+            end += int(hostile.any(axis=1).sum())
+            rows = self._forge(ask, own, rows, hostile, answered)
+        if not self.silent:  # where hostile nodes train, they stand in the table like the others
             answered = answered | hostile
-        return _inbox(table, np.where(answered, rows, -1), hostile, ask.weights, mine)
+        return _inbox(self.table[:end], own, np.where(answered, rows, -1), hostile, ask.weights, wanted)
+
+    def _everybody(self, t: int) -> Exchange:
+        """What all nodes of the table ask."""
+        ids = self.ids(t)
+        return Exchange(t, ids, self.topology.sample(t, ids), self.table[: len(ids)], self.topology.weights(ids))
 
     def _locate(self, ask: Exchange) -> tuple[Integers, NDArray[np.bool_]]:
-        """(h, s) the table row of every wanted node, and which of them are hostile."""
-        row = np.full(self.roster.nodes, -1, dtype=np.int64)
-        row[ask.ids] = np.arange(len(ask.ids))
+        """(c, s) the table row of every wanted node, and which of them are hostile."""
+        row, ids = np.full(self.roster.nodes, -1, dtype=np.int64), self.ids(ask.round)
+        row[ids] = np.arange(len(ids))
         wanted = np.maximum(ask.wanted, 0)
         return row[wanted], self.roster.hostile(ask.round)[wanted] & (ask.wanted >= 0)
 
@@ -101,32 +122,28 @@ class SimulatedNetwork:
         return np.asarray(late[np.maximum(ask.wanted, 0)])
 
     def _forge(
-        self, ask: Exchange, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_], mine: slice
+        self, ask: Exchange, own: Integers, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_]
     ) -> Integers:
-        """(h, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
-        h, met = len(ask.half), hostile.any(axis=1)
-        if self._victim_by_victim:
-            met &= np.isin(np.arange(h), np.arange(h)[mine])
-        victims = np.flatnonzero(met)
-        if not len(victims):
-            return rows
-        view = self._view(ask, victims, np.where(answered, rows, -1)[victims], hostile[victims])
+        """(c, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
+        met = np.flatnonzero(hostile.any(axis=1))
+        view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
         if self.attack.needs:
             asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
             view = replace(view, before=self.before, graph=asked)
         if self.consistent and self.attack.name == "strongest":
-            view = replace(view, audience=self._audience(ask, victims, hostile))
+            view = replace(view, audience=self._audience(ask, met, hostile))
         _, self.state = self.attack(view, self.state)
-        forged = np.full(h, -1, dtype=np.int64)
-        forged[victims] = h + np.arange(len(victims))
+        forged = np.full(len(own), -1, dtype=np.int64)
+        forged[met] = self.models + np.arange(len(met))
         if not self.consistent:
             return np.where(hostile, forged[:, None], rows)
         return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows)
 
     @property
-    def _victim_by_victim(self) -> bool:
+    def victim_by_victim(self) -> bool:
         """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
-        return self.attack.name in _EACH_ALONE and self.attack.targeting == "all" and not self.consistent
+        alone = self.attack.name in _EACH_ALONE and "graph" not in self.attack.needs
+        return alone and self.attack.targeting == "all" and not self.consistent
 
     def _meant(self, ask: Exchange, hostile: NDArray[np.bool_]) -> Integers:
         """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
@@ -151,14 +168,19 @@ class SimulatedNetwork:
             found[place[meant[sender]], : len(drawn)] = place[drawn]
         return found
 
-    def _view(self, ask: Exchange, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
-        """What the adversary sees; on a fixed graph the victim's own model is among those it starts from."""
-        table = self.table[: len(ask.half) + len(victims)]
+    def _view(
+        self, ask: Exchange, met: Integers, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]
+    ) -> View:
+        """What the adversary sees; on a fixed graph the victim's own model is among those it starts from.
+
+        met: which of those who ask are victims. victims: their rows in the table.
+        """
+        table = self.table[: self.models + len(victims)]
         counts = hostile.sum(axis=1)
         common: dict[str, Any] = {"rule": self.rule.among(victims), "round": ask.round, "seed": self.seed}
         if ask.weights is None:
             return View(table, victims, _to_the_front(peers), counts, **common)
-        own, others = ask.weights[victims, :1], ask.weights[victims, 1:]
+        own, others = ask.weights[met, :1], ask.weights[met, 1:]
         peers = np.concatenate([victims[:, None], peers], axis=1)
         order = np.argsort(peers < 0, axis=1, kind="stable")
         heavy = np.argsort(~hostile, axis=1, kind="stable")[:, : int(counts.max())]
@@ -174,12 +196,16 @@ class SimulatedNetwork:
 
 
 def _inbox(
-    table: Models, rows: Integers, hostile: NDArray[np.bool_], weights: NDArray[np.float64] | None, mine: slice
+    table: Models,
+    own: Integers,
+    rows: Integers,
+    hostile: NDArray[np.bool_],
+    weights: NDArray[np.float64] | None,
+    wanted: slice,
 ) -> Inbox:
     """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
-    own = np.arange(len(rows))[mine, None]
-    rows, hostile, weights = rows[mine], hostile[mine], None if weights is None else weights[mine]
-    index = np.concatenate([own, rows], axis=1)
+    rows, hostile, weights = rows[wanted], hostile[wanted], None if weights is None else weights[wanted]
+    index = np.concatenate([own[wanted, None], rows], axis=1)
     if weights is None:
         return Inbox(table, _to_the_front(index))
     order = np.argsort(index < 0, axis=1, kind="stable")

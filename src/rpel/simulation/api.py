@@ -61,6 +61,8 @@ def simulate(
     device: Literal["cpu", "cuda"] = "cpu",
     threads: int | None = None,
     workers: int = 1,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
     out: str | Path | None = "runs",
     name: str = "run",
     scale: Scale | Literal["smoke", "short", "full"] = Scale.FULL,
@@ -91,8 +93,8 @@ def simulate(
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
         out, name: the folder for run folders and the first part of the run folder's name; out=None keeps nothing.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
-        device, threads, workers: where it runs; workers are processes that share it. scale: how large it is beside what
-        it stands for.
+        device, threads, workers: where it runs; workers are processes that share it, started here or, with
+        engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
         progress: True prints it to stderr; a function is called after every round with a Tick.
         tensorboard: copy the metrics for TensorBoard.
 

@@ -3,7 +3,7 @@
 Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl,
 which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; seal.json has
 a digest of every other file; certificate.json comes last, so a folder that has one is finished; one process at a time
-writes a folder.
+writes a folder, but for the rows of a checkpoint, which count only when the checkpoint itself names them.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ import json
 import logging
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from rpel.types import Guarantee, Seal
 Arrays = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger("rpel")
+BY_ROW = ("x", "m", "local", "chosen")
+"""The arrays of a checkpoint that have a row for every node."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
 
 
@@ -170,30 +173,65 @@ class RunFolder:
         found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (self.path / "checkpoint").glob("*")]
         return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
-    def save(self, round_: int, arrays: Arrays) -> None:
-        """Write the checkpoint of a round; older ones go when it is durable."""
-        path = self.path / "checkpoint" / f"round-{round_:08d}.npz"
+    def save(self, round_: int, arrays: Arrays, edges: Sequence[int] = ()) -> None:
+        """Write the checkpoint of a round; older ones go when it is durable.
+
+        edges: what is held by row is not among the arrays but was written by :meth:`save_rows`, cut at these rows.
+        """
+        for first in edges[:-1]:
+            if not self._rows_file(round_, first).is_file():
+                raise ValueError(f"{self.path} must be one folder for all workers: rows from {first} on are missing")
+        rows = {"rows": np.array(edges)} if edges else {}
+        self._save(self.path / "checkpoint" / f"round-{round_:08d}.npz", {**arrays, **rows})
+        for path in (self.path / "checkpoint").glob("round-*"):
+            if not path.name.startswith(f"round-{round_:08d}"):
+                path.unlink()
+
+    def save_rows(self, round_: int, first: int, arrays: Arrays) -> None:
+        """Write some rows, from that one on, of what a checkpoint holds by row; :meth:`save` makes them count."""
+        self._save(self._rows_file(round_, first), arrays)
+
+    def _rows_file(self, round_: int, first: int) -> Path:
+        """The rows of the worker whose first one is this."""
+        return self.path / "checkpoint" / f"round-{round_:08d}-rows-{first:08d}.npz"
+
+    def _save(self, path: Path, arrays: Arrays) -> None:
         named: Any = dict(arrays)
         with atomic(path) as file:
             np.savez(file, **named)
-        for _, old in self.checkpoints:
-            if old != path:
-                old.unlink()
 
     def restore(self) -> dict[str, NDArray[Any]] | None:
         """The newest checkpoint that can be read; None to begin at round 0."""
-        for round_, path in self.checkpoints:
-            try:
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-                    return dict(found)  # every array is read and its CRC checked
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                log.warning("the checkpoint of round %d is damaged and left aside (%s)", round_, error)
-        return None
+        return next((found for round_, _ in self.checkpoints if (found := self.read(round_)) is not None), None)
+
+    def read(self, round_: int, mine: slice = slice(None)) -> dict[str, NDArray[Any]] | None:
+        """A round's checkpoint, with these rows of what is held by row, whoever wrote them; None if it is damaged."""
+        try:
+            found = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
+            if "rows" not in found:
+                return {key: array[mine] if key in BY_ROW else array for key, array in found.items()}
+            edges = [int(edge) for edge in found.pop("rows")]
+            begin, end, _ = mine.indices(edges[-1])
+            parts = [
+                {key: array[max(begin - a, 0) : max(end - a, 0)] for key, array in _arrays(file).items()}
+                for a, b in pairwise(edges)
+                if ((a < end and begin < b) or a == 0) and (file := self._rows_file(round_, a))
+            ]
+            return found | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            log.warning("the checkpoint of round %d is damaged and left aside (%s)", round_, error)
+            return None
 
     def finish(self) -> None:
         """Remove what only an unfinished run needs."""
         for path in (self.path / "checkpoint").glob("*"):
             path.unlink()
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Every array of a file, its CRC checked."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+        return dict(found)
 
 
 def _is_result(path: Path) -> bool:

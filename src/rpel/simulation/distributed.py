@@ -1,237 +1,351 @@
-"""One simulation on several workers, byte for byte as on one: torch.distributed with gloo carries the arrays.
+"""The processes that share one simulation: torch.distributed with gloo carries the arrays.
 
-Every worker takes the local steps of its share of the honest nodes, receives everybody's half-step models, and forges
-and aggregates for its own victims. Worker 0 also holds all models after the exchange: it evaluates, saves and reports,
-and tells the others what to do next.
+Every worker holds a shard of the honest nodes as its cohort and runs the same program on it; here is all that they say
+to each other. One process alone is a group of one, to which all of this is nothing.
 
 Invariants:
-- a share is made of whole units of local work, counted from row 0, and each victim is aggregated whole by one worker:
-  so results do not depend on the number of workers;
-- attacks that look at all victims at once, or remember, are computed by every worker from the same models.
+- shards are whole units of local work, counted from row 0, and each victim is aggregated whole by one worker;
+- a sum over nodes goes through the workers in the order of rows, so its bits do not depend on how many there are;
+- what one worker refuses, all refuse, with the same sentence.
 
 gloo authenticates nobody: workers belong on one machine or in a private network.
 """
 
 import logging
 import os
+import platform
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from rpel.config.spec import Spec, to_toml
-from rpel.learning import exchange, local_step
 from rpel.processes import start
 from rpel.simulation.certificate import versions
-from rpel.simulation.evaluation import Evaluation
-from rpel.simulation.methods import Settled
-from rpel.simulation.simulator import Simulation
-from rpel.tasks import Task
-from rpel.types import Cohort, Exchange, Integers, MixInfo, Models
 
 log = logging.getLogger("rpel")
 _STORE = "RPEL_WORKERS"
-"""In a worker that :func:`joined` started: the file by which the workers find each other."""
-_PATIENCE = timedelta(minutes=30)
+"""In a worker that :func:`joined` started: the file by which the workers find each other, how many, which one."""
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun, and whoever does as it does, tells a worker."""
+_JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
+"""How long to wait for a worker to come, and for one that came to finish what all wait for."""
 _GRACE = 30.0
+_PIECES = 16  # a sum goes through the workers in so many pieces, so that all of them add at the same time
+
+T = TypeVar("T")
+Shards = list[slice]
+"""The rows of every worker."""
 
 
-class Command(IntEnum):
-    """What worker 0 tells the others."""
-
-    STEP = 1
-    COLLECT = 2
-    LOAD = 3
-    END = 4
+class LostError(ValueError):
+    """A worker is gone; the same command goes on from the last checkpoint."""
 
 
 class Workers:
-    """The group of processes that share a simulation, as one of them sees it."""
+    """The group of processes that share a simulation, as one of them sees it.
 
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    ``here`` of them are on this machine; ``received`` counts the bytes of arrays that came from others.
+    """
 
-    def shares(self, rows: int, unit: int) -> list[slice]:
-        """The rows of every worker: contiguous, whole units but for the last, as equal as that allows."""
+    def __init__(self, rank: int = 0, size: int = 1, here: int = 1) -> None:
+        self.rank, self.size, self.here, self.received = rank, size, here, 0
+
+    def shards(self, rows: int, unit: int) -> Shards:
+        """Contiguous, whole units but for the last, as equal as that allows.
+
+        >>> Workers(size=3).shards(10, unit=2)
+        [slice(0, 2, None), slice(2, 6, None), slice(6, 10, None)]
+        """
         units = -(-rows // unit)
         ends = [min(rows, units * r // self.size * unit) for r in range(self.size + 1)]
         return [slice(a, b) for a, b in pairwise(ends)]
 
-    def spread(self, array: NDArray[Any], shares: list[slice]) -> None:
-        """Everybody's rows to everybody."""
-        for rank, share in enumerate(shares):
-            if share.start < share.stop:
-                dist.broadcast(torch.from_numpy(array[share]), src=rank)
+    # --- rows ---
 
-    def collect(self, array: NDArray[Any], shares: list[slice]) -> None:
+    def gather(self, array: NDArray[Any], shards: Shards) -> None:
+        """Everybody's rows of a contiguous array to everybody, each sent once and straight to its place."""
+        others = [(self.rank + k) % self.size for k in range(1, self.size)]
+        mine = _bytes(array[shards[self.rank]])
+        sent = [dist.isend(mine, dst=r) for r in others if mine.numel()]
+        self._receive(array, shards, others)
+        for one in sent:
+            _wait(one)
+
+    def collect(self, array: NDArray[Any], shards: Shards) -> None:
         """Everybody's rows to worker 0."""
-        for rank, share in enumerate(shares):
-            if rank and share.start < share.stop and array[share].size:
-                rows = torch.from_numpy(array[share])
-                if self.rank == 0:
-                    dist.recv(rows, src=rank)
-                elif self.rank == rank:
-                    dist.send(rows, dst=0)
+        if self.rank == 0:
+            self._receive(array, shards, list(range(1, self.size)))
+        elif (mine := _bytes(array[shards[self.rank]])).numel():
+            dist.send(mine, dst=0)
 
-    def tell(self, command: Command | None = None) -> Command:
-        """Worker 0 says what comes next; the others hear it."""
-        word = torch.tensor([0 if command is None else int(command)])
-        dist.broadcast(word, src=0)
-        return Command(int(word))
+    def _receive(self, array: NDArray[Any], shards: Shards, ranks: list[int]) -> None:
+        parts = [(r, _bytes(array[shards[r]])) for r in ranks]
+        for one in [dist.irecv(part, src=r) for r, part in parts if part.numel()]:
+            _wait(one)
+        self.received += sum(part.numel() for _, part in parts)
 
-    def share_object(self, thing: Any) -> Any:
-        """Worker 0's object, on every worker."""
-        held = [thing]
-        dist.broadcast_object_list(held, src=0)
-        return held[0]
+    def rows(self, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
+        """This worker's rows, joined by those of all others: (h, …)."""
+        whole = np.empty((shards[-1].stop, *mine.shape[1:]), mine.dtype)
+        whole[shards[self.rank]] = mine
+        self.gather(whole, shards)
+        return whole
 
-    def agree(self, what: str) -> None:
-        """ValueError if the workers have other specifications, data or code."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, (what, versions()))
-        for rank, (name, theirs) in enumerate(found):
-            if name != found[0][0]:
-                raise ValueError(f"worker {rank} would run {name}, worker 0 {found[0][0]}: other data or specification")
-            if theirs != found[0][1]:
-                raise ValueError(f"worker {rank} has other versions than worker 0: {theirs} and {found[0][1]}")
+    # --- sums ---
+
+    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
+        """Add every worker's rows to total (d,), in the order of workers; add(columns) adds this worker's there.
+
+        The last worker has the result.
+        Columns go from worker to worker in pieces: while one adds the next piece, the next one adds this piece.
+        """
+        edges = [len(total) * p // _PIECES for p in range(_PIECES + 1)] if self.size > 1 else [0, len(total)]
+        sent = []
+        for left, right in pairwise(edges):
+            piece = _bytes(total[left:right])
+            if not piece.numel():
+                continue
+            if self.rank:
+                dist.recv(piece, src=self.rank - 1)
+                self.received += piece.numel()
+            add(slice(left, right))
+            if self.rank < self.size - 1:
+                sent.append(dist.isend(piece, dst=self.rank + 1))
+        for one in sent:
+            _wait(one)
+
+    def tell_last(self, array: NDArray[Any]) -> None:
+        """The last worker's array, to all."""
+        if self.size > 1:
+            dist.broadcast(_bytes(array), src=self.size - 1)
+            self.received += 0 if self.rank == self.size - 1 else array.nbytes
+
+    # --- words ---
+
+    def any(self, said: bool) -> bool:
+        """Whether any worker says so."""
+        if self.size == 1:
+            return said
+        word = torch.tensor([int(said)])
+        dist.all_reduce(word, dist.ReduceOp.MAX)
+        return bool(word.item())
+
+    def first(self, work: Callable[[], Any]) -> Any:
+        """What worker 0 finds, on every worker; also its refusal."""
+        return self.each(work if self.rank == 0 else lambda: None)[0]
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        """What every worker finds. Where one refuses, all do: ValueError with the sentence of the first that did."""
+        found: tuple[Any, BaseException | None]
+        try:
+            found = work(), None
+        except (ValueError, OSError) as error:
+            if self.size == 1:
+                raise
+            found = None, error
+        if self.size == 1:
+            return [found[0]]
+        everybody: list[Any] = [None] * self.size
+        dist.all_gather_object(everybody, (found[0], None if found[1] is None else str(found[1]), platform.node()))
+        for rank, (_, sentence, host) in enumerate(everybody):
+            if sentence is not None:
+                where = f"worker {rank} on {host}: " if rank else ""
+                raise ValueError(where + sentence) from found[1]
+        return [thing for thing, _, _ in everybody]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What this worker finds, when no worker has refused."""
+        found: list[T] = []
+        self.each(lambda: found.append(work()))
+        return found[0]
+
+    def agree(self, name: str) -> None:
+        """ValueError if a worker would run something else than worker 0, or with other versions."""
+        found = self.each(lambda: (name, versions(), _processor(), platform.node()))
+        first, ours, processor, _ = found[0]
+        for rank, (other, theirs, its, host) in enumerate(found):
+            if theirs != ours:
+                key = next(key for key in theirs if theirs[key] != ours[key])
+                raise ValueError(
+                    f"worker {rank} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
+                    "install the same everywhere"
+                )
+            if other != first:
+                raise ValueError(
+                    f"worker {rank} on {host} would run {other} and worker 0 {first}: "
+                    "give all of them the same specification and the same data"
+                )
+            if its != processor and self.rank == 0:
+                log.warning("worker %d has another processor (%s): the last bits may differ", rank, its)
 
 
-class SharedSimulation(Simulation):
-    """A simulation of which this worker has a share."""
+ALONE = Workers()
+"""One process that has all nodes."""
 
-    def __init__(self, spec: Settled, task: Task, workers: Workers) -> None:
-        super().__init__(spec, task)
-        engine = getattr(task, "engine", None)
-        self.workers = workers
-        self.shares = workers.shares(len(self.cohort.x), 1 if engine is None else engine.together(spec.batch_size))
-        self.mine = self.shares[workers.rank]
-        self.rows = np.arange(len(self.cohort.x))[self.mine]
 
-    # --- the parts of a round that are shared ---
+def _bytes(array: NDArray[Any]) -> Tensor:
+    """The same memory, as bytes; the array is contiguous."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
-    def _local_steps(self, t: int) -> Cohort:
-        """The half-steps of this worker's nodes, then everybody's in the table."""
-        if self.workers.rank == 0:
-            self.workers.tell(Command.STEP)
-        s, ids, mine = self.spec, self._ids(t), self.mine
-        whole = self.cohort
-        c = Cohort(ids[mine], whole.x[mine], whole.m[mine], whole.local[mine])
-        half = self.table[: len(whole.x)]
-        if "before" in self.network.attack.needs:
-            self.workers.spread(whole.x, self.shares)
-            self.network.before = whole.x.copy()
-        for k in range(s.local_steps if len(c.ids) else 0):
-            place = half[mine] if k == s.local_steps - 1 else whole.x[mine]
-            c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
-        whole.m[mine], whole.local[mine] = c.m, c.local
-        self.workers.spread(half, self.shares)
-        return Cohort(ids, half, whole.m, whole.local)
 
-    def _exchange(self, c: Cohort, t: int, models: Models) -> MixInfo:
-        """The models of this worker's nodes, then everybody's at worker 0."""
-        mine, degraded = self.mine, np.zeros((len(c.ids), 1), np.uint8)
-        everybody = Exchange(t, c.ids, self.topology.sample(t, c.ids), c.x, self.topology.weights(c.ids))
-        inbox = self.network.deliver(everybody, mine)
-        if len(self.rows):
-            own = Cohort(c.ids[mine], c.x[mine], c.m[mine], c.local[mine])
-            round_ = exchange(own, t, self.topology, self.network.rule.among(mine), out=models[mine])
-            next(round_)
-            try:
-                round_.send(inbox)
-            except StopIteration as end:
-                mixed, info = end.value
-                models[mine], degraded[mine, 0] = mixed.x, info.degraded
-        self.workers.collect(models, self.shares)
-        self.workers.collect(degraded, self.shares)
-        self.cohort = Cohort(c.ids, models, c.m, c.local)
-        return MixInfo(degraded[:, 0].astype(bool), np.zeros(len(c.ids), np.int64))
+def _wait(work: Any) -> None:
+    assert work is not None, "every worker belongs to the group"
+    work.wait()
 
-    # --- what worker 0 needs of all ---
 
-    def evaluate(self, subset: Integers | None) -> Evaluation:
-        self._collect()
-        return super().evaluate(subset)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        self._collect()
-        return super().state()
-
-    def _collect(self) -> None:
-        """Momenta and local states of all nodes at worker 0."""
-        if self.workers.rank == 0:
-            self.workers.tell(Command.COLLECT)
-        self.workers.collect(self.cohort.m, self.shares)
-        self.workers.collect(self.cohort.local, self.shares)
-
-    def load(self, state: dict[str, NDArray[Any]]) -> None:
-        """Continue from a state that worker 0 has."""
-        if self.workers.rank == 0:
-            self.workers.tell(Command.LOAD)
-        super().load(self.workers.share_object(state))
-
-    def follow(self) -> None:
-        """What a worker other than 0 does: as it is told, until the end."""
-        while (command := self.workers.tell()) is not Command.END:
-            if command is Command.STEP:
-                t = self.round + 1
-                models = self.cohort.x
-                c = self._local_steps(t)
-                self.network.rule = self.rule.at(round=t, rounds=self.spec.rounds, seed=self.spec.seed, ids=c.ids)
-                self._exchange(c, t, models)
-                self.round = t
-            elif command is Command.COLLECT:
-                self._collect()
-            else:
-                self.load({})
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 # --- who the workers are ---------------------------------------------------------------------------------------------
 
 
-def called_for(spec: Spec) -> bool:
-    """Whether a run is to be shared: its Spec has workers, or torchrun or another worker started this process."""
-    return spec.workers > 1 or _STORE in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+def placed() -> bool:
+    """Whether this process is one worker of a group that somebody else started: torchrun, Ray, or another worker."""
+    return _STORE in os.environ or dist.is_initialized() or all(key in os.environ for key in _ENVIRONMENT)
 
 
 @contextmanager
 def joined(spec: Spec) -> Iterator[Workers]:
-    """The group of this run's workers: that of torchrun, of the worker that started this one, or P − 1 started here."""
-    children: list[subprocess.Popen[bytes]] = []
+    """The group of this run's workers: the one this process was placed in, or P − 1 others started here."""
+    if dist.is_initialized():
+        with _watched([]):
+            yield Workers(dist.get_rank(), dist.get_world_size(), _here(1))
+        return
+    if not placed() and spec.workers == 1:
+        yield ALONE
+        return
     with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place:
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            dist.init_process_group("gloo", timeout=_PATIENCE)
-        else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-            store, size, rank = Path(place) / "store", spec.workers, 0
-            if _STORE in os.environ:
-                name, size, rank = _from(os.environ[_STORE])
-                store = Path(name)
-            children = [] if rank else _started(spec, Path(place), store)
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=_PATIENCE
-            )
+        children: list[subprocess.Popen[bytes]] = []
         try:
-            yield Workers()
-        except RuntimeError as error:
-            raise ValueError(
-                f"a worker was lost ({str(error).splitlines()[0][:100]}): the same command goes on from the last "
-                "checkpoint"
-            ) from error
+            store, rank, size = _meeting(Path(place), spec, children)
+            _await_all(store, rank, size, children)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+            with _watched(children):
+                yield Workers(rank, size, _here(size if isinstance(store, FileStore) else 1))
+        except BaseException:
+            for child in children:
+                child.terminate()
+            raise
         finally:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
             for child in children:
                 _end(child)
+
+
+def _here(otherwise: int) -> int:
+    """How many of the workers are on this machine, as torchrun and Ray tell."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
+
+
+def _meeting(place: Path, spec: Spec, children: "list[subprocess.Popen[bytes]]") -> tuple[Store, int, int]:
+    """Where the workers find each other, which one this is, and how many there are."""
+    if _STORE in os.environ:
+        name, size, rank = _from(os.environ[_STORE])
+        _use_interface("127.0.0.1")
+        return FileStore(name, size), rank, size
+    if all(key in os.environ for key in _ENVIRONMENT):
+        address = os.environ["MASTER_ADDR"]
+        _use_interface(address)
+        try:
+            store, rank, size = next(iter(rendezvous("env://", timeout=_JOINING)))
+        except (RuntimeError, OSError) as error:
+            where = f"{address}:{os.environ['MASTER_PORT']}"
+            raise ValueError(f"the meeting place of the workers, {where}, cannot be reached: {_line(error)}") from error
+        return store, int(rank), int(size)
+    _use_interface("127.0.0.1")
+    children.extend(_started(spec, place))
+    return FileStore(str(place / "store"), spec.workers), 0, spec.workers
+
+
+def _await_all(store: Store, rank: int, size: int, children: "list[subprocess.Popen[bytes]]") -> None:
+    """ValueError if a worker has not come in time, or has died before."""
+    store.set(f"here/{rank}", platform.node())
+    until = time.monotonic() + _JOINING.total_seconds()
+    for other in range(size):
+        while not store.check([f"here/{other}"]):
+            for number, child in enumerate(children, 1):
+                if child.poll() is not None:
+                    raise LostError(f"worker {number} ended before it had joined the others: {_last(child)}")
+            if time.monotonic() > until:
+                seconds = _JOINING.total_seconds()
+                raise LostError(f"worker {other} of {size} has not come within {seconds:.0f} seconds")
+            time.sleep(0.02)
+
+
+@contextmanager
+def _watched(children: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """What gloo raises when a worker is gone, as one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        ended = next((child for child in children if child.poll()), None)
+        why = _line(error) if ended is None else _last(ended)
+        raise LostError(f"a worker was lost ({why}): the same command goes on from the last checkpoint") from error
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:120]
+
+
+def _last(child: "subprocess.Popen[bytes]") -> str:
+    """The status of a worker that ended and the last line it said."""
+    arguments: Any = child.args
+    said = Path(arguments[-1]).with_name("stderr").read_text("utf-8", "replace").split("\n")
+    return f"status {child.returncode} {next((line for line in reversed(said) if line), '')}".strip()
+
+
+def _use_interface(address: str) -> None:
+    """Have gloo listen on the interface from which that address is reached, and on no other."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if address in ("127.0.0.1", "localhost", "::1"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    elif (name := _interface(address)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _interface(address: str) -> str | None:
+    """The name of the interface from which an address is reached; None where that cannot be found out."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.connect((address, 9))  # sends nothing
+            own = socket.inet_aton(one.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                try:
+                    found = fcntl.ioctl(one, 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
+                except OSError:
+                    continue  # it has no address
+                if found[20:24] == own:
+                    return name
+    except OSError:
+        return None
+    return None
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -248,14 +362,14 @@ def _from(text: str) -> tuple[str, int, int]:
     return name, int(size), int(rank)
 
 
-def _started(spec: Spec, place: Path, store: Path) -> "list[subprocess.Popen[bytes]]":
+def _started(spec: Spec, place: Path) -> "list[subprocess.Popen[bytes]]":
     """Workers 1 to P − 1, on this machine."""
-    file = place / "run.toml"
-    file.write_text(to_toml(spec), "utf-8")
-    return [
-        start(
-            ["run", str(file)], place / f"{rank}.out", place / f"{rank}.log", spec.threads or 1,
-            more={_STORE: f"{store},{spec.workers},{rank}"},
-        )
-        for rank in range(1, spec.workers)
-    ]  # fmt: skip
+    children = []
+    for rank in range(1, spec.workers):
+        folder = place / str(rank)
+        folder.mkdir()
+        file = folder / "run.toml"
+        file.write_text(to_toml(spec), "utf-8")
+        more: Mapping[str, str] = {_STORE: f"{place / 'store'},{spec.workers},{rank}"}
+        children.append(start(["run", str(file)], folder / "stdout", folder / "stderr", spec.threads or 1, more=more))
+    return children

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rpel.kernels import compiled
+from rpel.simulation.distributed import ALONE, Workers
 from rpel.tasks import Classification, Task
 from rpel.types import Floats, Integers, Models
 
@@ -38,21 +39,32 @@ GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
 """‖∇F_H(x_i)‖² is taken at so many nodes and on so many fixed examples: at all of them it would cost whole rounds."""
 
 
-def evaluate(task: Task, x: Models, local: Models, subset: Integers | None) -> Evaluation:
-    """Evaluate every model on its own; the gradient norm is that of F_H, (b, ε)-resilience as measured."""
-    accuracy, loss = task.evaluate(x, local, subset)
-    some = np.unique(np.linspace(0, len(x) - 1, GRADIENT_NODES).astype(np.int64))
-    gradients = task.full_gradient(x[some], local[some], GRADIENT_EXAMPLES)
-    norms = np.square(gradients.astype(np.float64)).sum(axis=1)
+def evaluate(task: Task, x: Models, local: Models, subset: Integers | None) -> Floats:
+    """(h, 2) accuracy and loss of every model on its own; (h, 3) with the success of a backdoor, where there is one."""
+    columns = list(task.evaluate(x, local, subset))
     success = task.attack_success(x, local, subset) if isinstance(task, Classification) else None
-    return Evaluation(np.asarray(accuracy, np.float64), np.asarray(loss, np.float64), float(norms.mean()), success)
+    return np.stack(columns if success is None else [*columns, success], axis=1).astype(np.float64)
 
 
-def spread(x: Models) -> tuple[Floats, float]:
-    """The mean model (d,) and the consensus distance (1/h) Σ ‖x_i − mean‖².
+def gradient_norms(task: Task, x: Models, local: Models) -> Floats:
+    """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
+    found = [task.full_gradient(x[i : i + 1], local[i : i + 1], GRADIENT_EXAMPLES) for i in range(len(x))]
+    return np.array([np.square(g.astype(np.float64)).sum() for g in found])
+
+
+def spread(x: Models, workers: Workers = ALONE, nodes: int | None = None) -> tuple[Floats, float]:
+    """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h, of all.
 
     >>> mean, distance = spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
     >>> mean.tolist(), distance
     ([1.0, 0.0], 1.0)
     """
-    return compiled.spread(x)
+    h, d = len(x) if nodes is None else nodes, x.shape[1]
+    mean, deviation = np.zeros(d), np.zeros(d)
+    workers.add(mean, lambda columns: compiled.add_rows(x, columns, mean))
+    mean /= h
+    workers.tell_last(mean)
+    workers.add(deviation, lambda columns: compiled.add_deviations(x, mean, columns, deviation))
+    distance = np.array([compiled.sum_columns(deviation) / h])
+    workers.tell_last(distance)
+    return mean, float(distance[0])

@@ -54,16 +54,6 @@ class Metrics:
     def round(self) -> int:
         return len(self.rows)
 
-    @property
-    def last_evaluated(self) -> Row | None:
-        """The newest row with accuracies."""
-        return self.rows[self.eval_rounds[-1] - 1] if self.eval_rounds[-1:] > [0] else None
-
-    @property
-    def byzantine_max(self) -> int:
-        """The largest hostile count met so far."""
-        return max((row["byzantine_max"] for row in self.rows), default=0)
-
     def begin(self, accuracy: float) -> None:
         """Take in the accuracy of the common initial model, as round 0."""
         self.eval_rounds, self.accuracies = [0], [np.full(len(self.honest), accuracy)]

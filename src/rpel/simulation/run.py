@@ -10,9 +10,10 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,20 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
-from rpel.simulation import distributed
+from rpel.simulation import cluster, distributed
 from rpel.simulation.certificate import certificate, versions
-from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.distributed import Command, SharedSimulation, Workers
+from rpel.simulation.checkpoint import BY_ROW, RunFolder
+from rpel.simulation.distributed import ALONE, LostError, Workers
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
 from rpel.simulation.methods import METHODS, Settled, settle
-from rpel.simulation.metrics import Journal, Metrics, check_tensorboard
+from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
 from rpel.simulation.simulator import Simulation
 
 log = logging.getLogger("rpel")
 
+_LOOK = 0.5
 _WHEN = "stopping after this round; once more stops at once and loses the rounds since the last checkpoint"
 
 
@@ -58,11 +60,19 @@ class Tick:
 Progress = Callable[[Tick], None]
 
 
+def tick(spec: Settled, rows: list[Row]) -> Tick:
+    """What these rows of a run show."""
+    seen: Row = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), {})
+    accuracies = seen.get("accuracy_mean"), seen.get("accuracy_worst")
+    met = max((row["byzantine_max"] for row in rows), default=0)
+    return Tick(spec.name, spec.seed, len(rows), spec.rounds, *accuracies, met, spec.b_hat)
+
+
 class Interrupted(KeyboardInterrupt):
     """Stopped by a signal after saving; ``path`` is the folder to resume (None when nothing is kept)."""
 
     def __init__(self, round_: int, rounds: int, path: Path | None) -> None:
-        self.path = path
+        self.round, self.path = round_, path
         saved = "nothing was kept" if path is None else f"saved; go on with: rpel resume {shlex.quote(str(path))}"
         super().__init__(f"interrupted after round {round_} of {rounds}, {saved}")
 
@@ -85,40 +95,119 @@ def run(
     if tensorboard:
         check_tensorboard()  # before data are loaded
     own, stop = own or Objects(), stop or Stop(_WHEN)
-    spec = available(own.named(spec), download)
+    spec = own.named(spec)
+    if spec.engine == "ray":
+        return _on_ray(spec, own, keep, progress, download, force, tensorboard, stop)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
     runs: list[Result] = []
-    if spec.workers > 1 and spec.threads is None:
-        spec = spec.but(threads=max(1, threads() // spec.workers))
-    with ExitStack() as stack:
-        workers = stack.enter_context(joined(spec, own)) if distributed.called_for(spec) else None
+    with joined(spec, own) as workers:
         for seed in seeds:
-            settled = settle(spec.but(seed=seed, seeds=None))
-            inputs = gather(settled, own, download)
-            if workers is not None:
-                workers.agree(folder_name(settled, inputs))
-                if workers.rank:
-                    _follow(settled, inputs, workers)
-                    continue
+            one = spec.but(seed=seed, seeds=None)
+            settled, inputs = workers.together(partial(_prepared, one, own, download))
             folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
-            runs.append(_run_one(settled, inputs, folder, progress, stop, force, workers))
-            if stop.asked and seed != seeds[-1]:
-                raise Interrupted(spec.rounds, spec.rounds, runs[-1].path)
+            if (result := _run_one(settled, inputs, folder, progress, stop, force, workers)) is not None:
+                runs.append(result)
+            if workers.any(stop.asked) and seed != seeds[-1]:
+                raise Interrupted(spec.rounds, spec.rounds, None if folder is None else folder.path)
     if not runs:
         raise SystemExit(0)  # another worker has the results
     return runs[0] if spec.seeds is None else Results(runs)
 
 
-def joined(spec: Spec, own: Objects) -> AbstractContextManager[Workers]:
-    """The workers of this run; what was handed over from Python stays in this process."""
+def _prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[Settled, Inputs]:
+    settled = settle(available(spec, download))
+    return settled, gather(settled, own, download)
+
+
+@contextmanager
+def joined(spec: Spec, own: Objects) -> Iterator[Workers]:
+    """The workers of this run. What was handed over from Python stays in this process; worker 0 speaks for all."""
     if spec.workers > 1 and own != Objects():
         raise ValueError("workers share runs whose data and model have names: with objects from Python, workers=1")
-    return distributed.joined(spec)
+    with distributed.joined(spec) as workers:
+        try:
+            yield workers
+        except (ValueError, Interrupted) as error:
+            if workers.rank and not isinstance(error, LostError):
+                raise SystemExit(2 if isinstance(error, ValueError) else 130) from error
+            raise
 
 
-def _follow(spec: Settled, inputs: Inputs, workers: Workers) -> None:
-    with pinned(spec.threads):
-        SharedSimulation(spec, build_task(spec, inputs), workers).follow()
+# --- workers that Ray places -----------------------------------------------------------------------------------------
+
+
+def _on_ray(
+    spec: Spec,
+    own: Objects,
+    keep: bool,
+    progress: Progress | None,
+    download: Download | None,
+    force: bool,
+    tensorboard: bool,
+    stop: Stop,
+) -> Result:
+    """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
+    if own != Objects() or not keep:
+        raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
+    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
+    here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
+    if spec.data_dir is not None:
+        here["data_dir"] = str(Path(spec.data_dir).resolve())
+    with cluster.connected(spec.address, max(spec.workers, threads())), stop:
+        for seed in seeds:
+            one = spec.but(seed=seed, **here)
+            settled, inputs = _prepared(one, own, download)
+            folder = RunFolder(Path(one.out) / folder_name(settled, inputs), tensorboard)
+            if force:
+                with folder.locked():
+                    folder.clear()
+            if (found := stored(folder)) is None:
+                _supervise(one, settled, spec.workers, folder, progress, stop)
+                found = Result.load(folder.path)
+            runs.append(found)
+            if stop.asked and seed != seeds[-1]:
+                raise Interrupted(spec.rounds, spec.rounds, folder.path)
+    return runs[0] if spec.seeds is None else Results(runs)
+
+
+def _supervise(
+    spec: Spec, settled: Settled, workers: int, folder: RunFolder, progress: Progress | None, stop: Stop
+) -> None:
+    """Have Ray run it to its end, and tell of the rounds that its folder shows meanwhile."""
+    place = folder.path.with_name(f".{folder.path.name}.ray")
+    config = {"spec": spec.model_dump(), "tensorboard": folder.tensorboard, "stop": str(place / "stop")}
+    place.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(1) as one:
+        running = one.submit(cluster.supervised, _ray_worker, config, workers, place)
+        seen = 0
+        while not running.done():
+            wait([running], timeout=_LOOK)
+            rows = folder.metrics()
+            if progress is not None and len(rows) not in (0, seen):
+                progress(tick(settled, rows))
+            seen = len(rows)
+            if stop.asked:
+                (place / "stop").touch()
+        said = running.result() or {}
+    if "refused" in said:
+        raise ValueError(said["refused"])
+    if "round" in said:
+        raise Interrupted(said["round"], spec.rounds, folder.path)
+
+
+def _ray_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """One worker, in the group that Ray has made. What it refuses it returns: starting it again would not help."""
+    try:
+        run(Spec(**config["spec"]), tensorboard=config["tensorboard"], stop=Stop(file=Path(config["stop"])))
+    except LostError:
+        raise
+    except Interrupted as interrupted:
+        return {"round": interrupted.round}
+    except ValueError as error:
+        return {"refused": str(error)}
+    except SystemExit:
+        pass  # another worker has the result
+    return {}
 
 
 def folder_name(spec: Settled, inputs: Inputs) -> str:
@@ -142,13 +231,18 @@ def resume(
     spec = load_folder(folder.path)
     if (found := stored(folder)) is not None:
         return found
-    settled = settle(spec)
-    inputs = gather(settled, own, download)
-    now = folder_name(settled, inputs)[-12:]
-    named = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
-    if named and named[1] != now:
-        raise ValueError(f"{path} was started with another specification, other data or another model: hash {now} now")
-    return _run_one(settled, inputs, folder, progress, stop or Stop(_WHEN))
+    with joined(spec, own) as workers:
+        settled, inputs = workers.together(lambda: _prepared(spec, own, download))
+        now = folder_name(settled, inputs)[-12:]
+        named = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
+        if named and named[1] != now:
+            raise ValueError(
+                f"{path} was started with another specification, other data or another model: hash {now} now"
+            )
+        result = _run_one(settled, inputs, folder, progress, stop or Stop(_WHEN), False, workers)
+    if result is None:
+        raise SystemExit(0)  # another worker has the result
+    return result
 
 
 def _run_one(
@@ -157,23 +251,24 @@ def _run_one(
     folder: RunFolder | None,
     progress: Progress | None,
     stop: Stop,
-    force: bool = False,
-    workers: Workers | None = None,
-) -> Result:
-    """The stored result, or the rest of the run."""
+    force: bool,
+    workers: Workers,
+) -> Result | None:
+    """The stored result, or the rest of the run; None but for worker 0."""
+    workers.agree(folder_name(spec, inputs))
     with ExitStack() as stack:
-        if workers is not None:
-            stack.callback(workers.tell, Command.END)
-        if folder is not None and not force and (found := stored(folder)) is not None:
-            return found
-        count = stack.enter_context(pinned(spec.threads))
-        run = Run(spec.model_copy(update={"threads": count}), inputs, folder, progress, stop, workers)
+        if folder is not None and not force and workers.first(lambda: folder.certificate() is not None):
+            return None if workers.rank else stored(folder)
+        count = spec.threads or threads()
+        stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
+        spec = spec.model_copy(update={"threads": count})
+        run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers))
         if folder is not None:
-            stack.enter_context(folder.locked())
+            workers.first(lambda: stack.enter_context(folder.locked()))
             if force:
-                folder.clear()
-            elif (found := stored(folder)) is not None:  # finished by another process in between
-                return found
+                workers.first(folder.clear)
+            elif workers.first(lambda: folder.certificate() is not None):  # finished by another process in between
+                return None if workers.rank else stored(folder)
         return run.result()
 
 
@@ -220,38 +315,43 @@ class Run:
         folder: RunFolder | None = None,
         progress: Progress | None = None,
         stop: Stop | None = None,
-        workers: Workers | None = None,
+        workers: Workers = ALONE,
     ) -> None:
         """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
-        self.spec, self.inputs, self.folder, self.progress = spec, inputs, folder, progress
+        self.spec, self.inputs, self.folder, self.workers = spec, inputs, folder, workers
+        self.progress = None if workers.rank else progress
         self.stop = stop or Stop()
-        task = build_task(spec, inputs)
-        self.simulation = Simulation(spec, task) if workers is None else SharedSimulation(spec, task, workers)
+        self.simulation = Simulation(spec, build_task(spec, inputs), workers)
         self.metrics = Metrics(spec.rounds, self.simulation.honest)
         self.subset = inputs.subset(spec.eval_size)
         self.path = None if folder is None else folder.path
         self.saved = 0
 
-    def result(self) -> Result:
-        """Go on from the last checkpoint to the end."""
+    def result(self) -> Result | None:
+        """Go on from the last checkpoint to the end; every worker takes part, worker 0 writes and has the result."""
         with ExitStack() as stack:
             stack.enter_context(self.stop)
             journal = None
             if self.folder is not None:
-                self.folder.write_text("spec.toml", to_toml(self.spec.but(out="runs", workers=1)))
-                if self.simulation.graph is not None:
-                    hostile = self.simulation.roster.hostile(1)
-                    self.folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
                 self._restore(self.folder)
-                journal = stack.enter_context(self.folder.journal(self.metrics.rows))
+                if self.workers.rank == 0:
+                    self._begin(self.folder)
+                    journal = stack.enter_context(self.folder.journal(self.metrics.rows))
             if not self.metrics.round:
                 self.metrics.begin(self.simulation.evaluate_initial(self.subset))
             while self.metrics.round < self.spec.rounds:
                 self._round(journal)
-                if self.stop.asked and self.metrics.round < self.spec.rounds:
+                if self.workers.any(self.stop.asked) and self.metrics.round < self.spec.rounds:
                     self._save(journal)
                     raise Interrupted(self.metrics.round, self.spec.rounds, self.path)
         return self._finish()
+
+    def _begin(self, folder: RunFolder) -> None:
+        """What a folder says of a run before its first round."""
+        folder.write_text("spec.toml", to_toml(self.spec.but(out="runs", workers=1, engine="local", address=None)))
+        if self.simulation.graph is not None:
+            hostile = self.simulation.roster.hostile(1)
+            folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
 
     def _round(self, journal: Journal | None) -> None:
         started, t = time.perf_counter(), self.metrics.round + 1
@@ -265,16 +365,10 @@ class Run:
         if every and t % every == 0 and t < self.spec.rounds:
             self._save(journal)
         if self.progress is not None:
-            self.progress(self._tick())
+            self.progress(tick(self.spec, self.metrics.rows))
 
     def _evaluate(self, t: int) -> Evaluation:
         return self.simulation.evaluate(None if t == self.spec.rounds else self.subset)
-
-    def _tick(self) -> Tick:
-        seen = self.metrics.last_evaluated or {}
-        accuracies = seen.get("accuracy_mean"), seen.get("accuracy_worst")
-        where = self.spec.name, self.spec.seed, self.metrics.round, self.spec.rounds
-        return Tick(*where, *accuracies, self.metrics.byzantine_max, self.spec.b_hat)
 
     # --- checkpoints ---
 
@@ -283,34 +377,58 @@ class Run:
         return spec_hash(self.spec, self.inputs.dataset.checksums, self.inputs.digests)
 
     def _save(self, journal: Journal | None) -> None:
-        if self.folder is None or journal is None or self.saved == self.metrics.round:
+        """Every worker writes the rows of its nodes, then worker 0 the rest: with that the checkpoint is there."""
+        folder, t, workers = self.folder, self.metrics.round, self.workers
+        if folder is None or self.saved == t:
             return
-        journal.sync()
+        if journal is not None:
+            journal.sync()
         about = {"run.hash": np.array(self._hash), "run.code": np.array(versions()["code"])}
-        self.folder.save(self.metrics.round, {**self.simulation.state(), **self.metrics.state(), **about})
-        self.saved = self.metrics.round
+        arrays, edges = {**self.simulation.state(), **self.metrics.state(), **about}, list[int]()
+        if workers.size > 1:
+            rows, own = self.simulation.mine, {key: arrays.pop(key) for key in BY_ROW if key in arrays}
+            workers.each(lambda: folder.save_rows(t, rows.start, own) if rows.start < rows.stop else None)
+            edges = sorted({0, *(shard.stop for shard in self.simulation.shards)})
+        workers.first(lambda: folder.save(t, arrays, edges))
+        self.saved = t
 
     def _restore(self, folder: RunFolder) -> None:
         """Load the newest good checkpoint, if it is this run's and metrics.jsonl reaches so far."""
-        state = folder.restore()
+        state = self._newest(folder)
         if state is None:
             return
         if str(state.pop("run.hash", "")) != self._hash:
             raise ValueError(f"the checkpoint in {folder.path} belongs to another specification or other data")
         if str(state.pop("run.code", "")) != versions()["code"]:
-            log.warning("the checkpoint was made by another code version: the rest may differ in the last bits")
-        rows, done = folder.metrics(), len(state["record.counts"])
+            self._warn("the checkpoint was made by another code version: the rest may differ in the last bits")
+        rows, done = self.workers.first(folder.metrics), len(state["record.counts"])
         if len(rows) < done:
-            log.warning("metrics.jsonl ends before the checkpoint of round %d: starting again from round 0", done)
+            self._warn(f"metrics.jsonl ends before the checkpoint of round {done}: starting again from round 0")
             return
         self.simulation.load({key: value for key, value in state.items() if not key.startswith("record.")})
         self.metrics.load(state, rows[:done])
         self.saved = done
-        log.info("going on after round %d of %d", done, self.spec.rounds)
+        if self.workers.rank == 0:
+            log.info("going on after round %d of %d", done, self.spec.rounds)
+
+    def _newest(self, folder: RunFolder) -> dict[str, NDArray[Any]] | None:
+        """The newest checkpoint that all workers can read, with this worker's rows."""
+        for round_ in self.workers.first(lambda: [t for t, _ in folder.checkpoints]):
+            state = folder.read(round_, self.simulation.mine)
+            if not self.workers.any(state is None):
+                return state
+        return None
+
+    def _warn(self, sentence: str) -> None:
+        if self.workers.rank == 0:
+            log.warning("%s", sentence)
 
     # --- the end ---
 
-    def _finish(self) -> Result:
+    def _finish(self) -> Result | None:
+        tensors = self._tensors()
+        if self.workers.rank:
+            return None
         proof = certificate(
             self.spec.plan.to_dict(),
             self.metrics.counts.astype(np.int64),
@@ -318,7 +436,7 @@ class Run:
             self.simulation.roster.honest_ids,
             seed=self.spec.seed,
             versions=versions(),
-            threads=threads(),
+            threads=self.spec.threads or threads(),
             data=self.inputs.dataset.checksums,
             rule=self.spec.rule,
             guarantee=METHODS[self.spec.method].guarantee,
@@ -327,7 +445,7 @@ class Run:
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)
-        result = Result(self.spec.but(), rows, proof, nodes, self.path, kept=self._tensors(), module=module)
+        result = Result(self.spec.but(), rows, proof, nodes, self.path, kept=tensors, module=module)
         if self.folder is not None:
             self._write(self.folder, result)
         return result
@@ -338,9 +456,9 @@ class Run:
         tensors: dict[str, NDArray[Any]] = {
             "ids": honest, "models": np.ascontiguousarray(self.simulation.models(), np.float32),
         }  # fmt: skip
-        local = self.simulation.state()["local"]
+        local = self.simulation.local_states()
         if local.size:
-            tensors["local"] = local if len(local) == len(honest) else local[honest]
+            tensors["local"] = local
         return tensors
 
     def _write(self, folder: RunFolder, result: Result) -> None:

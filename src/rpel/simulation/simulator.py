@@ -1,8 +1,11 @@
-"""The simulator: all honest nodes as one cohort on one machine, driving Algorithm 1 with a simulated delivery.
+"""The simulator: the honest nodes of one worker as its cohort, driving Algorithm 1 with a simulated delivery.
 
-Three buffers live as long as the run: models and momenta (h, d), and the table (2h, d). Its first h rows are the
-half-step models; its last h rows hold gradients in the local step and forged vectors in the exchange. Nothing else of
-that size is ever made.
+Alone, a worker has all nodes. Several have a shard each: they take the local steps of their own nodes, give the
+half-step models to everybody, and forge and aggregate for their own.
+
+Three buffers live as long as the run: models and momenta (c, d) of this worker's c nodes, and the table. Its first h
+rows are the half-step models of all nodes; the rows behind them hold gradients in the local step and forged vectors in
+the exchange. Nothing else of that size is ever made.
 """
 
 from typing import Any
@@ -13,40 +16,61 @@ from numpy.typing import NDArray
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels.compiled import finite_rows
 from rpel.learning import exchange, local_step
+from rpel.processes import free_memory
 from rpel.randomness import draws
 from rpel.simulation.adversary import SimulatedNetwork
-from rpel.simulation.evaluation import Evaluation, evaluate, spread
+from rpel.simulation.distributed import ALONE, Workers
+from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import Settled, build_network, build_rule, messages
 from rpel.tasks import Task
+from rpel.text import human_bytes
 from rpel.types import Cohort, Integers, MixInfo, Models, RoundInfo
 
 
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`state` and :meth:`load` continue it bit by bit."""
 
-    def __init__(self, spec: Settled, task: Task) -> None:
-        self.spec, self.task = spec, task
+    def __init__(self, spec: Settled, task: Task, workers: Workers = ALONE) -> None:
+        self.spec, self.task, self.workers = spec, task, workers
         self.round = 0
         attack = attack_by_name(spec.attack, **spec.attack_params)
         self.rule = build_rule(spec)
         self.topology, self.roster, self.graph = build_network(spec, attack.flood)
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = spec.nodes if self.everybody else spec.nodes - spec.byzantine
-        x = np.tile(task.initial(), (h, 1))
-        self.table: Models = np.empty((2 * h, task.d), dtype=x.dtype)
+        self.shards = workers.shards(h, getattr(task, "unit", 1))
+        self.mine = self.shards[workers.rank]
+        self.rows: Integers = np.arange(h)[self.mine]
+        initial = task.initial()
         self.network = SimulatedNetwork(
-            self.roster, attack, self.rule, self.table, spec.seed, spec.no_show, spec.silent, spec.consistent
-        )
-        self.rows: Integers = np.arange(h)
+            self.roster, self.topology, self._ids, attack, self.rule, initial[:0], h, spec.seed, spec.no_show,
+            spec.silent, spec.consistent,
+        )  # fmt: skip
+        behind = len(self.rows) if self.everybody or self.network.victim_by_victim else h
+        kept = 2 + (spec.output == "uniform")
+        self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes)
+        x = np.tile(initial, (len(self.rows), 1))
+        self.table: Models = np.empty((h + behind, task.d), x.dtype)
+        self.network.table = self.table
         self._gradients = self.table[h:]  # gradients are spent before anything is forged
-        self.cohort = Cohort(self._ids(1), x, np.zeros_like(x), task.local_state(h))
-        self._chosen_round = 1 + (draws(spec.seed, "output", 0, np.arange(h), 1)[:, 0] * spec.rounds).astype(int)
+        self.cohort = Cohort(self._ids(1)[self.mine], x, np.zeros_like(x), task.local_state(len(x)))
+        self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
         self._chosen = x.copy() if spec.output == "uniform" else None
         self.rule.prepare(1 + self.messages // spec.nodes, task.d, x.dtype, victims=h * spec.rounds)
 
+    def _check_memory(self, needed: int) -> None:
+        """ValueError if the workers on this machine need more than it has."""
+        free, here = free_memory(), self.workers.here
+        if free is not None and needed * here > free:
+            each = f" for each of {here} workers" if here > 1 else ""
+            raise ValueError(
+                f"{self.network.models:,} models of {self.task.d:,} numbers need {human_bytes(needed)}{each}, and "
+                f"{human_bytes(free)} are free here: fewer nodes, a smaller model, or workers on more machines"
+            )
+
     def _ids(self, t: int) -> Integers:
-        """The node numbers of the cohort's rows in round t. Who roams takes its data and model along: they stay with
-        the row."""
+        """(h,) the node numbers of all rows in round t. Who roams takes its data and model along: they stay with the
+        row."""
         if not self.everybody:
             return self.roster.honest_ids(t)
         ids, trained, now = np.empty(self.spec.nodes, np.int64), self.roster.hostile(1), self.roster.hostile(t)
@@ -67,32 +91,36 @@ class Simulation:
     def bytes(self) -> int:
         return self.messages * 4 * self.task.d
 
+    # --- a round ---
+
     def step(self, measured: bool = False) -> RoundInfo:
         """One round of Algorithm 1."""
         t, s, models = self.round + 1, self.spec, self.cohort.x
         c = self._local_steps(t)
-        before = spread(self._honest_rows(c.x)) if measured else None
-        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=c.ids)
+        before = self._spread(c.x) if measured else None
+        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=self._ids(t))
         mixed = self._exchange(c, t, models)
         self.round = t
         self._keep_output(t)
         return self._info(t, mixed, before)
 
     def _local_steps(self, t: int) -> Cohort:
-        """Lines 3-6: the cohort with its half-step models, which stand in the table's first rows."""
+        """Lines 3-6: the cohort with its half-step models; everybody's stand in the table's first rows."""
         s, models = self.spec, self.cohort.x
-        c = Cohort(self._ids(t), models, self.cohort.m, self.cohort.local)
+        c = Cohort(self._ids(t)[self.mine], models, self.cohort.m, self.cohort.local)
         if "before" in self.network.attack.needs:
-            self.network.before = models.copy()
-        for k in range(s.local_steps):
-            place = self.table[: len(models)] if k == s.local_steps - 1 else models
+            self.network.before = self.workers.rows(models, self.shards)
+        half = self.table[: self.network.models]
+        for k in range(s.local_steps if len(models) else 0):
+            place = half[self.mine] if k == s.local_steps - 1 else models
             c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
+        self.workers.gather(half, self.shards)
         return c
 
     def _exchange(self, c: Cohort, t: int, models: Models) -> MixInfo:
         """Lines 7-9: the cohort with what it aggregated, written to ``models``."""
-        round_ = exchange(c, t, self.topology, self.network.rule, out=models)
-        inbox = self.network.deliver(next(round_))
+        round_ = exchange(c, t, self.topology, self.network.rule.among(self.mine), out=models)
+        inbox = self.network.deliver(next(round_), self.mine)
         try:
             round_.send(inbox)
         except StopIteration as end:
@@ -104,8 +132,10 @@ class Simulation:
         """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
         return self.task.gradient(x, local, self.rows, t, k, out=self._gradients[: len(x)])
 
-    def _honest_rows(self, x: Models) -> Models:
-        return x[self.honest] if self.everybody else x
+    def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
+        """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
+        own = x[np.isin(self.rows, self.honest)] if self.everybody else x
+        return spread(own, self.workers, self.spec.nodes - self.spec.byzantine)
 
     def _keep_output(self, t: int) -> None:
         if self._chosen is not None:
@@ -113,32 +143,57 @@ class Simulation:
             self._chosen[now] = self.cohort.x[now]
 
     def _info(self, t: int, mixed: MixInfo, before: Any) -> RoundInfo:
-        mean, consensus = spread(self._honest_rows(self.cohort.x))
+        mean, consensus = self._spread(self.cohort.x)
         alpha = lam = None
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
             lam = float(np.square(mean - before[0]).sum()) / before[1]
-        hostile = self.network.hostile[self.honest] if self.everybody else self.network.hostile
-        short = mixed.degraded[self.honest] if self.everybody else mixed.degraded
-        diverged = int((~finite_rows(self._honest_rows(self.cohort.x))).sum())
-        return RoundInfo(t, hostile, int(short.sum()), self.messages, consensus, diverged, alpha, lam)
+        own = np.stack([self.network.hostile, mixed.degraded, ~finite_rows(self.cohort.x)], axis=1)
+        found = self._of_honest(self.workers.rows(own.astype(np.int32), self.shards))
+        _, degraded, diverged = found.sum(axis=0).tolist()
+        return RoundInfo(t, found[:, 0].astype(np.int64), degraded, self.messages, consensus, diverged, alpha, lam)
+
+    def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Of all workers' rows those of honest nodes."""
+        return rows[self.honest] if self.everybody else rows
+
+    # --- what it shows ---
 
     def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""
-        rows = self.honest if self.everybody else slice(None)
-        return evaluate(self.task, self.cohort.x[rows], self.cohort.local[rows], subset)
+        x, local = self.cohort.x, self.cohort.local
+        shown = self._of_honest(self.workers.rows(evaluate(self.task, x, local, subset), self.shards))
+        rows = self.honest if self.everybody else np.arange(len(shown))
+        some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
+        here = np.flatnonzero(np.isin(self.rows, some))
+        norms = np.concatenate(self.workers.each(lambda: gradient_norms(self.task, x[here], local[here])))
+        success = shown[:, 2] if shown.shape[1] > 2 else None
+        return Evaluation(shown[:, 0], shown[:, 1], float(norms.mean()), success)
 
     def evaluate_initial(self, subset: NDArray[np.int64] | None) -> float:
-        """The accuracy of the model that all nodes begin with; before the first round."""
-        accuracy, _ = self.task.evaluate(self.cohort.x[:1], self.cohort.local[:1], subset)
+        """The accuracy of the model that all nodes begin with."""
+        accuracy, _ = self.task.evaluate(self.task.initial()[None], self.task.local_state(1), subset)
         return float(accuracy[0])
 
     def models(self) -> Models:
-        """(h, d) the honest nodes' output models."""
-        return self._honest_rows(self.cohort.x if self._chosen is None else self._chosen)
+        """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
+        own = self.cohort.x if self._chosen is None else self._chosen
+        return self._of_honest(self._collected(own, self.table[: self.network.models]))
+
+    def local_states(self) -> Models:
+        """(h, q) what stayed with the honest nodes; complete at worker 0."""
+        own = self.cohort.local
+        return self._of_honest(self._collected(own, np.empty((self.network.models, own.shape[1]), own.dtype)))
+
+    def _collected(self, own: Models, whole: Models) -> Models:
+        if self.workers.size == 1:
+            return own
+        whole[self.mine] = own
+        self.workers.collect(whole, self.shards)
+        return whole
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything a bit-exact continuation needs, as arrays."""
+        """Everything a bit-exact continuation needs, as arrays; ``BY_ROW`` names those of this worker's nodes alone."""
         arrays = {"round": np.array(self.round), "x": self.cohort.x, "m": self.cohort.m, "local": self.cohort.local}
         if self._chosen is not None:
             arrays["chosen"] = self._chosen
@@ -149,7 +204,8 @@ class Simulation:
         """Continue from a :meth:`state`."""
         self.round = int(state["round"])
         self.cohort.x[:], self.cohort.m[:] = state["x"], state["m"]
-        self.cohort = Cohort(self._ids(self.round + 1), self.cohort.x, self.cohort.m, np.array(state["local"]))
+        ids = self._ids(self.round + 1)[self.mine]
+        self.cohort = Cohort(ids, self.cohort.x, self.cohort.m, np.array(state["local"]))
         if self._chosen is not None:
             self._chosen[:] = state["chosen"]
         prefix = "attack."

@@ -92,6 +92,11 @@ class Classification:
             return plain
         return many if many.agrees(plain, probe, torch.from_numpy(self.examples.dataset.train_y[rows])) else plain
 
+    @property
+    def unit(self) -> int:
+        """How many nodes take a step together: results do not depend on which nodes stand beside such a unit."""
+        return self.engine.together(self.batch_size)
+
     def initial(self) -> NDArray[np.float32]:
         """The common initial model (d,)."""
         return flatten(self.module).cpu().numpy().astype(np.float32)
@@ -172,24 +177,28 @@ class Classification:
         """Share of right answers (h,) and mean loss (h,) of each model on what `tested` makes of the test rows."""
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
-        block, size = self.engine.block, self.engine.together()
+        block, groups = self.engine.block, self._groups(len(x))
         blocks = [rows[at : at + block] for at in range(0, len(rows), block)]
-        groups = -(-len(x) // size)
         # A few nodes on many blocks are shared out by both; of many nodes, a unit sums all its blocks.
-        parts = len(blocks) if groups < _MANY else 1
+        parts = len(blocks) if len(groups) < _MANY else 1
         right, lost = np.zeros((len(x), parts)), np.zeros((len(x), parts))
         x_, local_ = tensor(x), tensor(local)
 
         def work(unit: int) -> None:
-            first, part = unit // parts * size, unit % parts
-            some = slice(first, min(first + size, len(x)))
+            some, part = groups[unit // parts], unit % parts
             these = blocks[part : part + 1] if parts > 1 else blocks
             found = [self.engine.score(x_[some], local_[some], *tested(block, x_.dtype)) for block in these]
-            sums = [np.stack(each, axis=1).sum(axis=1) for each in zip(*found, strict=True)]
+            sums = [np.ascontiguousarray(np.stack(each, axis=1)).sum(axis=1) for each in zip(*found, strict=True)]
             right[some, part], lost[some, part] = sums
 
-        share(work, groups * parts, self.engine.serial)
+        share(work, len(groups) * parts, self.engine.serial)
         return right.sum(axis=1) / len(rows), lost.sum(axis=1) / len(rows)
+
+    def _groups(self, nodes: int) -> list[slice]:
+        """The nodes that are evaluated at once: units cut where they are too large, so that whole units share none."""
+        size, unit = self.engine.together(), self.unit
+        units = [range(first, min(first + unit, nodes)) for first in range(0, nodes, unit)]
+        return [slice(at, min(at + size, rows.stop)) for rows in units for at in rows[::size]]
 
     def _tested(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Some test examples and their labels."""

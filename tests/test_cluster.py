@@ -1,0 +1,155 @@
+"""Ray places and restarts the workers of a run, and runs cells as tasks: the same bytes, whatever dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel.simulation.api import resume, simulate
+from support.runs import same_bytes
+
+ray = pytest.importorskip("ray", reason="needs Ray, as make test-all installs it")
+pytestmark = pytest.mark.full
+
+FIELDS: dict[str, Any] = {
+    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 9, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 300,
+    "eval_every": 100, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 2000, "partition": "virtual",
+    "checkpoint_every": 10,
+}  # fmt: skip
+FLAGS = [part for key, value in FIELDS.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine starts Ray slowly, and nothing leaves loopback."""
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = simulate(**FIELDS, name="quickstart", out=tmp_path_factory.mktemp("whole")).path
+    assert path is not None
+    return path
+
+
+def started(out: Path, workers: int, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--out", str(out), "--engine", "ray"]
+    return subprocess.Popen(
+        [*command, "--workers", str(workers), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
+    while process.poll() is None:
+        for path in out.glob("*/metrics.jsonl"):
+            if path.read_bytes().count(b"\n") >= round_:
+                return path.parent
+        time.sleep(0.02)
+    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
+
+
+def train_workers(parent: int) -> list[int]:
+    """The Ray Train workers below a process."""
+    lines = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
+    rows = [line.split(None, 2) for line in lines]
+    below, found = {parent}, list[int]()
+    for _ in range(4):  # the driver, its raylet, the workers
+        below |= {int(pid) for pid, above, _ in rows if int(above) in below}
+    for pid, _, args in rows:
+        if int(pid) in below and args.startswith("ray::") and "TrainWorker" in args:
+            found.append(int(pid))
+    return found
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    said, log = process.communicate()
+    assert process.returncode == 0, log
+    return said
+
+
+def test_a_run_on_ray_has_the_same_bytes_and_is_not_repeated(whole: Path, tmp_path: Path) -> None:
+    said = ended(started(tmp_path, 2))
+    assert "accuracy" in said
+    same_bytes(whole, tmp_path / whole.name)
+    process = started(tmp_path, 2)
+    _, log = process.communicate()
+    assert "is finished and not repeated" in log
+    assert [path.name for path in tmp_path.iterdir()] == [whole.name], "nothing else is left"
+
+
+def test_a_worker_that_is_killed_is_started_again(whole: Path, tmp_path: Path) -> None:
+    process = started(tmp_path, 2)
+    path = reached(tmp_path, 25, process)
+    workers = train_workers(process.pid)
+    assert len(workers) == 2, workers
+    os.kill(workers[1], signal.SIGKILL)
+    ended(process)
+    same_bytes(whole, path)
+
+
+def test_ctrl_c_saves_and_resuming_without_ray_goes_on(whole: Path, tmp_path: Path) -> None:
+    process = started(tmp_path, 2)
+    path = reached(tmp_path, 25, process)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate()
+    assert (process.returncode, "go on with: rpel resume" in log) == (130, True), log
+    resume(path)
+    same_bytes(whole, path)
+
+
+def test_what_cannot_run_is_one_sentence(tmp_path: Path) -> None:
+    process = started(tmp_path, 2, "--address", "127.0.0.1:1")
+    _, log = process.communicate()
+    assert (process.returncode, "no Ray cluster answers at 127.0.0.1:1" in log) == (2, True), log
+    assert "Traceback" not in log
+
+
+@pytest.fixture
+def machines() -> Iterator[Any]:
+    """A Ray cluster of three nodes on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.1"})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, node_ip_address="127.0.0.1")
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def test_a_machine_that_is_gone_is_done_without(whole: Path, tmp_path: Path, machines: Any) -> None:
+    process = started(tmp_path, 3, "--address", machines.address)
+    path = reached(tmp_path, 25, process)
+    node = next(node for node in machines.worker_nodes if train_workers(_raylet(node)))
+    machines.remove_node(node, allow_graceful=False)
+    ended(process)
+    same_bytes(whole, path)
+
+
+def _raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def test_a_sweep_hands_its_runs_to_ray_as_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.toml"
+    fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (FIELDS | {"rounds": 3}).items())
+    file.write_text(fields + '[grid]\nattack = ["alie", "foe", "nonsense"]\n')
+    for engine in ("local", "ray"):
+        command = [sys.executable, "-m", "rpel", "sweep", str(file), "--out", str(tmp_path / engine)]
+        done = subprocess.run([*command, "--engine", engine], capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+    tables = [json.loads((tmp_path / engine / "sweep.json").read_text()) for engine in ("local", "ray")]
+    assert [row["status"] for row in tables[1]] == ["done", "done", "failed"]
+    for mine, theirs in zip(*tables, strict=True):
+        assert mine["error"] == theirs["error"]
+        if mine["path"]:
+            same_bytes(Path(mine["path"]), Path(theirs["path"]))

@@ -114,6 +114,7 @@ class CheckedRecord(BaseModel):
     def identity(self) -> dict[str, Any]:
         """The fields that make this what it is, by the marks in their metadata.
 
+        >>> from typing import Annotated
         >>> class Example(CheckedRecord):
         ...     seed: int = 0
         ...     threads: Annotated[int, Identity.NEVER] = 1

@@ -266,10 +266,10 @@ def exchange(quick: bool) -> None:
             cold.wait()
             net.kill(*net.members)
         theirs = min(plain_exchange.measure(Path(place), address, size, draws) for _ in range(rounds))
-    used, one = peak - imported, 4 * d
+    used, one, most = peak - imported, 4 * d, f"≤ s + 6 = {membership.pull + 6}"
     rows: list[Row] = [
         ("a round's exchange", f"{ours:.2f} s", f"plain aiohttp {theirs:.2f} s", f"{ours / theirs:.2f}", "≤ 2"),
-        ("memory above the import", f"{used / 1e6:.0f} MB", f"a model {one / 1e6:.0f} MB", f"{used / one:.1f}", "≤ 14"),
+        ("memory above the import", f"{used / 1e6:.0f} MB", f"a model {one / 1e6:.0f} MB", f"{used / one:.1f}", most),
     ]
     table(f"Models of {d:,} parameters", ("measured", "rpel", "beside", "ratio", "promised"), rows)
 
@@ -324,6 +324,7 @@ def main() -> None:
     )
     for name in given.names or MEASUREMENTS:
         MEASUREMENTS[name](given.quick)
+        print(f"\nload {os.getloadavg()[0]:.1f} at the end of {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -109,27 +109,27 @@ def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
     figure = Figure(figsize=(9.0, 0.38 * len(pairs) + 1.6), layout="constrained")
     lost, apart = figure.subplots(1, 2, sharey=True)
     places = np.arange(len(pairs))[::-1]
-    for k, (name, colour) in enumerate(
-        (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
-    ):
-        chosen = [pair[k] for pair in pairs.values()]
-        losses = [100 * (calm.values[:, 1] - cell.values[:, 1]) for cell in chosen]
-        ratios = [cell.values[:, 2] / calm.values[:, 2] for cell in chosen]
-        for axes, values in ((lost, losses), (apart, ratios)):
-            at = places + (0.19 if k == 0 else -0.19)
-            axes.barh(at, [np.mean(value) for value in values], height=0.36, color=colour, label=name)
-            for height, value in zip(at, values, strict=True):
-                axes.plot([min(value), max(value)], [height, height], color="#333333", linewidth=1)
+    kinds = (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
+    for k, (name, colour) in enumerate(kinds):
+        for place, pair in zip(places + (0.17 if k == 0 else -0.17), pairs.values(), strict=True):
+            points = 100 * (calm.values[:, 1] - pair[k].values[:, 1])
+            ratios = pair[k].values[:, 2] / calm.values[:, 2]
+            for axes, values in ((lost, points), (apart, ratios)):
+                axes.plot([values.min(), values.max()], [place, place], color=colour, linewidth=1.5, alpha=0.6)
+                axes.plot([values.mean()], [place], "o", color=colour, markersize=6, label=name)
+                name = "_"  # one entry of the legend
     lost.set_yticks(places, list(pairs))
-    lost.set_xlabel("worst node's accuracy lost to the attack (percentage points)")
-    apart.set_xlabel("disagreement of honest models, times that without an attack")
+    lost.set_xlabel("accuracy that the worst node loses (points)")
+    apart.set_xlabel("disagreement against no attack")
     apart.set_xscale("log")
+    apart.set_xticks([0.5, 1, 2, 5, 10], ["0.5×", "1×", "2×", "5×", "10×"])
+    apart.minorticks_off()
     apart.axvline(1.0, color="#333333", linewidth=0.8)
-    lost.axvline(0.0, color="#333333", linewidth=0.8)
+    lost.set_xlim(left=0.0)
     for axes in (lost, apart):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6, axis="x")
-    lost.legend(frameon=False, loc="best")
+        axes.grid(alpha=0.25, linewidth=0.6)
+    figure.legend(*lost.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     plots.save(figure, path)
 
 

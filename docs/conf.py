@@ -58,7 +58,8 @@ os.environ["IPYTHONDIR"] = str(_profile)
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 88
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 suppress_warnings = ["mystnb.unknown_mime_type"]

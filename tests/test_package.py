@@ -125,7 +125,9 @@ def test_the_wheel_works_in_an_empty_environment_without_the_repository(wheel: P
 
     assert run("python", "-c", SMOKE).split()[-1] == "True"
     assert json.loads(run("rpel", "plan", "--nodes", "50", "--byzantine", "5", "--rounds", "100", "--json"))["pull"] > 0
-    assert "held" in run("rpel", "run", "quickstart", "--rounds", "3", "--model", "linear", "--attack", "foe")
+    assert "within the plan" in run(
+        "rpel", "run", "quickstart", "--rounds", "3", "--model", "linear", "--attack", "foe"
+    )
     assert all(line["ok"] for line in json.loads(run("rpel", "doctor", "--json")))
     assert run("rpel", "report", "runs", "-o", "report.html")
     assert run("rpel", "--version").split() == ["rpel", rpel.__version__]

@@ -1,11 +1,14 @@
 """Tables made from the program itself, so that they cannot fall behind it, and how cells of notebooks are shown."""
 
+import re
 from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import typer
 from docutils.nodes import SkipNode, Text, literal_block  # type: ignore[import-untyped]
 
+from rpel.cli import app as cli
 from rpel.config.spec import Spec, load, presets
 
 
@@ -28,11 +31,38 @@ def preset_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def commands() -> str:
+    """The help of every command, under a heading of its own."""
+    parts = []
+    for name, command in typer.main.get_command(cli).commands.items():  # type: ignore[attr-defined]
+        for path, one in [(name, command), *((f"{name} {n}", c) for n, c in getattr(command, "commands", {}).items())]:
+            context = one.make_context(f"rpel {path}", [], resilient_parsing=True, max_content_width=96)
+            parts.append(f"## rpel {path}\n\n```text\n{context.get_help()}\n```\n")
+    return "\n".join(parts)
+
+
+def listed_arguments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """In a docstring, ``name: what it is`` in the lines below ``Heading:`` as a list; elsewhere nothing changes."""
+    below, found = None, []
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if below is None or (line.strip() and indent <= below):
+            found += [""] if below is not None else []
+            begins = line.endswith(":") and not line.endswith("::") and i + 1 < len(lines)
+            below = indent if begins and lines[i + 1].startswith(" " * (indent + 4)) else None
+            found += [line, ""] if below is not None else [line]
+        elif match := re.match(r" +(\w+(?:, \w+)*)(?: \([^)]*\))?: ", line):
+            found.append(f"{' ' * indent}- {line.strip().replace(match[1], f'**{match[1]}**', 1)}")
+        else:
+            found.append(f"  {line}" if line.strip() else line)
+    lines[:] = found
+
+
 def write(app: Any) -> None:
     """Write the tables that pages include, before Sphinx reads any page."""
     folder = Path(app.srcdir) / "_generated"
     folder.mkdir(exist_ok=True)
-    for name, text in {"spec": spec_fields(), "presets": preset_table()}.items():
+    for name, text in {"spec": spec_fields(), "presets": preset_table(), "commands": commands()}.items():
         (folder / f"{name}.md").write_text(text, "utf-8")
 
 
@@ -58,5 +88,6 @@ def _as_text(writer: Any, node: Any) -> None:
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write)
     app.connect("doctree-read", plain_cells)
+    app.connect("autodoc-process-docstring", listed_arguments)
     app.add_html_math_renderer("text", (_as_text, None), (_as_text, None))
     return {"parallel_read_safe": True}

@@ -53,17 +53,17 @@ class View:
 
     Shapes, with n honest nodes, v victims and d parameters::
 
-    table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
-    own      (v,) the victims' own rows
-    peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the victim's
-             own row is one of them; under pulling it is not)
-    hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
-    weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
-    hostile_weights  and (v, b) of the hostile neighbours, 0 padded
-    before   (n, d) the honest models before this round's local step, for attacks that declare to need it
-    graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
-    audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded; a
-             victim without any is one whose vector nobody sends
+      table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
+      own      (v,) the victims' own rows
+      peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the victim's
+               own row is one of them; under pulling it is not)
+      hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
+      weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
+      hostile_weights  and (v, b) of the hostile neighbours, 0 padded
+      before   (n, d) the honest models before this round's local step, for attacks that declare to need it
+      graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
+      audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded; a
+               victim without any is one whose vector nobody sends
     """
 
     table: Models

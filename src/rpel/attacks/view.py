@@ -55,8 +55,8 @@ class View:
 
       table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
       own      (v,) the victims' own rows
-      peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the victim's
-               own row is one of them; under pulling it is not)
+      peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the
+               victim's own row is one of them; under pulling it is not)
       hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
       weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
       hostile_weights  and (v, b) of the hostile neighbours, 0 padded

@@ -1,6 +1,7 @@
 """The site: `make docs` builds it into site/; notebooks are executed, warnings and dead links are errors."""
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -45,16 +46,10 @@ nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True
 
-# A kernel asks the commands on a page for colours, as in a terminal; pages show what a file or a pipe would get.
-_profile = Path(tempfile.mkdtemp(prefix="rpel-docs-"))
-(_profile / "profile_default" / "startup").mkdir(parents=True)
-(_profile / "profile_default" / "startup" / "plain.py").write_text(
-    "import os\n"
-    "for name in ('FORCE_COLOR', 'CLICOLOR_FORCE'):\n"
-    "    os.environ.pop(name, None)\n"
-    "os.environ['COLUMNS'] = '100'\n"
-)
-os.environ["IPYTHONDIR"] = str(_profile)
+_startup = Path(tempfile.mkdtemp(prefix="rpel-docs-")) / "profile_default" / "startup"
+_startup.mkdir(parents=True)
+shutil.copy(Path(__file__).parent / "_ext" / "kernel.py", _startup / "kernel.py")
+os.environ["IPYTHONDIR"] = str(_startup.parents[1])
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -43,7 +43,8 @@ def commands() -> str:
 
 def listed_arguments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """In a docstring, ``name: what it is`` in the lines below ``Heading:`` as a list; elsewhere nothing changes."""
-    below, found = None, []
+    below: int | None = None
+    found: list[str] = []
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
         if below is None or (line.strip() and indent <= below):

@@ -1,0 +1,22 @@
+"""Run when a notebook's kernel starts: commands write plain text, in one piece, and one that fails fails the page."""
+
+import os
+import subprocess
+import sys
+
+from IPython import get_ipython  # type: ignore[import-not-found]
+
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel asks for colours, as a terminal does
+    os.environ.pop(name, None)
+os.environ["COLUMNS"] = "100"
+
+
+def bash(line: str, cell: str) -> None:
+    """IPython's own magic hands over output in pieces that break lines."""
+    done = subprocess.run(["bash", "-e", "-c", cell], capture_output=True, text=True)
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    done.check_returncode()
+
+
+get_ipython().register_magic_function(bash, "cell", "bash")

@@ -27,9 +27,8 @@ from rpel.aggregation import rule
 from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer.protocol import Checkpoint
+from rpel.peer.protocol import Checkpoint, make_ready
 from rpel.peer.store import Store
-from rpel.peer.warmup import make_ready
 from rpel.peer.wire import Signature, digest
 from rpel.types import Outcome
 from support.paths import ROOT

@@ -24,7 +24,7 @@ from rpel.peer import evidence, wire
 from rpel.peer.evidence import Proof, Signed, Witness, facts, keep, sign, verify
 from rpel.peer.journal import Audit, check_audit
 from rpel.peer.node import Node, SecondInstanceError
-from rpel.peer.warmup import make_ready
+from rpel.peer.protocol import make_ready
 from support.loopback import loopback, model, signature
 from support.loopback import membership as a_membership
 from support.proxy import Proxy

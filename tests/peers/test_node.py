@@ -29,8 +29,8 @@ from rpel.peer import identity, wire
 from rpel.peer.identity import News
 from rpel.peer.models import initial_body
 from rpel.peer.node import Node, Round, from_os
+from rpel.peer.protocol import make_ready, sizes
 from rpel.peer.store import Store
-from rpel.peer.warmup import make_ready, sizes
 from rpel.types import Models, Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE

@@ -17,8 +17,8 @@ from rpel.config.record import parse_pairs
 from rpel.operations.drill import MISBEHAVIOURS, drill
 from rpel.operations.redteam import Deed, RedTeam
 from rpel.peer.node import Node
+from rpel.peer.protocol import make_ready
 from rpel.peer.transport import HttpsTransport
-from rpel.peer.warmup import make_ready
 from rpel.types import Models
 from support.loopback import MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found

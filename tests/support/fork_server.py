@@ -50,7 +50,7 @@ def _warm() -> None:
     import rpel.cli
     import rpel.operations.join
     import rpel.peer.api
-    from rpel.peer.warmup import make_ready
+    from rpel.peer.protocol import make_ready
 
     for dtype in (np.float32, np.float64):
         make_ready(rpel.rule("nnm+trimmed_mean", f=2), pull=9, d=64, dtype=dtype)

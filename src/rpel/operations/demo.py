@@ -137,7 +137,7 @@ def prepare(path: str) -> None:
     """What a peer does before it listens."""
     from rpel.peer.api import learner_of
     from rpel.peer.node import Node
-    from rpel.peer.warmup import make_ready
+    from rpel.peer.protocol import make_ready
 
     node = Node(Config.load(path))
     terms = node.standing.terms

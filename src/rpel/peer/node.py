@@ -36,7 +36,6 @@ from rpel.peer.models import MODEL_FILE, export, initial_body, initial_model
 from rpel.peer.protocol import Checkpoint, Coins, Memory, Pulled, Record, Report, Terms, Want
 from rpel.peer.store import Body, Store
 from rpel.peer.transport import HttpsTransport, Pulls
-from rpel.peer.warmup import make_ready
 from rpel.text import duration
 from rpel.types import Models, Outcome
 
@@ -218,7 +217,7 @@ class Node:
 
     def _compile(self, terms: Terms) -> None:
         for rule in (terms.rule, protocol.catching_up(terms.rule.f or 0)):
-            make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
+            protocol.make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
 
     def _finish(self) -> None:
         """Load the learner with the last model kept, and write it as model.safetensors."""

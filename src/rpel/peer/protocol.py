@@ -21,7 +21,7 @@ the tests with a simulated network under a virtual clock. Its invariants:
    2 b̂ answers suffice for everybody.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from rpel.aggregation import Rule, rule
 from rpel.kernels.compiled import finite_rows
 from rpel.learning import mix
 from rpel.peer.clock import RoundClock
+from rpel.randomness import stream
 from rpel.types import Inbox, Models, Outcome, PullResult
 
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
@@ -369,9 +370,6 @@ def _kept(
     return state
 
 
-# --- small parts -----------------------------------------------------------------------------------------------------
-
-
 def _inbox(pulled: Pulled, own: bool) -> Inbox:
     """The rows that came, in the order asked, behind the own one if that counts."""
     rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result is PullResult.OK]
@@ -381,3 +379,36 @@ def _inbox(pulled: Pulled, own: bool) -> Inbox:
 def catching_up(b_hat: int) -> Rule:
     """The rule of a peer that has no model to trust: rules around the own one have no centre then."""
     return rule("nnm+trimmed_mean", f=b_hat)
+
+
+# --- before the first round ------------------------------------------------------------------------------------------
+
+_LARGE = 1_000_000
+"""Parameters from which a kernel made for one number of models is worth the second that compiling it takes."""
+
+
+def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
+    """(m, f) for which the rule may run after s peers were asked.
+
+    >>> from rpel.aggregation import rule
+    >>> list(sizes(rule("trimmed_mean", f=1), pull=4))
+    [(3, 1), (4, 1), (5, 1), (2, 0), (3, 0), (4, 0)]
+    """
+    f = rule.f or 0
+    for left_out in range(f + 1):
+        least = max(1, rule.least(f) - left_out)
+        yield from ((m, f - left_out) for m in range(least, pull + 2 - left_out))
+
+
+def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
+    """Run the rule once for each of its sizes on one coordinate; for large models make the kernels of each size too.
+
+    >>> import numpy as np
+    >>> from rpel.aggregation import rule
+    >>> make_ready(rule("median", f=1), pull=3, d=10, dtype=np.float32)
+    """
+    for m, f in sizes(rule, pull):
+        chosen = rule.with_f(f)
+        chosen(stream(0, "ready").standard_normal((m, 1)).astype(dtype))
+        if d >= _LARGE:
+            chosen.prepare(m, d, dtype, victims=1 << 20)

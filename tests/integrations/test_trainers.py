@@ -15,6 +15,7 @@ from rpel.peer.wire import Signature
 from rpel.types import Models
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.full
 
@@ -40,7 +41,8 @@ def finished(modules: str, program: str, make: Callable[[], NetworkFiles]) -> li
     for i, process in enumerate(processes):  # all of them before the first is waited for
         assert process.stdin is not None
         print(files.folder / f"peer-{i}" / "peer.toml", file=process.stdin, flush=True)
-    ends = [process.communicate(timeout=300) for process in processes]
+    patience = files.membership.rounds * files.membership.period + PATIENCE  # periods are stretched on a busy machine
+    ends = [process.communicate(timeout=patience) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], [error[-2000:] for _, error in ends]
     return [out for out, _ in ends]
 

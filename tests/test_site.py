@@ -70,7 +70,7 @@ def test_names_in_the_tables_of_other_libraries_are_names_of_rpel_and_of_its_imp
     for theirs, name in {**RULES, **MIXERS}.items():
         assert rules[name] == f"`{theirs}`"
     assert set(forged) - {"rpel", "---"} <= {name for name, _ in attacks()}
-    for theirs, (name, _) in ATTACKS.items():
+    for theirs, name in ATTACKS.items():
         assert theirs in ("NoAttack", "FallOfEmpires") or f"`{theirs}`" in forged[name]
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -99,7 +98,8 @@ def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:
     assert [state.reused for state in again.states] == [True, True, False, True]
 
 
-def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     file, out = tmp_path / "long.toml", tmp_path / "out"
     text = SMALL + "byzantine = 1\nrounds = 600\ncheckpoint_every = 0\n[grid]\nattack = ['foe', 'alie']\n"
     file.write_text(text, "utf-8")
@@ -109,7 +109,7 @@ def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "the same command goes on" in said

@@ -22,19 +22,13 @@ RULES = {
     "Meamed": "meamed", "SMEA": "smea", "CAF": "caf",
 }  # fmt: skip
 MIXERS = {"NNM": "nnm", "Bucketing": "bucketing", "Clipping": "clipping", "ARC": "arc"}
-ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "NoAttack": ("none", {}),
-    "SignFlipping": ("sign_flipping", {}),
-    "InnerProductManipulation": ("inner_product_manipulation", {}),
-    "FallOfEmpires": ("foe", {}),
-    "ALittleIsEnough": ("alie", {}),
-    "Optimal_InnerProductManipulation": ("strongest", {"of": "inner_product_manipulation"}),
-    "Optimal_ALittleIsEnough": ("strongest", {"of": "alie"}),
-    "Mimic": ("mimic", {}),
-    "Inf": ("inf", {}),
-    "Gaussian": ("gaussian", {}),
-    "LabelFlipping": ("label_flip", {}),
-}
+ATTACKS = {
+    "NoAttack": "none", "SignFlipping": "sign_flipping", "InnerProductManipulation": "inner_product_manipulation",
+    "FallOfEmpires": "foe", "ALittleIsEnough": "alie", "Mimic": "mimic", "Inf": "inf", "Gaussian": "gaussian",
+    "LabelFlipping": "label_flip", "Optimal_InnerProductManipulation": "strongest",
+    "Optimal_ALittleIsEnough": "strongest",
+}  # fmt: skip
+"""Those called optimal search the factor of the attack that stands behind the word."""
 _DATASETS = {"mnist": "mnist", "fashion_mnist": "fashion-mnist", "fashionmnist": "fashion-mnist", "cifar10": "cifar10"}
 _MODELS = {"cnn_mnist": "mnist", "fc_mnist": "mlp", "logreg_mnist": "linear", "cnn_cifar": "cifar10"}
 _UNUSED = {
@@ -63,12 +57,8 @@ class Imported:
     def to_toml(self) -> str:
         """A file that ``rpel sweep`` takes; the remarks stand in front of it."""
         said = "".join(f"# {line}\n" for line in ["From a ByzFL configuration.", *self.remarks])
-        content: dict[str, Any] = dict(self.base)
-        if self.grid:
-            content["grid"] = self.grid
-        if self.cells:
-            content["cells"] = self.cells
-        return said + tomli_w.dumps(content)
+        more = {key: value for key, value in (("grid", self.grid), ("cells", self.cells)) if value}
+        return said + tomli_w.dumps(self.base | more)
 
 
 def read(path: str | Path) -> Imported:
@@ -100,11 +90,11 @@ def convert(content: Mapping[str, Any]) -> Imported:
     _setting(found, model, bench.get("data_distribution", []))
     _put(found, "rounds", server.get("nb_steps", bench.get("nb_steps")))
     _put(found, "lr", server.get("learning_rate", model.get("learning_rate")))
-    _put(found, "momentum", clients.get("momentum"))
-    _put(found, "weight_decay", clients.get("weight_decay"))
-    _put(found, "batch_size", clients.get("batch_size"))
+    for key in ("momentum", "weight_decay", "batch_size"):
+        _put(found, key, clients.get(key))
     _put(found, "eval_every", content.get("evaluation_and_results", {}).get("evaluation_delta"))
-    _seeds(found, bench)
+    first, many = int(bench.get("training_seed", 0)), int(bench.get("nb_training_seeds", 1))
+    found.base |= {"seeds": f"{first}-{first + many - 1}"} if many > 1 else {"seed": first}
     _algorithm(found, bench.get("training_algorithm", {}))
     _put(found, "rule", _rules(found, content))
     _attacks(found, _listed(content.get("attack", {"name": "NoAttack"})))
@@ -154,14 +144,6 @@ def _setting(found: Imported, model: Mapping[str, Any], distributions: Any) -> N
     _put(found, "alpha", alphas or None)
 
 
-def _seeds(found: Imported, bench: Mapping[str, Any]) -> None:
-    first, many = int(bench.get("training_seed", 0)), int(bench.get("nb_training_seeds", 1))
-    if many > 1:
-        found.base["seeds"] = f"{first}-{first + many - 1}"
-    else:
-        found.base["seed"] = first
-
-
 def _algorithm(found: Imported, algorithms: Any) -> None:
     for one in _listed(algorithms):
         name, parameters = one.get("name", "DSGD"), one.get("parameters", {})
@@ -182,29 +164,26 @@ def _rules(found: Imported, content: Mapping[str, Any]) -> list[str]:
         rules.append("+".join([*names, _named("aggregator", last["name"], RULES)]))
         for one in [*before, last]:
             if one.get("parameters"):
-                found.remarks.append(f"parameters of {one['name']} ({_words(one['parameters'])}): ours are taken")
+                given = ", ".join(f"{key} = {value}" for key, value in one["parameters"].items())
+                found.remarks.append(f"parameters of {one['name']} ({given}): ours are taken")
     found.remarks[:] = list(dict.fromkeys(found.remarks))
     return rules
 
 
-def _words(table: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in table.items())
-
-
 def _attacks(found: Imported, attacks: list[Mapping[str, Any]]) -> None:
     """Attacks with parameters cannot share a grid with those without: they become combinations of their own."""
-    pairs = []
+    cells = []
     for one in attacks:
-        name, fixed = _named("attack", one["name"], ATTACKS)
-        pairs.append((name, fixed or _parameters(found, one)))
-    if len(pairs) == 1:
-        found.base["attack"], params = pairs[0]
-        if params:
-            found.base["attack_params"] = params
-    elif not any(params for _, params in pairs):
-        found.grid["attack"] = [name for name, _ in pairs]
+        name = _named("attack", one["name"], ATTACKS)
+        search = {"of": ATTACKS[one["name"].removeprefix("Optimal_")]} if name == "strongest" else {}
+        params = search or _parameters(found, one)
+        cells.append({"attack": name, **({"attack_params": params} if params else {})})
+    if len(cells) == 1:
+        found.base |= cells[0]
+    elif not any("attack_params" in cell for cell in cells):
+        found.grid["attack"] = [cell["attack"] for cell in cells]
     else:
-        found.cells = [{"attack": name, **({"attack_params": params} if params else {})} for name, params in pairs]
+        found.cells = cells
 
 
 def _parameters(found: Imported, one: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
+from rpel.text import count
 from rpel.types import Guarantee, Integers
 from rpel.version import __version__
 
@@ -118,7 +119,7 @@ def survival(rule: str, pull: int, b_hat: int) -> Survival:
     <Robustness.NONE: 'none'>
     """
     *before, last = rule.split("+")
-    m = pull + 1
+    m, models = pull + 1, count(b_hat, "hostile model")
     if b_hat == 0:
         return Survival(Robustness.UNKNOWN, f"{rule} has nothing to survive: b_hat is 0")
     if last in _FRAGILE and not before:
@@ -128,5 +129,5 @@ def survival(rule: str, pull: int, b_hat: int) -> Survival:
         for _ in before:
             kappa = theory.kappa_nnm(m, b_hat, kappa)
         if math.isfinite(kappa):
-            return Survival(Robustness.PROVEN, f"{rule} survives {b_hat} hostile models of {m} (kappa {kappa:.4g})")
-    return Survival(Robustness.UNKNOWN, f"no bound is known here for {rule} with {b_hat} hostile models of {m}")
+            return Survival(Robustness.PROVEN, f"{rule} survives {models} of {m} (kappa {kappa:.4g})")
+    return Survival(Robustness.UNKNOWN, f"no bound is known here for {rule} with {models} of {m}")

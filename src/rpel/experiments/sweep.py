@@ -11,7 +11,6 @@ their sentence.
 
 import hashlib
 import json
-import os
 import re
 import signal
 import time
@@ -26,7 +25,7 @@ from typing import Any
 from rpel.config.spec import Spec, load, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
-from rpel.processes import Stop, start
+from rpel.processes import Stop, cores, start
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.cluster import Task
 from rpel.simulation.metrics import check_tensorboard
@@ -165,11 +164,9 @@ class Sweep:
             check_tensorboard()
         self.out, self.tensorboard = Path(out).resolve() if ray else Path(out), tensorboard
         self.start: Callable[..., Any] = start if ray is None else partial(Task, ray)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if ray is not None:
-            cores = int(ray.cluster_resources().get("CPU", 1))
-        self.jobs = max(1, min(jobs or cores, len(found)))
-        self.threads = max(1, cores // self.jobs)
+        available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
+        self.jobs = max(1, min(jobs or available, len(found)))
+        self.threads = max(1, available // self.jobs)
         self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in found]
         self.processes: dict[int, Any] = {}  # as subprocess.Popen: poll, returncode, send_signal, kill, wait
         self.stopping = False

@@ -7,7 +7,6 @@ peers are not up when round 1 would begin, they are started again with more time
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import time
@@ -25,7 +24,7 @@ from rpel.operations.drill import drill
 from rpel.operations.found import new
 from rpel.operations.join import join
 from rpel.operations.watch import Observer, Seen, look
-from rpel.processes import ChildError, Children, Stop, end_with_starter
+from rpel.processes import ChildError, Children, Stop, cores, end_with_starter
 
 ROBUST, AVERAGING = "nnm+trimmed_mean", "mean"
 _DEADLINE = 0.75  # of a round: what follows it, aggregating and measuring, is short here
@@ -129,7 +128,7 @@ def _measured(setting: Demonstration, folder: Path, stop: Stop) -> tuple[float, 
         took = time.monotonic() - began
         if took < _COMPILED:
             break
-    crowd = took * max(1.0, setting.peers / (os.cpu_count() or 1))
+    crowd = took * max(1.0, setting.peers / cores())
     return 3.0 + 1.2 * crowd, setting.period or max(1.0, _ROUND * crowd)
 
 

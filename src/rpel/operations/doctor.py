@@ -12,11 +12,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rpel.processes import cores
 from rpel.text import human_bytes
 
 _LOW_DISK = 2e9
@@ -26,7 +27,7 @@ _SOON = 30
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, whether it is well, what was found, and what to do."""
+    """One line: what was looked at, whether it is well, what was found, and, if it is not well, what to do."""
 
     check: str
     ok: bool
@@ -49,7 +50,7 @@ def examine(preset: str | None = None, config: Path | None = None, data_dir: str
 
 def _guarded(name: str, look: Callable[[], Iterator[Check]], remedy: str = "python -m pip check") -> list[Check]:
     try:
-        return list(look())
+        return [replace(check, remedy="" if check.ok else check.remedy) for check in look()]
     except ValueError as error:  # one of our own sentences, which says what would be right
         return [Check(name, False, str(error), remedy)]
     except Exception as error:  # whatever is broken on this machine is what we are here to say
@@ -60,13 +61,8 @@ def _guarded(name: str, look: Callable[[], Iterator[Check]], remedy: str = "pyth
 
 
 def _python() -> Iterator[Check]:
-    good = sys.version_info >= (3, 11)
-    yield Check(
-        "python",
-        good,
-        f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "" if good else "install Python 3.11 or newer",
-    )
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Check("python", sys.version_info >= (3, 11), detail, "install Python 3.11 or newer")
 
 
 def _packages() -> Iterator[Check]:
@@ -88,8 +84,8 @@ def _packages() -> Iterator[Check]:
             have = "0"
         if _numbers(have) < _numbers(found[2]):
             wrong.append(f"{found[1]} {'is missing' if have == '0' else f'{have} is older than {found[2]}'}")
-    remedy = "python -m pip install --upgrade rpel" if wrong else ""
-    yield Check("packages", not wrong, "; ".join(wrong) or f"all {seen} that rpel needs", remedy)
+    detail = "; ".join(wrong) or f"all {seen} that rpel needs"
+    yield Check("packages", not wrong, detail, "python -m pip install --upgrade rpel")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -102,9 +98,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _threads() -> Iterator[Check]:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ]
-    yield Check("threads", True, f"{allowed} of {os.cpu_count()} cores" + (f"; {', '.join(limits)}" if limits else ""))
+    yield Check("threads", True, f"{cores()} of {os.cpu_count()} cores" + (f"; {', '.join(limits)}" if limits else ""))
 
 
 def _vectors() -> Iterator[Check]:
@@ -127,7 +122,7 @@ def _kernels() -> Iterator[Check]:
     ours, meant = (kernels.coordinatewise(table, index, "trimmed_mean", 2) for kernels in (compiled, plain))
     same = bool(np.allclose(ours, meant, atol=1e-6))
     detail = "compiled and plain agree" if same else "compiled and plain kernels disagree"
-    yield Check("kernels", same, detail, "" if same else "remove the kernel cache and report this")
+    yield Check("kernels", same, detail, "remove the kernel cache and report this")
 
 
 def _cache() -> Iterator[Check]:
@@ -137,11 +132,9 @@ def _cache() -> Iterator[Check]:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     root = Path(os.environ.get("RPEL_CACHE") or "~/.cache/rpel").expanduser()
     kept = root in path.parents
-    remedy = "" if kept else f"make {root} writable, or set RPEL_CACHE to a folder that is"
-    detail = (
-        f"{path}, {human_bytes(size)}" if kept else f"{root} cannot be written: kernels are compiled in each process"
-    )
-    yield Check("kernel cache", kept, detail, remedy)
+    lost = f"{root} cannot be written: kernels are compiled in each process"
+    remedy = f"make {root} writable, or set RPEL_CACHE to a folder that is"
+    yield Check("kernel cache", kept, f"{path}, {human_bytes(size)}" if kept else lost, remedy)
 
 
 def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
@@ -164,7 +157,7 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     found, missing = ([name for name, state in states.items() if state == kind] for kind in ("", None))
     later = f"; not here, looked for or downloaded when first used: {', '.join(missing)}" if missing else ""
     detail = f"found: {', '.join(found) or 'none'}{later}"
-    yield Check("data sets", bool(found), detail, "" if found else "reinstall rpel: even its sample is missing")
+    yield Check("data sets", bool(found), detail, "reinstall rpel: even its sample is missing")
 
 
 def _there(name: str, data_dir: str | None) -> str | None:
@@ -182,8 +175,7 @@ def _there(name: str, data_dir: str | None) -> str | None:
 
 def _disk() -> Iterator[Check]:
     free = shutil.disk_usage(Path.cwd()).free
-    low = free < _LOW_DISK
-    yield Check("disk", not low, f"{human_bytes(free)} free here", "make room, or give --out elsewhere" if low else "")
+    yield Check("disk", free >= _LOW_DISK, f"{human_bytes(free)} free here", "make room, or give --out elsewhere")
 
 
 def _memory(preset: str | None) -> Iterator[Check]:
@@ -200,7 +192,7 @@ def _memory(preset: str | None) -> Iterator[Check]:
     needed = 16 * honest * d + 1e9  # models, momenta and a table of two rows a node, 4 bytes each; and the libraries
     enough = not total or needed < total
     detail = f"{preset} needs about {human_bytes(needed)} (d = {d:,}); {human_bytes(total)} are free"
-    yield Check("memory", enough, detail, "" if enough else "fewer --nodes, a smaller --model, or a larger machine")
+    yield Check("memory", enough, detail, "fewer --nodes, a smaller --model, or a larger machine")
 
 
 def _available() -> int:
@@ -212,14 +204,11 @@ def _available() -> int:
 
 def _clock(matters: bool) -> Iterator[Check]:
     """Whether the system's clock follows others; only real peers depend on it."""
-    now = datetime.now(UTC)
     synchronised = _synchronised()
-    detail = (
-        f"{now:%Y-%m-%d %H:%M} UTC, "
-        + {True: "synchronised", False: "not synchronised", None: "state not known"}[synchronised]
-    )
+    state = {True: "synchronised", False: "not synchronised", None: "state not known"}[synchronised]
     good = synchronised is not False or not matters
-    yield Check("clock", good, detail, "" if good else "run an NTP service: rounds of real peers follow the clock")
+    remedy = "run an NTP service: rounds of real peers follow the clock"
+    yield Check("clock", good, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {state}", remedy)
 
 
 def _synchronised() -> bool | None:
@@ -251,10 +240,9 @@ def _members(config: Any) -> Iterator[Check]:
 
     members = Membership.load(config.members)
     mine = any(member.id == config.id for member in members.members)
-    detail = f"{config.members}: {len(members.members)} members" + (
-        "" if mine else f", {config.id!r} is not one of them"
-    )
-    yield Check("members", mine, detail, "" if mine else "add the entry that rpel peer init printed")
+    stranger = "" if mine else f", {config.id!r} is not one of them"
+    detail = f"{config.members}: {len(members.members)} members{stranger}"
+    yield Check("members", mine, detail, "add the entry that rpel peer init printed")
 
 
 def _certificate(config: Any) -> Iterator[Check]:
@@ -262,13 +250,12 @@ def _certificate(config: Any) -> Iterator[Check]:
 
     found = read_certificate(config.certificate.read_text("utf-8"))
     left = found.not_after - datetime.now(UTC)
-    good = left.days > _SOON
-    remedy = "" if good else "rpel peer init --dir new makes another; all members need its entry (rotating a key)"
+    remedy = "rpel peer init --dir new makes another; all members need its entry (rotating a key)"
     state = f"valid for {left.days} more days" if left.days >= 0 else f"expired on {found.not_after:%Y-%m-%d}"
-    yield Check("certificate", good, f"{config.certificate}: {state}", remedy)
+    yield Check("certificate", left.days > _SOON, f"{config.certificate}: {state}", remedy)
     mode = config.key.stat().st_mode & 0o077
-    private = f"chmod 600 {config.key}" if mode else ""
-    yield Check("key", not mode, f"{config.key} is {'readable by others' if mode else 'private'}", private)
+    detail = f"{config.key} is {'readable by others' if mode else 'private'}"
+    yield Check("key", not mode, detail, f"chmod 600 {config.key}")
 
 
 def _port(listen: str) -> Iterator[Check]:

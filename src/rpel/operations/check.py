@@ -28,13 +28,10 @@ SHORTEST = 1.0
 _CLOCK = 0.1  # of a period: from there on a member's rounds begin noticeably elsewhere
 _TOO_MANY = 429
 _UNANSWERED = {
-    PullResult.LATE: (Health.LATE, "it is reachable, but did not answer in time"),
-    PullResult.REFUSED: (Health.REFUSED, "it refuses to answer"),
-    PullResult.MALFORMED: (Health.MALFORMED, "what it answers is not what a peer of this network answers"),
-    PullResult.UNREACHABLE: (
-        Health.UNREACHABLE,
-        "it cannot be reached: is it running, is the url right, is the port open?",
-    ),
+    PullResult.LATE: "it is reachable, but did not answer in time",
+    PullResult.REFUSED: "it refuses to answer",
+    PullResult.MALFORMED: "what it answers is not what a peer of this network answers",
+    PullResult.UNREACHABLE: "it cannot be reached: is it running, is the url right, is the port open?",
 }
 
 
@@ -111,8 +108,8 @@ def _first(m: Membership, number: int, answer: dict[str, Any] | Answer) -> Check
         other = f"it holds another members.toml (hash {answer.membership[:12]}, here {m.hash[:12]})"
         remark = f"{other}: compare the two files"
         return replace(here, health=Health.OTHER_MEMBERSHIP, same_membership=False, remark=remark)
-    health, remark = _UNANSWERED[answer.result]
-    return replace(here, health=health, remark=remark + (f" ({answer.reason})" if answer.reason else ""))
+    remark = _UNANSWERED[answer.result] + (f" ({answer.reason})" if answer.reason else "")
+    return replace(here, health=Health(answer.result.value), remark=remark)
 
 
 async def _pulled(observer: Observer, number: int, found: Checked, deadline: float) -> Checked:
@@ -126,16 +123,11 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
         return replace(found, health=Health.UNMEASURED, remark=remark)
     if answer.result is not PullResult.OK:
         remark = f"it did not send the common initial model: {answer.result}, {answer.reason}"
-        return replace(found, health=_UNANSWERED[answer.result][0], remark=remark)
+        return replace(found, health=Health(answer.result.value), remark=remark)
     health, remark = _verdict(observer, row, answer.offset)
-    return replace(
-        found,
-        health=health,
-        remark=remark,
-        clock_offset=answer.offset,
-        seconds=seconds,
-        megabytes_per_second=observer.signature.size / seconds / 1e6,
-    )
+    speed = observer.signature.size / seconds / 1e6
+    measured = replace(found, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
+    return replace(measured, health=health, remark=remark)
 
 
 def _verdict(observer: Observer, row: Models, offset: float | None) -> tuple[Health, str]:

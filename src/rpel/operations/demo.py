@@ -53,17 +53,8 @@ class Demonstration:
 
         With them hostile peers that tell their victims different things are convicted after a round or two.
         """
-        return Founding(
-            run=f"demo-{self.seed}",
-            nodes=self.peers,
-            byzantine=self.byzantine,
-            rounds=self.rounds,
-            epoch=time.time(),
-            period=period,
-            deadline=_DEADLINE * period,
-            no_shows=self.no_shows,
-            rule=rule,
-        )
+        size = (f"demo-{self.seed}", self.peers, self.byzantine, self.rounds)
+        return Founding(*size, time.time(), period, _DEADLINE * period, no_shows=self.no_shows, rule=rule)
 
 
 @dataclass(frozen=True)
@@ -98,8 +89,7 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
     (accuracies, outcomes), (averaged, _) = robust, averaging
     return {
         **{key: getattr(setting, key) for key in ("peers", "byzantine", "rounds")},
-        "pull": plan.pull,
-        "b_hat": plan.b_hat,
+        **{key: getattr(plan, key) for key in ("pull", "b_hat")},
         "attack": setting.attack,
         "accuracy_mean": fmean(accuracies),
         "accuracy_worst": min(accuracies),
@@ -176,13 +166,8 @@ def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> 
     members, paths = [], []
     for number, port in enumerate(_free_ports(setting.peers), 1):
         home = folder / f"peer-{number}"
-        joined = join(
-            id=f"peer-{number}",
-            url=f"https://127.0.0.1:{port}",
-            members=founded.members,
-            metrics_listen="127.0.0.1:0",
-            folder=home,
-        )
+        url = f"https://127.0.0.1:{port}"
+        joined = join(id=home.name, url=url, members=founded.members, metrics_listen="127.0.0.1:0", folder=home)
         replace(Config.load(joined.config), log=home.resolve() / "rounds.jsonl").save(joined.config)
         members.append(joined.member)
         paths.append(joined.config)

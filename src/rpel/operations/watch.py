@@ -7,7 +7,7 @@ And they may lie: what is shown of a member is its own claim.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -122,8 +122,7 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
         return Seen(id, State.OTHER_MEMBERSHIP if said.membership else State(said.result.value))
     try:
         round, frozen, ready = _count(said, "round"), said.get("frozen") is True, said.get("ready") is True
-        outcomes = {name.value: _count(_table(said, "outcomes"), name) for name in Outcome}
-        pulls = {name.value: _count(_table(said, "pulls"), name) for name in PullResult}
+        outcomes, pulls = _counts(said, "outcomes", Outcome), _counts(said, "pulls", PullResult)
         accuracy, convicted = _share(said.get("accuracy")), _ids(said.get("convicted", []))
     except ValueError:
         return Seen(id, State.MALFORMED)
@@ -150,11 +149,11 @@ def _count(table: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _table(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = said.get(key, {})
-    if not isinstance(value, dict):
+def _counts(said: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, int]:
+    table = said.get(key, {})
+    if not isinstance(table, dict):
         raise ValueError(key)
-    return value
+    return {str(name): _count(table, name) for name in names}
 
 
 def _ids(value: object) -> tuple[str, ...]:

@@ -262,11 +262,7 @@ def reproduce(
     Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
     """
     if listed:
-        from rpel.experiments.panels import EXTRAS, PANELS
-
-        rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
-        if not terminal.printed(rows, as_json, ensure_ascii=False):
-            terminal.print_pairs([(row["name"], f"{row['figure']}: {row['title']}") for row in rows])
+        _list_panels(extra, as_json)
         return
     with terminal.display() as shown:
         from rpel.experiments.reproduce import make, prepare
@@ -298,6 +294,14 @@ def reproduce(
             print(f"{name} was not made: {why}")
     if work.missing:
         raise typer.Exit(1)
+
+
+def _list_panels(extra: bool, as_json: bool) -> None:
+    from rpel.experiments.panels import EXTRAS, PANELS
+
+    rows = [{"name": p.name, "figure": p.figure, "title": p.title} for p in (EXTRAS if extra else PANELS)]
+    if not terminal.printed(rows, as_json, ensure_ascii=False):
+        terminal.print_pairs([(row["name"], f"{row['figure']}: {row['title']}") for row in rows])
 
 
 def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:

@@ -130,24 +130,23 @@ class GraphRule(Rule):
         return marks
 
 
-def _hostile_budget(name: str, b_hat: int | None, byzantine_weight: float | None, f: int | None) -> int | None:
-    """b̂, which other rules call f; exactly one of b̂ and a hostile weight must be given where a rule needs it."""
-    b_hat = f if b_hat is None else b_hat
-    if (b_hat is None) == (byzantine_weight is None) and name not in ("gossip", "clipped_gossip_oracle"):
-        raise ValueError(f"{name} needs either b_hat or byzantine_weight")
-    if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
-        raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
-    return b_hat
+def _graph_rule(
+    name: str, cut: Cut, needs_hostile: bool = False, kind: type[GraphRule] = GraphRule
+) -> Callable[..., GraphRule]:
+    """A constructor; exactly one of b̂, which other rules call f, and a hostile weight is given where it is needed."""
+    needed = name != "gossip" and not needs_hostile
 
-
-def _graph_rule(name: str, cut: Cut, needs_hostile: bool = False) -> Callable[..., GraphRule]:
     def constructor(
         b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
     ) -> GraphRule:
-        b_hat = _hostile_budget(name, b_hat, byzantine_weight, f)
-        return GraphRule(name, cut, b_hat, byzantine_weight, rho, needs_hostile, pivot=0)
+        b_hat = f if b_hat is None else b_hat
+        if needed and (b_hat is None) == (byzantine_weight is None):
+            raise ValueError(f"{name} needs either b_hat or byzantine_weight")
+        if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
+            raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
+        return kind(name, cut, b_hat, byzantine_weight, rho, needs_hostile, pivot=0)
 
-    constructor.__name__, constructor.__doc__ = name, cut.__doc__
+    constructor.__name__, constructor.__doc__ = name, cut.__doc__ if kind is GraphRule else kind.__doc__
     return constructor
 
 
@@ -204,7 +203,14 @@ rtc = _graph_rule("rtc", _rtc)
 
 @dataclass(frozen=True)
 class OutlierScissor(GraphRule):
-    """Drop, one after another, the neighbour farthest from the weighted mean of those left; see :func:`ios`."""
+    """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
+
+    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never dropped; then
+    the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed weight is at most that.
+
+    >>> ios(b_hat=1)(np.array([[0.0], [1.0], [50.0]]), weights=np.full(3, 1 / 3))
+    array([0.5])
+    """
 
     def coefficients(
         self, seen: Group, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
@@ -238,19 +244,7 @@ def _from_mean(squared: Floats, weight: Floats, droppable: NDArray[np.bool_]) ->
     return np.where(droppable, to_mean, -1.0)  # less the same variance for every row, which changes no order
 
 
-def ios(
-    b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
-) -> GraphRule:
-    """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
-
-    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never dropped; then
-    the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed weight is at most that.
-
-    >>> ios(b_hat=1)(np.array([[0.0], [1.0], [50.0]]), weights=np.full(3, 1 / 3))
-    array([0.5])
-    """
-    b_hat = _hostile_budget("ios", b_hat, byzantine_weight, f)
-    return OutlierScissor("ios", _plain, b_hat, byzantine_weight, rho, pivot=0)
+ios = _graph_rule("ios", _plain, kind=OutlierScissor)
 
 
 @dataclass(frozen=True)

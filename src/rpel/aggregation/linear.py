@@ -302,10 +302,15 @@ class Iterated(Rule):
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         z = empty_like(group.table, len(group.index)) if out is None else out
-        anchor = self._begin(group, z)
-        mine = np.zeros(group.index.shape)  # z = anchor share · anchor + Σ mine_j x_j
-        mine[:, 0] = 1.0 if anchor is None else 0.0
-        rest = np.zeros(len(mine)) if anchor is None else np.ones(len(mine))
+        mine, rest = np.zeros(group.index.shape), np.ones(len(group.index))  # z = rest · start + Σ mine_j x_j
+        given = not isinstance(self.start, str)
+        if given or self.start == "zero":
+            z[:] = self.start if given else 0.0
+        elif self.start == "median":
+            group.coordinatewise("median", 0, out=z)
+        else:  # its own vector, which is one of the m
+            mine[:, 0], rest[:] = 1.0, 0.0
+            group.combine(mine, z)
         moving = np.ones(len(mine), dtype=bool)
         for _ in range(self.iterations):
             weights = self.step(np.sqrt(group.to_origin(z)), group)
@@ -315,32 +320,14 @@ class Iterated(Rule):
             after = np.where(moving[:, None], keep[:, None] * mine + weights, mine)
             rest = np.where(moving, keep * rest, rest)
             shift, mine = np.abs(after - mine).max(axis=1), after
-            self._place(group, mine, rest, anchor, z)
+            group.combine(mine, z)
+            if given and rest.any():
+                z += (z.new_tensor(rest) if is_tensor(z) else rest.astype(z.dtype))[:, None] * self.start
             if self.tol is not None:
                 moving &= shift > self.tol
                 if not moving.any():
                     break
         return z
-
-    def _begin(self, group: Group, z: Array) -> Any:
-        """Write the starting point into z; it is the own vector (None) or something outside the m vectors."""
-        if isinstance(self.start, str) and self.start == "own":
-            weights = np.zeros(group.index.shape)
-            weights[:, 0] = 1.0
-            group.combine(weights, z)
-            return None
-        if isinstance(self.start, str) and self.start == "median":
-            group.coordinatewise("median", 0, out=z)
-            return "median"
-        anchor = 0.0 if isinstance(self.start, str) else self.start
-        z[:] = anchor
-        return anchor
-
-    def _place(self, group: Group, mine: Floats, rest: Floats, anchor: Any, z: Array) -> None:
-        group.combine(mine, z)
-        if anchor is not None and not isinstance(anchor, str) and rest.any() and np.any(host(anchor) != 0):
-            share = z.new_tensor(rest) if is_tensor(z) else rest.astype(z.dtype)
-            z += share[:, None] * anchor
 
 
 def geometric_median(

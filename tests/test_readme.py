@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +82,18 @@ def test_the_readme_has_both_kinds_of_example_and_no_dead_link() -> None:
     links = re.findall(r"\]\(([^)h][^)]*)\)", README)
     assert links
     assert all((ROOT / link).exists() for link in links)
+
+
+@pytest.mark.full
+def test_the_first_picture_is_what_make_demo_draws_and_its_caption_what_it_prints(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    caption = re.search(r"reaches (\d+) % accuracy at every node, plain averaging stays at chance", README)
+    robust, averaging = re.findall(r" (\d\.\d+) +(\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert caption is not None
+    assert round(100 * float(robust[1])) == int(caption[1])
+    assert float(averaging[0]) < 0.15
+    drawn = (tmp_path / "demo" / "accuracy.svg").read_text()
+    shown = (ROOT / "docs" / "images" / "demo.svg").read_text()
+    assert drawn.count("<path") == shown.count("<path")

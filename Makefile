@@ -97,4 +97,4 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo rpel.cdx.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis

@@ -416,6 +416,19 @@ def test_the_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_p
     assert any(r"0.4100 $\pm$ 0.0248" in line for line in body), "Student's t over three seeds"
 
 
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_the_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> None:
+    for attack in ("alie", r"100% of_it & {more} #1 ^ ~ \end $x$ <ü>"):
+        put(tmp_path / "runs", attack=attack)
+    rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex"))
+    head = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}"
+    (tmp_path / "whole.tex").write_text(head)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "whole.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-1500:]
+    assert (tmp_path / "whole.pdf").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     "spec",
     [

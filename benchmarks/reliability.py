@@ -150,7 +150,13 @@ def faults(quick: bool) -> None:
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         network = None
-        plan = Plan(period=period, deadline=deadline, hyperparameters={"lr": 0.1, "momentum": 0.5, "d": 1024})
+        plan = Plan(
+            period=period,
+            deadline=deadline,
+            hyperparameters={"lr": 0.1, "momentum": 0.5, "d": 1024},
+            protocol=2,
+            stretched=False,
+        )
         if why := namespaces.possible():
             print(f"no partitions: {why}", file=sys.stderr)
         else:
@@ -205,6 +211,7 @@ def carried(protocol: int, d: int, rounds: int) -> tuple[object, ...]:
         period=12.0,
         deadline=11.0,
         protocol=protocol,
+        stretched=False,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d},
         urls=lambda i: f"https://{address}.{i + 101}:{PORT}",
         listen=lambda i: f"{address}.{i + 1}:{PORT}",
@@ -240,6 +247,8 @@ def exchange(quick: bool) -> None:
         period=period,
         deadline=0.9 * period,
         start=20.0,
+        protocol=2,
+        stretched=False,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
         urls=lambda i: f"https://{address}.{i + 1}:{PORT}",
     )

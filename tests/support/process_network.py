@@ -177,6 +177,8 @@ class Plan:
     namespace: Callable[[int], str] = lambda number: ""
     dtype: str = "float32"
     protocol: int = 1
+    stretched: bool = True
+    """By the machine's load, which a measurement must not be."""
 
 
 class ProcessNetwork:
@@ -204,7 +206,7 @@ class ProcessNetwork:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
         wire.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
-        stretch = pace()
+        stretch = pace() if self.plan.stretched else 1.0
         founding = Founding(
             run="",
             nodes=self.plan.peers,

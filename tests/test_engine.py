@@ -207,8 +207,8 @@ def test_nodes_that_train_on_flipped_labels_roam_with_their_data(monkeypatch: py
     flipped, deliver = run.roster.hostile(1), run.network.deliver
     seen: list[Inbox] = []
 
-    def kept(ask: Exchange) -> Inbox:
-        seen.append(deliver(ask))
+    def kept(ask: Exchange, mine: slice) -> Inbox:
+        seen.append(deliver(ask, mine))
         return seen[-1]
 
     monkeypatch.setattr(run.network, "deliver", kept)

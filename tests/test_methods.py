@@ -110,7 +110,7 @@ def test_who_pushes_decides_who_hears_and_flooders_reach_all() -> None:
     heard = Push(20, 4, seed=2).sample(1, everyone)
     senders = heard[heard >= 0]
     assert (np.bincount(senders, minlength=20) == 4).all()
-    flooded = Push(20, 4, seed=2, flooders=(18, 19)).sample(1, np.arange(18))
+    flooded = Push(20, 4, seed=2, flooders=lambda t: np.array([18, 19])).sample(1, np.arange(18))
     assert all({18, 19} <= set(row) for row in flooded)
 
 
@@ -275,6 +275,16 @@ def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     assert results["rpel"][0] > 0.9
     assert results["el-local"][0] < 0.4
     assert results["el-local"][1:] == (3, 3), "all three hostile nodes reach everybody"
+
+
+def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
+    spec = settle(Spec(nodes=20, byzantine=4, method="el-local", pull=3, b_hat=1, roaming=True))
+    topology, roster, _ = build_network(spec, flood=True)
+    assert not (roster.hostile(1) == roster.hostile(2)).all()
+    for t in (1, 2, 3):
+        heard = topology.sample(t, roster.honest_ids(t))
+        for node in np.flatnonzero(roster.hostile(t)):
+            assert (heard == node).any(axis=1).all()
 
 
 @pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])

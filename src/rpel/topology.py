@@ -3,6 +3,7 @@
 On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, self first; elsewhere all count alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import networkx as nx
@@ -71,9 +72,9 @@ class FixedGraph:
 class Push(Unweighted):
     """Epidemic Learning by push (EL-Local): every node sends to s random others, so a sender decides who hears it.
 
-    ``flooders`` send to everybody: what a hostile node does when nobody has to ask for its model.
+    ``flooders(t)`` send to everybody in round t: what a hostile node does when nobody has to ask for its model.
 
-    >>> heard = Push(nodes=6, pull=2, seed=0, flooders=(5,)).sample(1, np.arange(5))
+    >>> heard = Push(nodes=6, pull=2, seed=0, flooders=lambda t: np.array([5])).sample(1, np.arange(5))
     >>> bool((heard == 5).any(axis=1).all())
     True
     """
@@ -81,14 +82,15 @@ class Push(Unweighted):
     nodes: int
     pull: int
     seed: int
-    flooders: tuple[int, ...] = ()
+    flooders: Callable[[int], Integers] | None = None
 
     def sample(self, t: int, ids: Integers) -> Integers:
         everyone = np.arange(self.nodes)
         sent = np.zeros((self.nodes, self.nodes), dtype=bool)  # sender, receiver
         targets = sample_without_replacement(self.seed, "push", t, everyone, self.nodes, self.pull)
         np.put_along_axis(sent, targets, True, axis=1)
-        sent[list(self.flooders)] = True
+        if self.flooders is not None:
+            sent[self.flooders(t)] = True
         np.fill_diagonal(sent, False)
         heard = sent[:, ids].T
         order = np.argsort(~heard, axis=1, kind="stable")[:, : int(heard.sum(axis=1).max(initial=0))]

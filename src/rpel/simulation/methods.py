@@ -201,7 +201,7 @@ def build_network(spec: Settled, flood: bool = False) -> tuple[Topology, Roster,
             roster = Roster(nodes, spec.byzantine, seed, placed=tuple(placed.tolist()))
         return FixedGraph(graph), roster, graph
     if peers == "push":
-        flooders = tuple(np.flatnonzero(roster.hostile(1)).tolist()) if flood else ()
+        flooders = (lambda t: np.flatnonzero(roster.hostile(t))) if flood else None
         return Push(nodes, pull, seed, flooders), roster, None
     topologies: dict[str, Callable[[], Topology]] = {
         "pull": lambda: Pull(nodes, pull, seed),

@@ -1,9 +1,10 @@
 """A shared run's round against what its bytes need: workers in network namespaces, links held to some Mbit/s.
 
-Run as root: python benchmarks/workers.py [--nodes 10000] [--workers 3] [--mbit 1000] [--rounds 5] [--local]. Each
-worker has a namespace, an address and one thread of its own; they meet at the first one's address. The bytes are those
-of the models, 4hd(P − 1)/P a worker and round; what the kernel counted on the interfaces is printed beside what the
-workers counted. --local: processes on loopback, P from 1 on, without limits.
+Run as root: python benchmarks/workers.py [--nodes 10000] [--workers 3] [--mbit 1000] [--pull 10] [--local].
+
+Each worker has a namespace, an address and one thread of its own; they meet at the first one's address. The bytes are
+those of the models, 4hd(P − 1)/P a worker and round; beside them stands what the kernel counted on the interfaces.
+--local: processes on loopback, P from 1 on, without limits.
 """
 
 import argparse
@@ -20,23 +21,36 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.namespaces import NET, Namespaces, possible  # noqa: E402
 
-HOSTILE, PULL, B_HAT = 0.1, 10, 5
+HOSTILE = 0.1
 
 
-def spec(nodes: int, rounds: int, dataset: str, out: Path) -> Path:
-    byzantine = int(HOSTILE * nodes)
+def spec(given: argparse.Namespace, out: Path) -> Path:
+    nodes, rounds = given.nodes, given.rounds
     fields = {
-        "name": "workers", "dataset": dataset, "model": "linear", "nodes": nodes, "byzantine": byzantine, "pull": PULL,
-        "b_hat": B_HAT, "rounds": rounds, "eval_every": rounds, "eval_size": 100, "batch_size": 10, "lr": 0.1,
-        "attack": "alie", "partition": "virtual", "checkpoint_every": 0, "threads": 1, "out": str(out),
+        "name": "workers", "dataset": given.dataset, "model": "linear", "nodes": nodes, "rounds": rounds,
+        "byzantine": int(HOSTILE * nodes), "pull": given.pull, "b_hat": given.pull // 3, "eval_every": rounds,
+        "eval_size": 100, "batch_size": 10, "lr": 0.1, "attack": "alie", "partition": "virtual", "checkpoint_every": 0,
+        "threads": 1, "out": str(out),
     }  # fmt: skip
     file = out / "spec.toml"
     file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items()))
     return file
 
 
-def command(file: Path) -> list[str]:
-    return [sys.executable, "-m", "rpel", "run", str(file), "--json"]
+def run(file: Path, address: str, places: list[list[str]]) -> None:
+    """One worker in each place, which is what stands before its command; they meet at the address."""
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "WORLD_SIZE": str(len(places)), "LOCAL_WORLD_SIZE": "1"}
+    running = [
+        subprocess.Popen(
+            [*place, sys.executable, "-m", "rpel", "run", str(file)],
+            env={**os.environ, **meeting, "RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank, place in enumerate(places)
+    ]
+    statuses = [one.wait() for one in running]
+    if any(statuses):
+        sys.exit(f"workers ended with {statuses}")
 
 
 def in_namespaces(file: Path, workers: int, mbit: int) -> list[int]:
@@ -45,21 +59,10 @@ def in_namespaces(file: Path, workers: int, mbit: int) -> list[int]:
     network.make()
     try:
         for rank in range(workers):
-            held = f"tc qdisc add dev net root tbf rate {mbit}mbit burst 256kb latency 50ms"
+            held = f"tc qdisc add dev net root tbf rate {mbit}mbit burst 256kb latency 5ms"
             subprocess.run(["ip", "netns", "exec", network.namespace(rank), *held.split()], check=True)
         before = [_received(network.namespace(rank)) for rank in range(workers)]
-        meeting = {"MASTER_ADDR": f"{NET}.1", "MASTER_PORT": "29500", "WORLD_SIZE": str(workers)}
-        running = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", network.namespace(rank), *command(file)],
-                env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_WORLD_SIZE": "1"},
-                stdout=subprocess.DEVNULL,
-            )
-            for rank in range(workers)
-        ]
-        statuses = [one.wait() for one in running]
-        if any(statuses):
-            sys.exit(f"workers ended with {statuses}")
+        run(file, f"{NET}.1", [["ip", "netns", "exec", network.namespace(rank)] for rank in range(workers)])
         return [_received(network.namespace(rank)) - before[rank] for rank in range(workers)]
     finally:
         network.remove()
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--mbit", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--pull", type=int, default=10)
     parser.add_argument("--dataset", default="mnist-sample")
     parser.add_argument("--local", action="store_true")
     given = parser.parse_args()
@@ -91,19 +95,19 @@ def main() -> None:
     if given.local:
         for workers in range(1, given.workers + 1):
             with tempfile.TemporaryDirectory() as folder:
-                file = spec(given.nodes, given.rounds, given.dataset, Path(folder))
-                subprocess.run([*command(file), "--workers", str(workers)], check=True, stdout=subprocess.DEVNULL)
+                file = spec(given, Path(folder))
+                run(file, "127.0.0.1", [[] for _ in range(workers)])
                 need = 4 * h * d * (workers - 1) / workers
                 print(f"{workers} workers: {seconds(Path(folder)):.3f} s a round, {need / 1e6:.0f} MB for each")
         return
     if why := possible():
         sys.exit(why)
     with tempfile.TemporaryDirectory() as folder:
-        file = spec(given.nodes, given.rounds, given.dataset, Path(folder))
+        file = spec(given, Path(folder))
         received = in_namespaces(file, given.workers, given.mbit)
         need = 4 * h * d * (given.workers - 1) / given.workers
         least, took = need / (given.mbit * 1e6 / 8), seconds(Path(folder))
-    print(f"{given.workers} workers, {given.nodes:,} nodes, d = {d:,}, links of {given.mbit} Mbit/s")
+    print(f"{given.workers} workers, {given.nodes:,} nodes, d = {d:,}, s = {given.pull}, links of {given.mbit} Mbit/s")
     print(f"a round takes {took:.2f} s, its {need / 1e6:.0f} MB need {least:.2f} s: {took / least:.2f} x")
     for rank, count in enumerate(received):
         # worker 0 is also sent all final models, once

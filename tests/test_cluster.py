@@ -16,7 +16,7 @@ from rpel.simulation.api import resume, simulate
 from support.runs import same_bytes
 
 ray = pytest.importorskip("ray", reason="needs Ray, as make test-all installs it")
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
 FIELDS: dict[str, Any] = {
     "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 9, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 300,

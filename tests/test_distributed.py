@@ -49,6 +49,7 @@ CASES: list[dict[str, Any]] = [
     {"consistent": True, "roaming": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
     {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
+    {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},  # shards sent in pieces
     MANY,
 ]
 
@@ -109,12 +110,14 @@ def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else
             assert 0.9 * wanted < received - kept < 1.1 * wanted
 
 
-def test_shards_are_whole_units_and_cover_all_rows() -> None:
+def test_shards_and_what_is_sent_of_them_at_a_time_are_whole_units_and_cover_all_rows() -> None:
     for size in (1, 2, 3, 7):
-        for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13)):
+        for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13), (400, 3)):
             shards = Workers(0, size).shards(rows, unit)
-            assert [i for shard in shards for i in range(rows)[shard]] == list(range(rows))
-            assert all(shard.start % unit == 0 or shard.start == rows for shard in shards)
+            pieces = [piece for shard in Workers(0, size).pieces(shards, unit) for piece in shard]
+            for parts in (shards, pieces):
+                assert [i for part in parts for i in range(rows)[part]] == list(range(rows))
+                assert all(part.start % unit == 0 or part.start == rows for part in parts)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -216,19 +219,24 @@ def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("other", ["specification", "code"])
-def test_workers_that_would_not_run_the_same_refuse(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [("specification", "would run"), ("code", "has code"), ("folder", "must be one folder that all machines see")],
+)
+def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, tmp_path: Path) -> None:
     source = ROOT / "src"
     if other == "code":
         source = shutil.copytree(ROOT / "src", tmp_path / "src")
         with (source / "rpel" / "text.py").open("a") as file:
             file.write("# changed\n")
     store, more = tmp_path / "store", ["--seed", "1"] if other == "specification" else []
-    first = started(tmp_path, env={"RPEL_WORKERS": f"{store},2,0"})
-    second = started(tmp_path, *more, env={"RPEL_WORKERS": f"{store},2,1", "PYTHONPATH": str(source)})
+    out = tmp_path / ("elsewhere" if other == "folder" else "runs")
+    first = started(tmp_path / "runs", env={"RPEL_WORKERS": f"{store},2,0"})
+    second = started(out, *more, env={"RPEL_WORKERS": f"{store},2,1", "PYTHONPATH": str(source)})
     said, theirs = first.communicate()[1], second.communicate()[1]
     assert (first.returncode, second.returncode) == (2, 2), (said, theirs)
-    assert f"worker 1 on {socket.gethostname()} {'would run' if other == 'specification' else 'has code'}" in said
+    assert f"worker 1 on {socket.gethostname()}" in said
+    assert sentence in said
     assert said.count("rpel:") == 1
     assert "rpel:" not in theirs, "one worker speaks for all"
 

@@ -55,6 +55,11 @@ class RunFolder:
                 ) from None
             yield
 
+    def check_shared(self) -> None:
+        """ValueError where the folder that another process has locked is not there."""
+        if not (self.path / ".lock").is_file():
+            raise ValueError(f"{self.path} is not there: --out must be one folder that all machines see")
+
     def clear(self) -> None:
         """Forget everything the run has written."""
         for path in [*self.path.glob("*"), *self.path.glob(".*.tmp"), *self.path.glob("checkpoint/*")]:
@@ -180,7 +185,7 @@ class RunFolder:
         """
         for first in edges[:-1]:
             if not self._rows_file(round_, first).is_file():
-                raise ValueError(f"{self.path} must be one folder for all workers: rows from {first} on are missing")
+                raise ValueError(f"rows from {first} on are missing: --out must be one folder that all machines see")
         rows = {"rows": np.array(edges)} if edges else {}
         self._save(self.path / "checkpoint" / f"round-{round_:08d}.npz", {**arrays, **rows})
         for path in (self.path / "checkpoint").glob("round-*"):

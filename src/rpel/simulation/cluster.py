@@ -32,15 +32,13 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    here: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    here["runtime_env"] = {"env_vars": _LOOPBACK}
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        options |= {"num_cpus": cpus, "include_dashboard": False, "runtime_env": {"env_vars": _LOOPBACK}}
+    if address is None or address.startswith(("127.", "localhost")):
+        options["_node_ip_address"] = "127.0.0.1"
     try:
-        ray.init(
-            address=address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **(here if address is None else {}),
-        )
+        ray.init(address=address or "local", **options)
     except Exception as error:  # Ray raises Exception itself, too
         said = str(error).strip().splitlines()[0][:160]
         raise ValueError(f"no Ray cluster answers at {address or 'this machine'}: {said}") from error

@@ -265,6 +265,7 @@ def _run_one(
         run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers))
         if folder is not None:
             workers.first(lambda: stack.enter_context(folder.locked()))
+            workers.each(folder.check_shared)
             if force:
                 workers.first(folder.clear)
             elif workers.first(lambda: folder.certificate() is not None):  # finished by another process in between

@@ -38,9 +38,12 @@ class Simulation:
         self.topology, self.roster, self.graph = build_network(spec, attack.flood)
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = spec.nodes if self.everybody else spec.nodes - spec.byzantine
-        self.shards = workers.shards(h, getattr(task, "unit", 1))
+        unit = getattr(task, "unit", 1)
+        self.shards = workers.shards(h, unit)
+        self.pieces = workers.pieces(self.shards, unit)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
+        self._stepping = self.rows
         initial = task.initial()
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, self.rule, initial[:0], h, spec.seed, spec.no_show,
@@ -106,16 +109,26 @@ class Simulation:
 
     def _local_steps(self, t: int) -> Cohort:
         """Lines 3-6: the cohort with its half-step models; everybody's stand in the table's first rows."""
-        s, models = self.spec, self.cohort.x
-        c = Cohort(self._ids(t)[self.mine], models, self.cohort.m, self.cohort.local)
         if "before" in self.network.attack.needs:
-            self.network.before = self.workers.rows(models, self.shards)
-        half = self.table[: self.network.models]
-        for k in range(s.local_steps if len(models) else 0):
-            place = half[self.mine] if k == s.local_steps - 1 else models
+            self.network.before = self.workers.rows(self.cohort.x, self.shards)
+        ids, half, c = self._ids(t)[self.mine], self.table[: self.network.models], self.cohort
+        local = np.empty_like(c.local)
+        with self.workers.gathering(half, self.pieces) as ready:
+            for piece in self.pieces[self.workers.rank]:
+                own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)
+                part = Cohort(ids[own], c.x[own], c.m[own], c.local[own])
+                local[own] = self._stepped(part, t, half[piece], self.rows[own])
+                ready(piece)
+        return Cohort(ids, half[self.mine], c.m, local)
+
+    def _stepped(self, c: Cohort, t: int, half: Models, rows: Integers) -> Models:
+        """Half-step models into their place, momenta in theirs; returns the new local state."""
+        s, models = self.spec, c.x
+        self._stepping = rows
+        for k in range(s.local_steps if len(rows) else 0):
+            place = half if k == s.local_steps - 1 else models
             c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
-        self.workers.gather(half, self.shards)
-        return c
+        return c.local
 
     def _exchange(self, c: Cohort, t: int, models: Models) -> MixInfo:
         """Lines 7-9: the cohort with what it aggregated, written to ``models``."""
@@ -130,7 +143,7 @@ class Simulation:
 
     def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
         """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
-        return self.task.gradient(x, local, self.rows, t, k, out=self._gradients[: len(x)])
+        return self.task.gradient(x, local, self._stepping, t, k, out=self._gradients[: len(x)])
 
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""

@@ -114,13 +114,13 @@ def test_what_cannot_run_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machines() -> Iterator[Any]:
-    """A Ray cluster of three nodes on this machine."""
+    """A Ray cluster of three nodes on this machine; for 127.0.0.1 Ray would take an address of the network."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.1"})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.2"})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=2, node_ip_address="127.0.0.1")
+            cluster.add_node(num_cpus=2, node_ip_address="127.0.0.2")
         yield cluster
     finally:
         cluster.shutdown()

@@ -35,8 +35,8 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         options |= {"num_cpus": cpus, "include_dashboard": False, "runtime_env": {"env_vars": _LOOPBACK}}
-    if address is None or address.startswith(("127.", "localhost")):
-        options["_node_ip_address"] = "127.0.0.1"
+    if address is None or address.startswith("127."):
+        options["_node_ip_address"] = "127.0.0.1" if address is None else address.partition(":")[0]
     try:
         ray.init(address=address or "local", **options)
     except Exception as error:  # Ray raises Exception itself, too

@@ -229,7 +229,7 @@ def resume(
         check_tensorboard()
     folder = RunFolder(path, tensorboard)
     spec = load_folder(folder.path)
-    if (found := stored(folder)) is not None:
+    if not distributed.placed() and (found := stored(folder)) is not None:
         return found
     with joined(spec, own) as workers:
         settled, inputs = workers.together(lambda: _prepared(spec, own, download))

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from rpel.processes import start
 
 _RESTARTS = 8
 """How often a group is started again: after a worker or its machine was lost, or was lost while the group started."""
+_REACH = 10.0
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
 
 
@@ -38,6 +40,7 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
     if address is None or address.startswith("127."):
         options["_node_ip_address"] = "127.0.0.1" if address is None else address.partition(":")[0]
     try:
+        _reach(address)
         ray.init(address=address or "local", **options)
     except Exception as error:  # Ray raises Exception itself, too
         said = str(error).strip().splitlines()[0][:160]
@@ -46,6 +49,13 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _reach(address: str | None) -> None:
+    """OSError if nobody listens at host:port; Ray would try again for many minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.rpartition("/")[2], int(port)), timeout=_REACH).close()
 
 
 def supervised(work: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: int, place: Path) -> Any:

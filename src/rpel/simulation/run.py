@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -187,7 +187,8 @@ def _supervise(
                 progress(tick(settled, rows))
             seen = len(rows)
             if stop.asked:
-                (place / "stop").touch()
+                with suppress(FileNotFoundError):  # it has just ended
+                    (place / "stop").touch()
         said = running.result() or {}
     if "refused" in said:
         raise ValueError(said["refused"])

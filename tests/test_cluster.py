@@ -15,6 +15,7 @@ import pytest
 from rpel.simulation.api import resume, simulate
 from support.runs import same_bytes
 
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported: the cluster of a test stays on loopback
 ray = pytest.importorskip("ray", reason="needs Ray, as make test-all installs it")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
@@ -56,17 +57,20 @@ def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
     raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
 
 
-def train_workers(parent: int) -> list[int]:
-    """The Ray Train workers below a process."""
+def below(parent: int) -> dict[int, str]:
+    """All processes below one, with their commands."""
     lines = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     rows = [line.split(None, 2) for line in lines]
-    below, found = {parent}, list[int]()
-    for _ in range(4):  # the driver, its raylet, the workers
-        below |= {int(pid) for pid, above, _ in rows if int(above) in below}
-    for pid, _, args in rows:
-        if int(pid) in below and args.startswith("ray::") and "TrainWorker" in args:
-            found.append(int(pid))
+    found = {parent: ""}
+    for _ in range(4):  # the driver, its raylet, the workers, theirs
+        found |= {int(pid): args for pid, above, args in rows if int(above) in found}
+    del found[parent]
     return found
+
+
+def train_workers(parent: int) -> list[int]:
+    """The Ray Train workers below a process."""
+    return [pid for pid, args in below(parent).items() if args.startswith("ray::") and "TrainWorker" in args]
 
 
 def ended(process: "subprocess.Popen[str]") -> str:
@@ -105,6 +109,18 @@ def test_ctrl_c_saves_and_resuming_without_ray_goes_on(whole: Path, tmp_path: Pa
     same_bytes(whole, path)
 
 
+def test_what_is_started_here_listens_on_loopback_alone(tmp_path: Path) -> None:
+    process = started(tmp_path, 2)
+    reached(tmp_path, 5, process)
+    ours = {process.pid, *below(process.pid)}
+    sockets = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [line.split()[3] for line in sockets if any(f"pid={pid}," in line for pid in ours)]
+    process.terminate()
+    process.communicate()
+    assert found
+    assert all(where.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for where in found), found
+
+
 def test_what_cannot_run_is_one_sentence(tmp_path: Path) -> None:
     process = started(tmp_path, 2, "--address", "127.0.0.1:1")
     _, log = process.communicate()
@@ -114,13 +130,13 @@ def test_what_cannot_run_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machines() -> Iterator[Any]:
-    """A Ray cluster of three nodes on this machine; for 127.0.0.1 Ray would take an address of the network."""
+    """A Ray cluster of three nodes on this machine."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.2"})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.1"})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=2, node_ip_address="127.0.0.2")
+            cluster.add_node(num_cpus=2, node_ip_address="127.0.0.1")
         yield cluster
     finally:
         cluster.shutdown()

@@ -1,6 +1,7 @@
 """Ray, where it is installed: it places workers and starts them again (Ray Train), and runs tasks; it moves no models.
 
-Ray authenticates nobody: a cluster belongs in a private network. One that is started here listens on loopback alone.
+A cluster belongs in a private network: nothing is encrypted, and gloo authenticates nobody. Ray that is started here
+listens on loopback alone.
 """
 
 import logging
@@ -19,13 +20,15 @@ from rpel.processes import start
 _RESTARTS = 8
 """How often a group is started again: after a worker or its machine was lost, or was lost while the group started."""
 _REACH = 10.0
+_ANYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Unless this is 0 when Ray is imported, it takes an address of the network for 127.0.0.1, on Linux, too."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
 
 
 @contextmanager
 def connected(address: str | None, cpus: int) -> Iterator[Any]:
     """The module ray, connected to the cluster at that address; None starts one here, of so many CPUs, on loopback."""
-    for key in ("RAY_USAGE_STATS_ENABLED", "RAY_TRAIN_ENABLE_STATE_TRACKING"):
+    for key in ("RAY_USAGE_STATS_ENABLED", "RAY_TRAIN_ENABLE_STATE_TRACKING", *[_ANYWHERE] * (address is None)):
         os.environ.setdefault(key, "0")
     try:
         import ray
@@ -36,9 +39,8 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         return
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        options |= {"num_cpus": cpus, "include_dashboard": False, "runtime_env": {"env_vars": _LOOPBACK}}
-    if address is None or address.startswith("127."):
-        options["_node_ip_address"] = "127.0.0.1" if address is None else address.partition(":")[0]
+        options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options["runtime_env"] = {"env_vars": _LOOPBACK}
     try:
         _reach(address)
         ray.init(address=address or "local", **options)

@@ -26,7 +26,7 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **options: A
     """
     spec = specs.load(source).but(**terminal.given(**options))
     with terminal.display() as shown:
-        from rpel.simulation.run import run as run_spec
+        from rpel.simulation.supervision import run as run_spec
 
         result = run_spec(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     if not terminal.printed(result.summary(), as_json):

@@ -15,7 +15,7 @@ from rpel.simulation.inputs import Download, Loss, Objects
 from rpel.simulation.result import Result
 from rpel.simulation.run import Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
-from rpel.simulation.run import run as _run
+from rpel.simulation.supervision import run as _run
 from rpel.types import Scale
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]

@@ -10,8 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
-from rpel.simulation import cluster, distributed
+from rpel.simulation import distributed
 from rpel.simulation.certificate import certificate, versions
 from rpel.simulation.checkpoint import BY_ROW, RunFolder
 from rpel.simulation.distributed import ALONE, LostError, Workers
@@ -39,8 +38,7 @@ from rpel.simulation.simulator import Simulation
 
 log = logging.getLogger("rpel")
 
-_LOOK = 0.5
-_WHEN = "stopping after this round; once more stops at once and loses the rounds since the last checkpoint"
+WHEN = "stopping after this round; once more stops at once and loses the rounds since the last checkpoint"
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,14 @@ def run(
     """
     if tensorboard:
         check_tensorboard()  # before data are loaded
-    own, stop = own or Objects(), stop or Stop(_WHEN)
+    own, stop = own or Objects(), stop or Stop(WHEN)
     spec = own.named(spec)
-    if spec.engine == "ray":
-        return _on_ray(spec, own, keep, progress, download, force, tensorboard, stop)
     seeds = parse_seeds(spec.seeds) or [spec.seed]
     runs: list[Result] = []
     with joined(spec, own) as workers:
         for seed in seeds:
             one = spec.but(seed=seed, seeds=None)
-            settled, inputs = workers.together(partial(_prepared, one, own, download))
+            settled, inputs = workers.together(partial(prepared, one, own, download))
             folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
             if (result := _run_one(settled, inputs, folder, progress, stop, force, workers)) is not None:
                 runs.append(result)
@@ -114,7 +110,8 @@ def run(
     return runs[0] if spec.seeds is None else Results(runs)
 
 
-def _prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[Settled, Inputs]:
+def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[Settled, Inputs]:
+    """The Spec with nothing left open, and its data."""
     settled = settle(available(spec, download))
     return settled, gather(settled, own, download)
 
@@ -131,84 +128,6 @@ def joined(spec: Spec, own: Objects) -> Iterator[Workers]:
             if workers.rank and not isinstance(error, LostError):
                 raise SystemExit(2 if isinstance(error, ValueError) else 130) from error
             raise
-
-
-# --- workers that Ray places -----------------------------------------------------------------------------------------
-
-
-def _on_ray(
-    spec: Spec,
-    own: Objects,
-    keep: bool,
-    progress: Progress | None,
-    download: Download | None,
-    force: bool,
-    tensorboard: bool,
-    stop: Stop,
-) -> Result:
-    """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
-    if own != Objects() or not keep:
-        raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
-    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
-    here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
-    if spec.data_dir is not None:
-        here["data_dir"] = str(Path(spec.data_dir).resolve())
-    with cluster.connected(spec.address, max(spec.workers, threads())), stop:
-        for seed in seeds:
-            one = spec.but(seed=seed, **here)
-            settled, inputs = _prepared(one, own, download)
-            folder = RunFolder(Path(one.out) / folder_name(settled, inputs), tensorboard)
-            if force:
-                with folder.locked():
-                    folder.clear()
-            if (found := stored(folder)) is None:
-                _supervise(one, settled, spec.workers, folder, progress, stop)
-                found = Result.load(folder.path)
-            runs.append(found)
-            if stop.asked and seed != seeds[-1]:
-                raise Interrupted(spec.rounds, spec.rounds, folder.path)
-    return runs[0] if spec.seeds is None else Results(runs)
-
-
-def _supervise(
-    spec: Spec, settled: Settled, workers: int, folder: RunFolder, progress: Progress | None, stop: Stop
-) -> None:
-    """Have Ray run it to its end, and tell of the rounds that its folder shows meanwhile."""
-    place = folder.path.with_name(f".{folder.path.name}.ray")
-    config = {"spec": spec.model_dump(), "tensorboard": folder.tensorboard, "stop": str(place / "stop")}
-    place.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(1) as one:
-        running = one.submit(cluster.supervised, _ray_worker, config, workers, place)
-        seen = 0
-        while not running.done():
-            wait([running], timeout=_LOOK)
-            rows = folder.metrics()
-            if progress is not None and len(rows) not in (0, seen):
-                progress(tick(settled, rows))
-            seen = len(rows)
-            if stop.asked:
-                with suppress(FileNotFoundError):  # it has just ended
-                    (place / "stop").touch()
-        said = running.result() or {}
-    if "refused" in said:
-        raise ValueError(said["refused"])
-    if "round" in said:
-        raise Interrupted(said["round"], spec.rounds, folder.path)
-
-
-def _ray_worker(config: dict[str, Any]) -> dict[str, Any]:
-    """One worker, in the group that Ray has made. What it refuses it returns: starting it again would not help."""
-    try:
-        run(Spec(**config["spec"]), tensorboard=config["tensorboard"], stop=Stop(file=Path(config["stop"])))
-    except LostError:
-        raise
-    except Interrupted as interrupted:
-        return {"round": interrupted.round}
-    except ValueError as error:
-        return {"refused": str(error)}
-    except SystemExit:
-        pass  # another worker has the result
-    return {}
 
 
 def folder_name(spec: Settled, inputs: Inputs) -> str:
@@ -233,14 +152,14 @@ def resume(
     if not distributed.placed() and (found := stored(folder)) is not None:
         return found
     with joined(spec, own) as workers:
-        settled, inputs = workers.together(lambda: _prepared(spec, own, download))
+        settled, inputs = workers.together(lambda: prepared(spec, own, download))
         now = folder_name(settled, inputs)[-12:]
         named = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
         if named and named[1] != now:
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
-        result = _run_one(settled, inputs, folder, progress, stop or Stop(_WHEN), False, workers)
+        result = _run_one(settled, inputs, folder, progress, stop or Stop(WHEN), False, workers)
     if result is None:
         raise SystemExit(0)  # another worker has the result
     return result

@@ -1,0 +1,111 @@
+"""A run where its engine says: here, or by workers that Ray places and starts again.
+
+Invariant: a run on Ray is the same run; this process only watches its folder, and asks it to stop.
+"""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rpel.config.record import parse_seeds
+from rpel.config.spec import Spec
+from rpel.kernels.pool import threads
+from rpel.processes import Stop
+from rpel.simulation import cluster
+from rpel.simulation import run as runs_here
+from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.distributed import LostError
+from rpel.simulation.inputs import Download, Objects
+from rpel.simulation.methods import Settled
+from rpel.simulation.metrics import check_tensorboard
+from rpel.simulation.result import Result, Results
+from rpel.simulation.run import WHEN, Interrupted, Progress, folder_name, prepared, stored, tick
+
+_LOOK = 0.5
+
+
+def run(
+    spec: Spec,
+    own: Objects | None = None,
+    *,
+    keep: bool = True,
+    progress: Progress | None = None,
+    download: Download | None = None,
+    force: bool = False,
+    tensorboard: bool = False,
+) -> Result:
+    """Run a Spec, or each of its seeds, where its engine says; see :func:`rpel.simulation.run.run`."""
+    if spec.engine == "local":
+        return runs_here.run(
+            spec, own, keep=keep, progress=progress, download=download, force=force, tensorboard=tensorboard
+        )
+    if own not in (None, Objects()) or not keep:
+        raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
+    if tensorboard:
+        check_tensorboard()
+    return _on_ray(spec, progress, download, force, tensorboard)
+
+
+def _on_ray(spec: Spec, progress: Progress | None, download: Download | None, force: bool, tensorboard: bool) -> Result:
+    """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
+    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
+    here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
+    if spec.data_dir is not None:
+        here["data_dir"] = str(Path(spec.data_dir).resolve())
+    with cluster.connected(spec.address, max(spec.workers, threads())), Stop(WHEN) as stop:
+        for seed in seeds:
+            one = spec.but(seed=seed, **here)
+            settled, inputs = prepared(one, Objects(), download)
+            folder = RunFolder(Path(one.out) / folder_name(settled, inputs), tensorboard)
+            if force:
+                with folder.locked():
+                    folder.clear()
+            if (found := stored(folder)) is None:
+                _supervise(one, settled, spec.workers, folder, progress, stop)
+                found = Result.load(folder.path)
+            runs.append(found)
+            if stop.asked and seed != seeds[-1]:
+                raise Interrupted(spec.rounds, spec.rounds, folder.path)
+    return runs[0] if spec.seeds is None else Results(runs)
+
+
+def _supervise(
+    spec: Spec, settled: Settled, workers: int, folder: RunFolder, progress: Progress | None, stop: Stop
+) -> None:
+    """Have Ray run it to its end, and tell of the rounds that its folder shows meanwhile."""
+    place = folder.path.with_name(f".{folder.path.name}.ray")
+    config = {"spec": spec.model_dump(), "tensorboard": folder.tensorboard, "stop": str(place / "stop")}
+    place.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(1) as one:
+        running = one.submit(cluster.supervised, _ray_worker, config, workers, place)
+        seen = 0
+        while not running.done():
+            wait([running], timeout=_LOOK)
+            rows = folder.metrics()
+            if progress is not None and len(rows) not in (0, seen):
+                progress(tick(settled, rows))
+            seen = len(rows)
+            if stop.asked:
+                with suppress(FileNotFoundError):  # it has just ended
+                    (place / "stop").touch()
+        said = running.result() or {}
+    if "refused" in said:
+        raise ValueError(said["refused"])
+    if "round" in said:
+        raise Interrupted(said["round"], spec.rounds, folder.path)
+
+
+def _ray_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """One worker, in the group that Ray has made. What it refuses it returns: starting it again would not help."""
+    try:
+        runs_here.run(Spec(**config["spec"]), tensorboard=config["tensorboard"], stop=Stop(file=Path(config["stop"])))
+    except LostError:
+        raise
+    except Interrupted as interrupted:
+        return {"round": interrupted.round}
+    except ValueError as error:
+        return {"refused": str(error)}
+    except SystemExit:
+        pass  # another worker has the result
+    return {}

@@ -233,6 +233,20 @@ def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Pa
     assert "winsorized" in done.stdout
 
 
+def test_a_peer_finds_the_task_of_the_example_package_by_name(installed: Path) -> None:
+    code = (
+        "import numpy as np; from rpel.config.peer import check_task; from rpel.peer.learner import task_learner;"
+        "from rpel.peer.wire import Signature;"
+        "shapes = {'0.weight': (16, 2), '0.bias': (16,), '2.weight': (2, 16), '2.bias': (2,)};"
+        "signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype('float32'));"
+        "learner = task_learner(check_task('quadrants'), index=1, nodes=4, run='r', hyperparameters={'lr': 0.5},"
+        " local_steps=1, signature=signature); x = np.full(82, 0.1, np.float32); out = np.empty_like(x);"
+        "learner.load(1, x, fresh=False); learner.half(out, np.empty_like(out)); print('moved', (out != x).any())"
+    )
+    done = run(installed, "-c", code)
+    assert done.stdout.strip() == "moved True", done.stderr
+
+
 def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
     tests = str(installed / "source" / "tests")
     quietly = ["-q", "-p", "no:cacheprovider", "-c", str(installed / "source" / "pyproject.toml")]

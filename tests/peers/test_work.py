@@ -285,7 +285,11 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
     signature = Signature(("w",), ((3,),), np.dtype("float64"))
-    for name, words in {"bowls:nothing": "cannot be loaded", "bowls:empty": "is a int without d"}.items():
+    for name, words in {
+        "bowls:nothing": "module bowls has no 'nothing'",
+        "bowl:ready": "cannot be imported",
+        "bowls:empty": "is a int without d",
+    }.items():
         with pytest.raises(ValueError, match=words):
             task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, signature=signature)
     with pytest.raises(ValueError, match="has 3 parameters, but this network's models have 4"):

@@ -19,14 +19,17 @@ from rpel.certificates import check_id
 from rpel.config.record import check_keys, read_toml, validated
 from rpel.errors import nearest
 from rpel.files import atomic
+from rpel.plugins import registered
 
 BUILT_IN_TASKS = ("mnist-sample", "mnist")
+TASKS = "rpel.tasks"
+"""The entry point group under which packages register tasks."""
 _OWN_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _COINS = re.compile(r"seed|coin|random|rng|entropy|draw")
 
 
 def check_task(task: str) -> str:
-    """The task itself, if it is a built-in one or looks like one's own.
+    """The task itself, if it is a built-in one, registered by an installed package, or looks like one's own.
 
     >>> check_task("clinic.training:task")
     'clinic.training:task'
@@ -34,10 +37,9 @@ def check_task(task: str) -> str:
     Traceback (most recent call last):
     ValueError: there is no task 'minst': the nearest is 'mnist' (of mnist-sample, mnist), and your own is ...:task
     """
-    if task not in BUILT_IN_TASKS and not _OWN_TASK.fullmatch(task):
-        raise ValueError(
-            f"there is no task {task!r}: {nearest(task, BUILT_IN_TASKS)}, and your own is written module:task"
-        )
+    known = [*BUILT_IN_TASKS, *registered(TASKS)]
+    if task not in known and not _OWN_TASK.fullmatch(task):
+        raise ValueError(f"there is no task {task!r}: {nearest(task, known)}, and your own is written module:task")
     return task
 
 
@@ -159,7 +161,7 @@ _ABOUT = {
     "listen": "host:port at which other members reach this peer; 0.0.0.0 is every network of the machine.",
     "metrics_listen": "host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this machine.",
     "state_dir": "Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each peer.",
-    "task": "What is trained: mnist-sample, mnist, or your own as module:task.",
+    "task": "What is trained: mnist-sample, mnist, what a package registers, or your own as module:task.",
     "data": "Folder or file with this peer's data, if the task needs one.",
     "log": 'File for one JSON line a round; "-" is standard output.',
     "next_members": "Where a coming membership is looked for; usually members.next.toml beside members.toml.",

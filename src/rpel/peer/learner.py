@@ -10,7 +10,6 @@ Invariants:
 """
 
 import hashlib
-import importlib
 import inspect
 import io
 import os
@@ -24,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from rpel import data, models
-from rpel.config.peer import BUILT_IN_TASKS, check_task
+from rpel import data, models, plugins
+from rpel.config.peer import BUILT_IN_TASKS, TASKS, check_task
 from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.kernels.compiled import momentum_step
@@ -211,10 +210,11 @@ def task_learner(
     signature: Signature,
     data: Path | None = None,
 ) -> TaskLearner:
-    """The learner of member ``index`` of ``nodes`` for a built-in task or the user's "module:task"."""
-    hyper = training(hyperparameters, own=":" in name)
+    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's "module:task"."""
+    own = name not in BUILT_IN_TASKS
+    hyper = training(hyperparameters, own=own)
     subset = None
-    if ":" in name:
+    if own:
         place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
         task = _own_task(name, place | {"hyperparameters": dict(hyperparameters)})
     else:
@@ -255,15 +255,11 @@ def _check_names(name: str, task: Classification, signature: Signature) -> None:
 
 
 def _own_task(name: str, place: Mapping[str, Any]) -> Task:
-    """The object ``module:task`` names; a function is called with those of index, nodes, seed, data, hyperparameters
+    """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
-    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: the task may lie beside the caller
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"task {name!r} cannot be loaded ({error}): it is written module:task") from None
+    found: Any = plugins.find(TASKS, name, BUILT_IN_TASKS)
     if not hasattr(found, "gradient") or isinstance(found, type):
         known = inspect.signature(found).parameters
         found = found(**{key: value for key, value in place.items() if key in known})

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from rpel.config.spec import Spec, to_toml
@@ -267,8 +268,9 @@ def joined(spec: Spec) -> Iterator[Workers]:
         try:
             store, rank, size = _meeting(Path(place), spec, children)
             _await_all(store, rank, size, children)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-            with _watched(children):
+            with _watched(children):  # gloo has been seen to lose a connection while it is made: not for long, then
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_JOINING)
+                _set_pg_timeout(_PATIENCE)
                 yield Workers(rank, size, _here(size if isinstance(store, FileStore) else 1))
         except BaseException:
             for child in children:

@@ -312,9 +312,15 @@ def latex(found: Standings) -> str:
 
 
 def facts(base: Spec) -> str:
-    """The setting in a few words."""
-    size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {base.pull or 'planned'}"
-    return f"{size}, {base.rounds} rounds, alpha {base.alpha:g}, {count(base.local_steps, 'local step')}"
+    """The setting in a few words.
+
+    >>> facts(Spec(nodes=100, byzantine=10, alpha="inf"))
+    'mnist-sample, n = 100, b = 10, s = 14, 60 rounds, alpha inf, 1 local step'
+    """
+    from rpel.simulation.methods import settle
+
+    size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {settle(base).pull}"
+    return f"{size}, {base.rounds} rounds, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
 
 
 def page(found: Standings) -> str:

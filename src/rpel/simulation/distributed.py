@@ -44,6 +44,8 @@ _STORE = "RPEL_WORKERS"
 """In a worker that :func:`joined` started: the file by which the workers find each other, how many, which one."""
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun, and whoever does as it does, tells a worker."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Where gloo listens."""
 _JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
 """How long to wait for a worker to come, and for one that came to finish what all wait for."""
 _GRACE = 30.0
@@ -263,7 +265,7 @@ def joined(spec: Spec) -> Iterator[Workers]:
     if not placed() and spec.workers == 1:
         yield ALONE
         return
-    with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place:
+    with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place, _restored(_INTERFACE):
         children: list[subprocess.Popen[bytes]] = []
         try:
             store, rank, size = _meeting(Path(place), spec, children)
@@ -281,6 +283,18 @@ def joined(spec: Spec) -> Iterator[Workers]:
                 dist.destroy_process_group()
             for child in children:
                 _end(child)
+
+
+@contextmanager
+def _restored(key: str) -> Iterator[None]:
+    """Afterwards the environment has what it had under that key: the next group may meet elsewhere."""
+    before = os.environ.get(key)
+    try:
+        yield
+    finally:
+        os.environ.pop(key, None)
+        if before is not None:
+            os.environ[key] = before
 
 
 def _here(otherwise: int) -> int:
@@ -347,12 +361,12 @@ def _last(child: "subprocess.Popen[bytes]") -> str:
 
 def _use_interface(address: str) -> None:
     """Have gloo listen on the interface from which that address is reached, and on no other."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
+    if _INTERFACE in os.environ:
         return
     if address in ("127.0.0.1", "localhost", "::1"):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        os.environ[_INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
     elif (name := _interface(address)) is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
+        os.environ[_INTERFACE] = name
 
 
 def _interface(address: str) -> str | None:

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
@@ -316,7 +316,9 @@ def _meeting(place: Path, spec: Spec, children: "list[subprocess.Popen[bytes]]")
         except (RuntimeError, OSError) as error:
             where = f"{address}:{os.environ['MASTER_PORT']}"
             raise ValueError(f"the meeting place of the workers, {where}, cannot be reached: {_line(error)}") from error
-        return store, int(rank), int(size)
+        # torchrun keeps its store when it starts the workers again, with the addresses of those that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"attempt {attempt} of {size} workers", store), int(rank), int(size)
     _use_interface("127.0.0.1")
     children.extend(_started(spec, place))
     return FileStore(str(place / "store"), spec.workers), 0, spec.workers

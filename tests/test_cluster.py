@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from rpel.simulation.api import resume, simulate
-from support.runs import same_bytes
+from support.runs import reached, same_bytes
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported: the cluster of a test stays on loopback
 ray = pytest.importorskip("ray", reason="needs Ray, as make test-all installs it")
@@ -46,15 +45,6 @@ def started(out: Path, workers: int, *more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [*command, "--workers", str(workers), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
-    while process.poll() is None:
-        for path in out.glob("*/metrics.jsonl"):
-            if path.read_bytes().count(b"\n") >= round_:
-                return path.parent
-        time.sleep(0.02)
-    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
 
 
 def below(parent: int) -> dict[int, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from rpel.aggregation import rule
 from rpel.aggregation.coordinatewise import Mixer
@@ -29,7 +30,7 @@ from rpel.simulation.methods import METHODS, settle
 from rpel.simulation.run import Run, pinned
 from support import namespaces
 from support.paths import ROOT, TESTS
-from support.runs import same_bytes
+from support.runs import reached, same_bytes
 
 SMALL: dict[str, Any] = {
     "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2, "rounds": 2,
@@ -143,15 +144,6 @@ def started(out: Path, *more: str, before: tuple[str, ...] = (), env: dict[str, 
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
     )
-
-
-def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
-    while process.poll() is None:
-        for path in out.glob("*/metrics.jsonl"):
-            if path.read_bytes().count(b"\n") >= round_:
-                return path.parent
-        time.sleep(0.01)
-    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
 
 
 @pytest.mark.integration
@@ -314,6 +306,20 @@ def test_a_meeting_place_that_cannot_be_reached_is_one_sentence(monkeypatch: pyt
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match=f"127.0.0.1:{port}, cannot be reached"), distributed.joined(Spec()):
         pass
+
+
+def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun keeps its store over a restart: worker 1 of the first attempt is not worker 1 of the second."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(distributed, "_JOINING", timedelta(seconds=2))
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    for key, value in (variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(key, value)
+    for attempt, rank in enumerate((1, 0)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(LostError, match=f"worker {1 - rank} of 2 has not come"), distributed.joined(Spec()):
+            pass
 
 
 # --- what is refused, and version 0.1 ---------------------------------------------------------------------------------

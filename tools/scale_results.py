@@ -47,26 +47,25 @@ def curves(runs: list[KeptRun]) -> None:
 
 
 def costs(sizes: list[dict[str, Any]]) -> None:
-    """Time of a round and memory against n, beside the machine's limit and a straight line."""
+    """Time of a round and memory against n, each beside its limit."""
     figure, axes = plots.canvas(7.4, 3.9)
     nodes = [size["nodes"] for size in sizes]
     least = [sum(part[1] for name, part in size["parts"].items() if name != "evaluate") for size in sizes]
-    axes.loglog(nodes, [size["seconds"] for size in sizes], color=plots.COLOURS[0], marker="o", label="seconds a round")
-    axes.loglog(nodes, least, color=plots.COLOURS[0], linestyle="--", label="what the machine's rates allow")
-    axes.loglog(
-        nodes,
-        [size["bytes"] / 1e9 for size in sizes],
-        color=plots.COLOURS[1],
-        marker="s",
-        label="memory above the import, GB",
-    )
-    axes.loglog(
-        nodes,
-        [size["model_bytes"] / 1e9 for size in sizes],
-        color=plots.COLOURS[1],
-        linestyle="--",
-        label="the honest models, GB",
-    )
+    seconds = [size["seconds"] for size in sizes]
+    used, models = ([size[key] / 1e9 for size in sizes] for key in ("bytes", "model_bytes"))
+    curves = [
+        (seconds, least, "o", "seconds a round", "what the machine's rates allow"),
+        (
+            [n / 1e9 for n in used],
+            [n / 1e9 for n in models],
+            "s",
+            "memory above the import, GB",
+            "the honest models, GB",
+        ),
+    ]
+    for colour, (measured, bound, marker, *labels) in zip(plots.COLOURS, curves, strict=False):
+        axes.loglog(nodes, measured, color=colour, marker=marker, label=labels[0])
+        axes.loglog(nodes, bound, color=colour, linestyle="--", label=labels[1])
     axes.set(xlabel="nodes n", title="A round on two cores, 650 parameters a model")
     axes.legend(frameon=False)
     plots.save(figure, DOCS / "images" / "scale-cost.svg")

@@ -1,6 +1,8 @@
 """A run that takes a second, its interruption, and the comparison of two run folders."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,13 @@ def crash_after(round_: int) -> Any:
             raise CrashError
 
     return progress
+
+
+def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
+    """The folder of the run below ``out`` that a process has brought so far."""
+    while process.poll() is None:
+        for path in out.glob("*/metrics.jsonl"):
+            if path.read_bytes().count(b"\n") >= round_:
+                return path.parent
+        time.sleep(0.01)
+    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")

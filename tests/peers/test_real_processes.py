@@ -166,7 +166,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -
         net.wait_aggregated(peer, times=2)
         check_invariants(net)
     assert len(rounds) == 2
-    assert f"checkpoint-{rounds[-1]}.ckpt is damaged, the one before it is used" in peer.errors
+    assert f"the checkpoint of round {rounds[-1]} is damaged, the one before it is used" in peer.errors
 
 
 def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_path: Path) -> None:

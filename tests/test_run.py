@@ -194,6 +194,32 @@ def test_a_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_pa
     same_bytes(finished.path, path)
 
 
+def test_a_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "LONG", 0.0)
+    many: dict[str, Any] = {"nodes": 90, "byzantine": 1, "pull": 4, "b_hat": 1, "rounds": 3, "eval_every": 2}
+    shares: list[float] = []
+
+    def interrupt(tick: Tick) -> None:
+        if tick.evaluated is not None:
+            shares.append(tick.evaluated)
+            signal.raise_signal(signal.SIGINT)
+
+    whole = simulate("linear", **many, out=tmp_path / "whole")
+    with pytest.raises(Interrupted, match="after round 3 of 3, saved; go on with: rpel resume") as stopped:
+        simulate("linear", **many, out=tmp_path / "stopped", progress=interrupt)
+    path = stopped.value.path
+    assert path is not None
+    assert whole.path is not None
+    assert len(shares) == 1
+    assert [t for t, _ in RunFolder(path).checkpoints] == [3]
+    assert len(RunFolder(path).metrics()) == 2
+    rounds: list[int] = []
+    resume(path, progress=lambda tick: rounds.append(tick.round) if tick.evaluated is None else shares.append(1))
+    assert rounds == [3]
+    assert len(shares) > 1
+    same_bytes(whole.path, path)
+
+
 def test_resuming_a_finished_run_returns_it(finished: Result, caplog: pytest.LogCaptureFixture) -> None:
     assert finished.path is not None
     with caplog.at_level(logging.INFO):

@@ -329,6 +329,7 @@ def _bar(display: "RunDisplay") -> "Progress | None":
 
     def tick(t: "Tick") -> None:
         seen = "" if t.accuracy_mean is None else f"accuracy {t.accuracy_mean:.4f}"
+        seen = seen if t.evaluated is None else f"last evaluation {t.evaluated:.0%}"
         about = f"{t.name}, seed {t.seed}"
         display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
 

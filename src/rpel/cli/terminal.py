@@ -196,10 +196,10 @@ class RunDisplay:
         self.console.print(sentence, markup=False)
 
     def tick(self, t: "Tick") -> None:
-        """A round is done."""
+        """A round is done, or a part of the last evaluation."""
         if self.console.is_terminal:
             self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t))
-        elif t.round == t.rounds or t.round * 10 // t.rounds > (t.round - 1) * 10 // t.rounds:
+        elif t.tenth:
             self.say(f"{t.name}, seed {t.seed}: round {t.round}/{t.rounds}  {_seen(t)}")
 
     def download(self, name: str, done: int, total: int | None) -> None:
@@ -220,6 +220,8 @@ class RunDisplay:
 
 
 def _seen(t: "Tick") -> str:
+    if t.evaluated is not None:
+        return f"last evaluation {t.evaluated:.0%}"
     hostile = f"hostile met {t.byzantine_max}, planned for {t.b_hat}"
     if t.accuracy_mean is None or t.accuracy_worst is None:
         return hostile

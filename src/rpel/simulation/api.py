@@ -95,7 +95,8 @@ def simulate(
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
         engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
-        progress: True prints it to stderr; a function is called after every round with a Tick.
+        progress: True prints it to stderr; a function is called with a Tick after every round, and in a long last
+        evaluation.
         tensorboard: copy the metrics for TensorBoard.
 
     Returns a :class:`Result`: history (a table with a row a round), models (h, d), certificate, path, plot().
@@ -176,7 +177,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
 
 def _printed(tick: Tick) -> None:
     """A line on stderr for every tenth of the rounds."""
-    if tick.round == tick.rounds or tick.round * 10 // tick.rounds > (tick.round - 1) * 10 // tick.rounds:
+    if tick.tenth:
         seen = "" if tick.accuracy_mean is None else f", accuracy {tick.accuracy_mean:.4f} mean"
         seen += "" if tick.accuracy_worst is None else f", {tick.accuracy_worst:.4f} worst"
         print(f"{tick.name}, seed {tick.seed}: round {tick.round} of {tick.rounds}{seen}", file=sys.stderr, flush=True)

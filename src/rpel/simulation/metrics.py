@@ -36,6 +36,7 @@ COLUMNS = (
     "attack_success_mean", "attack_success_worst", "seconds",
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
+_AHEAD = "record.ahead."
 _OVERFLOWED = 1.797e308
 """What version 0.1 wrote for a number that overflowed is larger than this."""
 
@@ -73,19 +74,29 @@ class Metrics:
         accuracy = np.array(self.accuracies, np.float64).reshape(-1, len(self.honest))
         return {"round": np.array(self.eval_rounds, np.int64), "accuracy": accuracy}
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint keeps beside the simulation's own state."""
+    def state(self, ahead: RoundInfo | None = None) -> dict[str, NDArray[Any]]:
+        """What a checkpoint keeps beside the simulation's own state. ahead: of a round that is not yet taken in."""
         nodes = self.nodes()
         counts = self.counts[: self.round]
-        return {"record.counts": counts, "record.round": nodes["round"], "record.accuracy": nodes["accuracy"]}
+        known = {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
+        return {
+            "record.counts": counts, "record.round": nodes["round"], "record.accuracy": nodes["accuracy"],
+            **{_AHEAD + key: np.asarray(value) for key, value in known.items()},
+        }  # fmt: skip
 
-    def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> None:
-        """Continue from a :meth:`state` and the rows up to it."""
+    def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> RoundInfo | None:
+        """Continue from a :meth:`state` and the rows up to it; returns what it says of a round ahead of them."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
         self.rows = list(rows)
         self.eval_rounds = [int(t) for t in state["record.round"]]
         self.accuracies = list(state["record.accuracy"])
+        ahead: dict[str, Any] = {
+            key.removeprefix(_AHEAD): value if value.ndim else value.item()
+            for key, value in state.items()
+            if key.startswith(_AHEAD)
+        }
+        return RoundInfo(**ahead) if ahead else None
 
 
 def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:

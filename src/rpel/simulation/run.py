@@ -2,7 +2,7 @@
 
 Invariants: a folder belongs to one meaning (its hash); a finished run is not repeated; an unfinished one goes on from
 its last checkpoint; a round is wholly in the checkpoint or not at all, so a resumed run ends with the same bytes; a
-signal is obeyed between rounds, never inside one.
+signal is obeyed between rounds, and in the last evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,21 @@ from rpel.simulation.methods import METHODS, Settled, settle
 from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
 from rpel.simulation.simulator import Simulation
+from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")
 
 WHEN = "stopping after this round; once more stops at once and loses the rounds since the last checkpoint"
+LONG = 2.0
+"""Seconds from which on the last evaluation shows how far it is."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """What a progress display is told after each round; accuracies are those of the last evaluation."""
+    """What a progress display is told after each round; accuracies are those of the last evaluation.
+
+    A last evaluation that takes long says on its way, as ``evaluated``, which share of it is done.
+    """
 
     name: str
     seed: int
@@ -53,6 +59,13 @@ class Tick:
     accuracy_worst: float | None
     byzantine_max: int
     b_hat: int
+    evaluated: float | None = None
+
+    @property
+    def tenth(self) -> bool:
+        """Whether a tenth of the rounds ends here, for displays that say no more than that."""
+        done = self.round * 10 // self.rounds > (self.round - 1) * 10 // self.rounds
+        return self.evaluated is None and (done or self.round == self.rounds)
 
 
 Progress = Callable[[Tick], None]
@@ -247,6 +260,8 @@ class Run:
         self.subset = inputs.subset(spec.eval_size)
         self.path = None if folder is None else folder.path
         self.saved = 0
+        self.ahead: RoundInfo | None = None
+        """Of a round that was played and not yet evaluated."""
 
     def result(self) -> Result | None:
         """Go on from the last checkpoint to the end; every worker takes part, worker 0 writes and has the result."""
@@ -277,9 +292,10 @@ class Run:
     def _round(self, journal: Journal | None) -> None:
         started, t = time.perf_counter(), self.metrics.round + 1
         evaluated = t % self.spec.eval_every == 0 or t == self.spec.rounds
-        info = self.simulation.step(measured=evaluated)
-        shown = self._evaluate(t) if evaluated else None
+        info = self.ahead = self.ahead or self.simulation.step(measured=evaluated)
+        shown = self._evaluate(t, journal) if evaluated else None
         row = self.metrics.add(info, shown, self.simulation.bytes, time.perf_counter() - started)
+        self.ahead = None
         if journal is not None:
             journal.add(row)
         every = self.spec.checkpoint_every
@@ -288,8 +304,20 @@ class Run:
         if self.progress is not None:
             self.progress(tick(self.spec, self.metrics.rows))
 
-    def _evaluate(self, t: int) -> Evaluation:
-        return self.simulation.evaluate(None if t == self.spec.rounds else self.subset)
+    def _evaluate(self, t: int, journal: Journal | None) -> Evaluation:
+        if t < self.spec.rounds:
+            return self.simulation.evaluate(self.subset)
+
+        began = time.monotonic()
+
+        def look(done: float) -> None:
+            if self.workers.any(self.stop.asked):
+                self._save(journal)
+                raise Interrupted(t, t, self.path)
+            if self.progress is not None and time.monotonic() - began >= LONG:
+                self.progress(replace(tick(self.spec, self.metrics.rows), evaluated=done))
+
+        return self.simulation.evaluate(None, look)
 
     # --- checkpoints ---
 
@@ -299,13 +327,13 @@ class Run:
 
     def _save(self, journal: Journal | None) -> None:
         """Every worker writes the rows of its nodes, then worker 0 the rest: with that the checkpoint is there."""
-        folder, t, workers = self.folder, self.metrics.round, self.workers
+        folder, t, workers = self.folder, self.simulation.round, self.workers
         if folder is None or self.saved == t:
             return
         if journal is not None:
             journal.sync()
         about = {"run.hash": np.array(self._hash), "run.code": np.array(versions()["code"])}
-        arrays, edges = {**self.simulation.state(), **self.metrics.state(), **about}, list[int]()
+        arrays, edges = {**self.simulation.state(), **self.metrics.state(self.ahead), **about}, list[int]()
         if workers.size > 1:
             rows, own = self.simulation.mine, {key: arrays.pop(key) for key in BY_ROW if key in arrays}
             workers.each(lambda: folder.save_rows(t, rows.start, own) if rows.start < rows.stop else None)
@@ -327,10 +355,10 @@ class Run:
             self._warn(f"metrics.jsonl ends before the checkpoint of round {done}: starting again from round 0")
             return
         self.simulation.load({key: value for key, value in state.items() if not key.startswith("record.")})
-        self.metrics.load(state, rows[:done])
-        self.saved = done
+        self.ahead = self.metrics.load(state, rows[:done])
+        self.saved = self.simulation.round
         if self.workers.rank == 0:
-            log.info("going on after round %d of %d", done, self.spec.rounds)
+            log.info("going on after round %d of %d", self.saved, self.spec.rounds)
 
     def _newest(self, folder: RunFolder) -> dict[str, NDArray[Any]] | None:
         """The newest checkpoint that all workers can read, with this worker's rows."""

@@ -8,6 +8,8 @@ rows are the half-step models of all nodes; the rows behind them hold gradients 
 the exchange. Nothing else of that size is ever made.
 """
 
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,10 @@ from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gra
 from rpel.simulation.methods import Settled, build_network, build_rule, messages
 from rpel.tasks import Task
 from rpel.text import human_bytes
-from rpel.types import Cohort, Integers, MixInfo, Models, RoundInfo
+from rpel.types import Cohort, Floats, Integers, MixInfo, Models, RoundInfo
+
+_LOOKS = 20
+"""How often an evaluation can be looked into on its way."""
 
 
 class Simulation:
@@ -38,9 +43,9 @@ class Simulation:
         self.topology, self.roster, self.graph = build_network(spec, attack.flood)
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = spec.nodes if self.everybody else spec.nodes - spec.byzantine
-        unit = getattr(task, "unit", 1)
-        self.shards = workers.shards(h, unit)
-        self.pieces = workers.pieces(self.shards, unit)
+        self.unit: int = getattr(task, "unit", 1)
+        self.shards = workers.shards(h, self.unit)
+        self.pieces = workers.pieces(self.shards, self.unit)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
         self._stepping = self.rows
@@ -172,16 +177,31 @@ class Simulation:
 
     # --- what it shows ---
 
-    def evaluate(self, subset: NDArray[np.int64] | None) -> Evaluation:
-        """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖²."""
+    def evaluate(self, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None = None) -> Evaluation:
+        """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖².
+
+        look: called a few times on the way, on every worker, with the share that is done.
+        """
         x, local = self.cohort.x, self.cohort.local
-        shown = self._of_honest(self.workers.rows(evaluate(self.task, x, local, subset), self.shards))
+        found: list[Floats] = []
+        for done, part in self._parts(1 if look is None else _LOOKS):
+            if look is not None and done:
+                look(done)
+            found.append(evaluate(self.task, x[part], local[part], subset))
+        shown = self._of_honest(self.workers.rows(np.concatenate(found), self.shards))
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
         norms = np.concatenate(self.workers.each(lambda: gradient_norms(self.task, x[here], local[here])))
         success = shown[:, 2] if shown.shape[1] > 2 else None
         return Evaluation(shown[:, 0], shown[:, 1], float(norms.mean()), success)
+
+    def _parts(self, most: int) -> Iterator[tuple[float, slice]]:
+        """This worker's rows in at most so many parts of whole units, and the share before each; as many everywhere."""
+        counts = [-(-(shard.stop - shard.start) // self.unit) for shard in self.shards]
+        parts, units = max(1, min(most, *counts)), counts[self.workers.rank]
+        edges = [units * p // parts * self.unit for p in range(parts + 1)]
+        return ((p / parts, slice(a, b)) for p, (a, b) in enumerate(pairwise(edges)))
 
     def evaluate_initial(self, subset: NDArray[np.int64] | None) -> float:
         """The accuracy of the model that all nodes begin with."""

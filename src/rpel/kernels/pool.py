@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import NamedTuple
 
+from rpel.processes import cores
+
 _SECOND_CACHE = 512 << 10  # bytes per core; right or wrong, only the speed depends on it
 _UNITS = 64  # wanted at least, so that all threads stay busy
 _SHARES = 8  # pieces per thread: small enough to even out a disturbed core, large enough to cost nothing
@@ -23,8 +25,7 @@ class _Crew:
     """The helpers of this process and how many threads may work on one call."""
 
     def __init__(self) -> None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        self.size = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+        self.size = cores()
         self.pool: ThreadPoolExecutor | None = None
 
     def helpers(self) -> ThreadPoolExecutor:

@@ -1,10 +1,12 @@
 """The kernels' promises: twins agree, threads do not matter, hostile values leave no trace, machine code is kept."""
 
+import logging
 import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +22,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from rpel.kernels import compiled, coordinates, distances, plain, sorting, tensor
+from rpel.files import locked
+from rpel.kernels import cache, compiled, coordinates, distances, plain, sorting, tensor
 from rpel.kernels.plain import OPERATIONS, Operation
+from support.waiting import PATIENCE
 
 Array = NDArray[Any]
 FAST = ("compiled", "tensor")
@@ -510,3 +514,33 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_an_import_of_the_fast_twin_does_not_load_torch() -> None:
     code = "import sys, rpel.kernels.compiled, rpel.kernels.plain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_long_wait_for_another_process_that_compiles_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "LONG", 0.0)
+    cache.explain.cache_clear()
+    held, waited = threading.Event(), threading.Event()
+    caplog.set_level(logging.WARNING, "rpel")
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            waited.set()
+
+    def wait() -> None:
+        with cache.held(tmp_path / "lock"):
+            held.set()
+
+    listener, waiting = Listener(), threading.Thread(target=wait)
+    logging.getLogger("rpel").addHandler(listener)
+    try:
+        with locked(tmp_path / "lock"):
+            waiting.start()
+            assert waited.wait(PATIENCE)
+            assert not held.is_set()
+        assert held.wait(PATIENCE)
+    finally:
+        logging.getLogger("rpel").removeHandler(listener)
+        waiting.join()
+    assert "waiting for another process that is compiling kernels" in caplog.text

@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,6 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HERE = Path(__file__).resolve()
 _RPEL = _HERE.parents[1]
 _UNUSED = 30 * 86_400  # seconds after which stored kernels are removed
+LONG = 20.0  # seconds after which a wait for another process is explained
 _OURS = re.compile(r"[0-9a-f]{20}")
 
 
@@ -75,7 +77,7 @@ def folder(source: Path = _HERE) -> Path:
     path = root / "kernels" / _fingerprint(tuple(_sources(source)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _held(path.parent / "lock") as alone:
+        with held(path.parent / "lock") as alone:
             new = not path.is_dir()
             _use(path)
             if new and alone:
@@ -87,15 +89,28 @@ def folder(source: Path = _HERE) -> Path:
 
 
 @contextmanager
-def _held(lock: Path) -> Iterator[bool]:
-    """Hold a lock between processes; False on a file system that has none."""
+def held(lock: Path) -> Iterator[bool]:
+    """Hold a lock between processes; False on a file system that has none. A long wait is explained."""
     with ExitStack() as stack:
+        patience = threading.Timer(LONG, explain)
+        patience.daemon = True
+        patience.start()
         try:
             stack.enter_context(locked(lock))
-            held = True
+            alone = True
         except OSError:
-            held = False
-        yield held
+            alone = False
+        finally:
+            patience.cancel()
+        yield alone
+
+
+@cache
+def explain() -> None:
+    """Say, once, what a long wait is for."""
+    logging.getLogger("rpel").warning(
+        "waiting for another process that is compiling kernels; if it was suspended, end it or let it go on"
+    )
 
 
 def _use(path: Path) -> None:
@@ -142,7 +157,7 @@ def _compiling() -> Iterator[None]:
         _depth += 1
         try:
             if _depth == 1:
-                stack.enter_context(_held(folder() / "lock"))
+                stack.enter_context(held(folder() / "lock"))
             yield
         finally:
             _depth -= 1

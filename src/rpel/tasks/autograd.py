@@ -134,7 +134,7 @@ class AutogradEngine(Engine):
         results = []
         for i in range(len(x)):
             own.load(x[i], local[i], train=False)
-            results.append(own.run(inputs).cpu())
+            results.append(own.run(inputs.clone()).cpu())  # a module may write into what it is given
         return torch.stack(results)
 
     def _copy(self, dtype: torch.dtype) -> Copy:

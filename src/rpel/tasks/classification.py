@@ -27,6 +27,7 @@ from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers
 
 _MANY = 32  # groups of nodes that keep all threads busy
+_KEPT = 16_000_000  # numbers of test examples that an evaluation keeps ready for all nodes
 _FEW, _WAVE = 8, 4  # of so few nodes, full gradients on so many blocks of examples are computed side by side
 
 
@@ -183,11 +184,16 @@ class Classification:
         parts = len(blocks) if len(groups) < _MANY else 1
         right, lost = np.zeros((len(x), parts)), np.zeros((len(x), parts))
         x_, local_ = tensor(x), tensor(local)
+        pixels = self.examples.dataset.test_x[:1].size * len(rows)
+        kept = [tested(block, x_.dtype) for block in blocks] if pixels <= _KEPT else None
+
+        def inputs(part: int) -> tuple[Tensor, Tensor]:
+            return tested(blocks[part], x_.dtype) if kept is None else kept[part]
 
         def work(unit: int) -> None:
             some, part = groups[unit // parts], unit % parts
-            these = blocks[part : part + 1] if parts > 1 else blocks
-            found = [self.engine.score(x_[some], local_[some], *tested(block, x_.dtype)) for block in these]
+            these = (part,) if parts > 1 else range(len(blocks))
+            found = [self.engine.score(x_[some], local_[some], *inputs(one)) for one in these]
             sums = [np.ascontiguousarray(np.stack(each, axis=1)).sum(axis=1) for each in zip(*found, strict=True)]
             right[some, part], lost[some, part] = sums
 

@@ -26,11 +26,10 @@ from rpel.tasks.windows import (
     place,
     pool,
     pool_gradient,
+    pool_images,
     restore,
     stage,
 )
-
-_IMAGES = 50  # computed together when only outputs are wanted: their pooled values stay in the cache
 
 
 class _Scratch:
@@ -104,10 +103,18 @@ class ConvolutionEngine(Engine):
         return torch.stack([self._outputs(row, inputs) for row in x])
 
     def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        scratch, pooled = self._scratch(_IMAGES, x.dtype)
+        scratch, pooled = self._scratch(1, x.dtype)
         self._arrange(scratch, x.numpy())
-        features = [self._pooled(scratch, pooled, some) for some in torch.split(inputs, _IMAGES)]
-        return self.head.forward(x, torch.cat(features))[-1]
+        last = self.stages[-1]
+        features = torch.empty(len(inputs), last.filters, last.rows, last.columns, dtype=x.dtype)
+        images, weights, offsets, winners = (
+            tuple(getattr(own, name) for own in scratch) for name in ("images", "weights", "offsets", "winners")
+        )
+        pool_images(
+            tuple(self.stages), tuple(self.places), inputs.numpy(), self.affines[0].padding, (*images, pooled), weights,
+            offsets, winners, features.numpy(),
+        )  # fmt: skip
+        return self.head.forward(x, features.view(len(inputs), -1))[-1]
 
     def _scratch(self, count: int, dtype: torch.dtype) -> tuple[list[_Scratch], NDArray[Any]]:
         """This thread's arrays: one set per stage, and the pooled values of the last."""

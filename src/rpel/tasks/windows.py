@@ -261,6 +261,32 @@ def _add_patches(
 
 
 @compiled
+def pool_images(
+    stages: tuple[Stage, ...], places: tuple[Place, ...], inputs: Floats, padding: int, images: tuple[Floats, ...],
+    weights: tuple[Floats, ...], offsets: tuple[Floats, ...], winners: tuple[NDArray[np.uint8], ...], out: Floats,
+) -> None:  # fmt: skip
+    """Inputs (N, C, H, W) through all stages into out (N, filters, rows, columns).
+
+    One image after the other: a stage finds in the nearest cache what the one before has left. images, winners: of one
+    image for each stage, and images once more for what the last one leaves.
+    """
+    first, last = stages[0], stages[-1]
+    for n in range(len(inputs)):
+        for c in range(first.channels):
+            for y in range(inputs.shape[2]):
+                at = ((y + padding) * first.width + padding) * first.channels + c
+                for x in range(inputs.shape[3]):
+                    images[0][at + x * first.channels] = inputs[n, c, y, x]
+        for i in range(len(stages)):
+            pool(stages[i], 1, images[i], weights[i], offsets[i], images[i + 1], places[i], winners[i])
+        left = images[len(stages)]
+        for f in range(last.filters):
+            for y in range(last.rows):
+                for x in range(last.columns):
+                    out[n, f, y, x] = left[places[-1].at + y * places[-1].row + x * last.filters + f]
+
+
+@compiled
 def pool_gradient(
     s: Stage, count: int, images: Floats, gradient: Floats, of: Place, winners: NDArray[np.uint8],
     begins: NDArray[np.int64], factors: Floats, d_taps: Floats, d_bias: Floats,

@@ -55,13 +55,7 @@ def costs(sizes: list[dict[str, Any]]) -> None:
     used, models = ([size[key] / 1e9 for size in sizes] for key in ("bytes", "model_bytes"))
     curves = [
         (seconds, least, "o", "seconds a round", "what the machine's rates allow"),
-        (
-            [n / 1e9 for n in used],
-            [n / 1e9 for n in models],
-            "s",
-            "memory above the import, GB",
-            "the honest models, GB",
-        ),
+        (used, models, "s", "memory above the import, GB", "the honest models, GB"),
     ]
     for colour, (measured, bound, marker, *labels) in zip(plots.COLOURS, curves, strict=False):
         axes.loglog(nodes, measured, color=colour, marker=marker, label=labels[0])

@@ -4,8 +4,10 @@ import ast
 import doctest
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,14 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
     assert list(check_tests.faults(f"{head}same(1, 1)", support)) == []
     assert len(list(check_tests.faults(f"{head}make()", support))) == 1
     assert len(list(check_tests.faults("def test_a():\n    x.same()", support))) == 1
+
+
+@pytest.mark.parametrize(("tool", "page"), [("scale_results", "scale.md"), ("arena_results", "results/arena.md")])
+def test_the_tables_of_a_page_are_what_its_kept_runs_say(tool: str, page: str, tmp_path: Path) -> None:
+    for folder in ("docs", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    subprocess.run([sys.executable, str(tmp_path / "tools" / f"{tool}.py")], check=True)
+    assert (tmp_path / "docs" / page).read_text("utf-8") == (ROOT / "docs" / page).read_text("utf-8")
 
 
 def test_the_shape_counts_modules_and_lines_and_finds_no_import_cycle_it_does_not_name() -> None:

@@ -1,10 +1,13 @@
 """What an operator sees: the names dashboards rely on, health pages that tell the truth, lines without weights."""
 
 import asyncio
+import gc
 import io
 import json
 import logging
+import socket
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -183,6 +186,28 @@ def test_idle_connections_to_the_metrics_port_give_way_and_the_page_is_still_ser
         return most, len(first), page
 
     assert asyncio.run(flood()) == (15, 0, (200, "ready\n"))
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_connections_that_come_while_the_pages_end_are_closed(turns: int) -> None:
+    """In every turn of the loop in which the end can come."""
+
+    async def end() -> int:
+        pages = Pages(Metrics(), lambda: "")
+        await pages.start("127.0.0.1:0")
+        held = [socket.create_connection(pages.address) for _ in range(8)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await pages.stop()
+        for one in held:
+            one.close()
+        return pages.connections
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert asyncio.run(end()) == 0
+        gc.collect()
+    assert [str(one.message) for one in said] == []
 
 
 def test_a_request_that_never_ends_is_closed() -> None:

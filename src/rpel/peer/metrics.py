@@ -163,6 +163,9 @@ class Pages:
 
     async def stop(self) -> None:
         if self._server is not None:
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0)  # what was accepted becomes a line in the next turn; a closed server would lose it
             self._server.close()
         ends = [line.ended for line in self._open]
         for line in list(self._open):

@@ -252,16 +252,17 @@ def make(
     clock = Clock(dict(needed or {}))
     finished: dict[Path, list[Row]] = {}
     made = []
-    for panel_runs in work.panels:
-        try:
-            for path, spec in panel_runs.runs.items():
-                if path not in finished:
-                    finished[path] = drawings.run_rows(_result(work, path, spec, clock, progress, say))
-        except ValueError as error:
-            work.missing[panel_runs.panel.name] = str(error)
-            say(f"{panel_runs.panel.name} cannot be made: {error}")
-            continue
-        made.append(_write(work, panel_runs, finished))
+    with Stop("stopping after this round") as stop:
+        for panel_runs in work.panels:
+            try:
+                for path, spec in panel_runs.runs.items():
+                    if path not in finished:
+                        finished[path] = drawings.run_rows(_result(work, path, spec, clock, stop, progress, say))
+            except ValueError as error:
+                work.missing[panel_runs.panel.name] = str(error)
+                say(f"{panel_runs.panel.name} cannot be made: {error}")
+                continue
+            made.append(_write(work, panel_runs, finished))
     for number in dict.fromkeys(panel_runs.panel.number for panel_runs in work.panels):
         _write_together(work, number)
     if work.of_another_version:
@@ -284,7 +285,10 @@ class Clock:
         return sum(self.needed.values()) * (self.spent / self.expected if self.expected else 1.0)
 
 
-def _result(work: Work, path: Path, spec: Spec, clock: Clock, progress: Progress | None, say: Say) -> Result:
+def _result(
+    work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progress: Progress | None, say: Say
+) -> Result:
+    stop.check()
     folder = RunFolder(path, work.tensorboard)
     proof = folder.certificate()
     if proof is not None:
@@ -293,7 +297,6 @@ def _result(work: Work, path: Path, spec: Spec, clock: Clock, progress: Progress
         folder.copy_events()
         return Result.load(path, reused=True)
     begun = time.perf_counter()
-    stop = Stop("stopping after this round")
     result = run(spec, progress=progress, tensorboard=work.tensorboard, stop=stop)
     stop.check()
     left = clock.done(path, time.perf_counter() - begun)

@@ -137,6 +137,7 @@ def test_in_a_browser_a_heading_sorts_the_rules_and_a_rule_the_attacks(tmp_path:
     assert seen["width"] <= seen["window"], "the page does not scroll sideways"
 
 
+@pytest.mark.integration
 def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(to_toml(TINY))
     command = [sys.executable, "-m", "rpel", "arena", "--preset", "tiny.toml", "--rules", "median,bulyan,mean"]

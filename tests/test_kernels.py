@@ -426,6 +426,7 @@ def clone(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.integration
 def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     count, said = outcome(start_probe(cache, "float32"))
@@ -435,6 +436,7 @@ def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> N
     assert outcome(start_probe(cache, "float32", source=clone(tmp_path / "elsewhere"))) == (0, 0)
 
 
+@pytest.mark.integration
 def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> None:
     source, cache = clone(tmp_path / "clone"), tmp_path / "cache"
     before = compilations(start_probe(cache, "float32", source=source))
@@ -451,6 +453,7 @@ def aged(folder: Path, days: float) -> Path:
     return folder
 
 
+@pytest.mark.integration
 def test_a_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     old, recent, other = (aged(kernels / name, days) for name, days in (("0" * 20, 31), ("1" * 20, 29), ("notes", 90)))
@@ -481,6 +484,7 @@ def test_a_process_whose_folder_was_removed_meanwhile_compiles_and_stores_again(
     subprocess.run([sys.executable, "-c", REMOVED], env=environment, check=True)
 
 
+@pytest.mark.integration
 def test_processes_that_compile_at_the_same_time_compile_everything_once_and_right(tmp_path: Path) -> None:
     kinds = [("float32",), ("float64",), ("float64", "float32"), ("float32", "float64")]
     together = [start_probe(tmp_path / "together", *dtypes) for dtypes in kinds]
@@ -499,12 +503,14 @@ for _ in range(2):
 """
 
 
+@pytest.mark.integration
 def test_many_small_calls_are_worth_a_kernel_of_their_own_as_one_large_call_is(tmp_path: Path) -> None:
     environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
     run = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32.ready']"]
 
 
+@pytest.mark.integration
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

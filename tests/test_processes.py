@@ -35,6 +35,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_whose_starter_is_killed_saves_and_ends(tmp_path: Path, number: signal.Signals) -> None:
     run = ["run", "quickstart", "--rounds", "1000000", "--out", str(tmp_path / "runs")]

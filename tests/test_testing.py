@@ -221,6 +221,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.integration
 def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Path) -> None:
     code = (
         "import numpy as np, rpel; x = np.arange(10.0).reshape(5, 2);"
@@ -233,6 +234,7 @@ def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Pa
     assert "winsorized" in done.stdout
 
 
+@pytest.mark.integration
 def test_a_peer_finds_the_task_of_the_example_package_by_name(installed: Path) -> None:
     code = (
         "import numpy as np; from rpel.config.peer import check_task; from rpel.peer.learner import task_learner;"
@@ -247,6 +249,7 @@ def test_a_peer_finds_the_task_of_the_example_package_by_name(installed: Path) -
     assert done.stdout.strip() == "moved True", done.stderr
 
 
+@pytest.mark.integration
 def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
     tests = str(installed / "source" / "tests")
     quietly = ["-q", "-p", "no:cacheprovider", "-c", str(installed / "source" / "pyproject.toml")]

@@ -298,6 +298,7 @@ def compiled() -> None:
 # --- whole peers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_peers_of_either_protocol_train_together_and_account_for_it(tmp_path: Path, protocol: int) -> None:
@@ -320,6 +321,7 @@ def test_peers_of_either_protocol_train_together_and_account_for_it(tmp_path: Pa
     assert not (files.configs[0].state_dir / "evidence").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: Path) -> None:
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1, protocol=2)
@@ -344,6 +346,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
         assert {line["trim"] for line in lines} == {1}
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1, protocol=2)

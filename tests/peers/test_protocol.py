@@ -384,6 +384,7 @@ def test_a_member_that_signs_one_model_a_round_is_never_convicted() -> None:
     assert all(peer.proofs == [] for peer in net.peers)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD])
 def test_no_fault_convicts_an_honest_peer(fault: Fault) -> None:
     stops = 0

@@ -41,7 +41,7 @@ unit: $(VENV)/.installed-dev
 # The site, into site/: every page is executed, warnings and dead links are errors.
 docs: $(VENV)/.installed-docs
 	rm -rf site jupyter_execute
-	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=docs $(BIN)/sphinx-build -W --keep-going -q docs site
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build -W --keep-going -q docs site
 	@rm -rf jupyter_execute
 	@echo "open site/index.html"
 

@@ -10,6 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rpel.version import __version__
 
+here = str(Path(__file__).parent.resolve())
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))  # for pages' kernels
+
 project = "rpel"
 author = "The rpel authors"
 copyright = "The rpel authors, MIT licence"

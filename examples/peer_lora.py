@@ -53,7 +53,8 @@ def my_texts(count: int = 256) -> list[dict[str, torch.Tensor]]:
 
 def loss(model: Any) -> float:
     """The mean loss on fresh sequences."""
-    batch = {key: torch.stack([text[key] for text in my_texts(64)]) for key in ("input_ids", "labels")}
+    texts = my_texts(64)
+    batch = {key: torch.stack([text[key] for text in texts]) for key in ("input_ids", "labels")}
     with torch.no_grad():
         return float(model(**batch).loss)
 

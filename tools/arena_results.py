@@ -1,0 +1,111 @@
+"""The numbers and figures of docs/results/arena.md: python tools/arena_results.py [FOLDER…].
+
+A FOLDER holds finished runs of `rpel arena`; their small files (spec, metrics, certificate) are kept in
+docs/results/arena/runs.tar.xz, for others to check. Figures and tables are made from what is kept and from nothing
+else, so that without arguments the page stays as it is. A table stands between <!-- KIND --> and <!-- end -->.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from kept_runs import Archive, KeptRun
+from rpel import plots
+from rpel.arena import Contestant, Opponent, Score, Standings, trials
+from rpel.config.spec import Spec
+from rpel.text import human_bytes
+
+DOCS = Path(__file__).parents[1] / "docs"
+KEPT = DOCS / "results" / "arena"
+MARK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+UNABLE = ("bulyan",)
+"""Rules that were asked for and could not run, so that no run tells of them."""
+
+
+def standings(runs: list[KeptRun], unable: tuple[str, ...] = ()) -> Standings:
+    """What these runs of one setting say, and why the others could not run."""
+    who = dict.fromkeys([*(contestant(run) for run in runs), *(Contestant("rpel", rule) for rule in unable)])
+    opponents = {other.label: other for other in map(opponent, runs)}
+    against = sorted(opponents.values(), key=lambda other: (other.name == "strongest", other.label))
+    base = Spec(**runs[0].spec)
+    scores = [_score(trial.contestant, trial.opponent, trial.cell.error, runs) for trial in trials(base, who, against)]
+    return Standings(base, tuple(who), tuple(against), tuple(scores))
+
+
+def _score(one: Contestant, other: Opponent, error: str, runs: list[KeptRun]) -> Score:
+    mine = [run for run in runs if contestant(run) == one and opponent(run) == other]
+    last = {run.spec["seed"]: run.rows[-1] for run in mine}
+    ends = {seed: (row["accuracy_mean"] or 0.0, row["accuracy_worst"] or 0.0) for seed, row in sorted(last.items())}
+    return Score(one, other, ends, max((sum(row["bytes"] for row in run.rows) for run in mine), default=0), error)
+
+
+def contestant(run: KeptRun) -> Contestant:
+    return Contestant(run.spec["method"], run.spec["rule"])
+
+
+def opponent(run: KeptRun) -> Opponent:
+    return Opponent(run.spec["attack"], run.spec["attack_params"])
+
+
+def matrix(found: Standings, column: str) -> list[str]:
+    """Rules by rank, a column an attack."""
+    names = [other.label for other in found.opponents]
+    rows = ["| rule | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for rank in found.ranking():
+        numbers = [found.score(rank.contestant, other).number(column) for other in found.opponents]
+        rows.append(f"| {rank.contestant.label} | " + " | ".join(map(short, numbers)) + " |")
+    return rows
+
+
+def ranking(found: Standings) -> list[str]:
+    """Places, with the worst case by seed."""
+    rows = ["| place | rule | worst case | under | by seed | sent |", "|---" * 6 + "|"]
+    for place, rank in enumerate(found.ranking(), 1):
+        seeds = ", ".join(f"{case:.3f}" for case in rank.cases.values())
+        facts = [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)] if rank.cases else ["–"] * 4
+        rows.append(f"| {place} | {rank.contestant.label} | " + " | ".join(facts) + " |")
+    return rows
+
+
+def short(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def heat_maps(found: Standings, path: Path) -> None:
+    """The worst honest node and the mean of all, side by side."""
+    ranks, names = found.ranking(), [other.label for other in found.opponents]
+    figure, _ = plots.canvas(1.24 * len(names) + 2.6, 0.34 * len(ranks) + 1.9)
+    figure.clear()
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, column, title in zip(both, ("worst", "mean"), ("worst honest node", "mean of all"), strict=True):
+        cells = [[found.score(rank.contestant, other).number(column) for other in found.opponents] for rank in ranks]
+        numbers = [[float("nan") if cell is None else cell for cell in row] for row in cells]
+        image = axes.imshow(numbers, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        for i, row in enumerate(cells):
+            for j, cell in enumerate(row):
+                colour = "#666666" if cell is None else "white" if cell < 0.55 else "black"
+                axes.text(j, i, short(cell), ha="center", va="center", fontsize=7.5, color=colour)
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        axes.set_title(title, fontsize=10)
+    both[0].set_yticks(range(len(ranks)), [rank.contestant.label for rank in ranks], fontsize=8)
+    figure.colorbar(image, ax=both, label="test accuracy", shrink=0.9)
+    plots.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The numbers and figures of docs/results/arena.md.")
+    parser.add_argument("folders", type=Path, nargs="*")
+    archive = Archive(KEPT / "runs.tar.xz")
+    for folder in parser.parse_args().folders:
+        archive.take(folder)
+    archive.write()
+    rules = standings(archive.runs(), UNABLE)
+    heat_maps(rules, DOCS / "images" / "arena-rules.svg")
+    tables = {"worst": matrix(rules, "worst"), "ranking": ranking(rules)}
+    page = DOCS / "results" / "arena.md"
+    text = MARK.sub(lambda m: m[1] + "\n".join(tables[m[2]]) + "\n" + m[3], page.read_text("utf-8"))
+    page.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Tasks: every engine computes what plain torch computes, from coordinates alone, whoever computes beside it."""
 
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel.data import Dataset, crop_flip, from_arrays, iid, virtual
+from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
@@ -661,3 +662,23 @@ def test_the_papers_mnist_network_learns(shared_data: Any) -> None:
         g, local = t.gradient(x, local, np.arange(4), round, 0)
         x -= np.float32(0.1) * g
     assert t.evaluate(x, local, np.arange(2000))[0].min() > 0.85
+
+
+class Doubling(nn.Module):
+    """Writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.mul_(2.0).flatten(1))
+        return out
+
+
+def test_a_module_that_writes_into_its_input_spoils_no_other_nodes_evaluation() -> None:
+    data = load("mnist-sample-8x8")
+    task = Classification(data, virtual(data.train_y, 3, math.inf, seed=0), Doubling, batch_size=5, seed=0)
+    x = np.tile(task.initial(), (3, 1))
+    _, lost = task.evaluate(x, task.local_state(3), np.arange(40))
+    assert len(set(lost.tolist())) == 1

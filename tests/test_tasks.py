@@ -1,5 +1,6 @@
 """Tasks: every engine computes what plain torch computes, from coordinates alone, whoever computes beside it."""
 
+import copy
 import math
 import pickle
 from collections.abc import Iterator
@@ -24,19 +25,22 @@ from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.vmap import VmapEngine
+from rpel.tasks.winograd import with_winograd
 
 # The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel, padding.
 MNIST = ("C(5)-R-M-C(6)-R-M-L(9)-R-L(4)-S", (1, 16, 16), 5, 0)
 FEMNIST = ("C(16)-R-M-C(26)-R-M-L(12)-R-L(4)-S", (1, 18, 16), 5, 0)
 CIFAR = ("C(4)-R-B-C(4)-R-B-M-D-C(6)-R-B-C(6)-R-B-M-D-L(8)-R-D-L(4)-S", (3, 8, 8), 3, 1)
+WIDE = ("C(32)-R-B-C(32)-R-B-M-D-C(40)-R-L(4)-S", (3, 8, 8), 3, 1)  # convolutions by Winograd's way
 LINEAR = ("L(4)-S", (1, 6, 5), 5, 0)
 MLP = ("L(7)-R-L(6)-R-L(4)-S", (1, 6, 5), 5, 0)
-NETWORKS = {"mnist": MNIST, "femnist": FEMNIST, "cifar10": CIFAR, "linear": LINEAR, "mlp": MLP}
+NETWORKS = {"mnist": MNIST, "femnist": FEMNIST, "cifar10": CIFAR, "wide": WIDE, "linear": LINEAR, "mlp": MLP}
 SHAPES = {name: shape for name, (_, shape, _, _) in NETWORKS.items()} | {"mixed": (1, 6, 5), "small": (1, 6, 5)}
 ENGINES = {
     "mnist": ConvolutionEngine,
     "femnist": ConvolutionEngine,
     "cifar10": AutogradEngine,
+    "wide": AutogradEngine,
     "linear": LinearEngine,
     "mlp": LinearEngine,
     "mixed": VmapEngine,
@@ -157,6 +161,60 @@ def test_convolutions_of_any_shape_equal_autograd(data: st.DataObject) -> None:
         inputs = -inputs
     outputs = engine.outputs(x, torch.empty(1, 0), inputs[0])
     torch.testing.assert_close(outputs[0], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_convolutions_by_winograds_way_equal_torchs(data: st.DataObject) -> None:
+    channels, filters = (data.draw(st.sampled_from((32, 40, 64))) for _ in "io")
+    height, width = (4 * data.draw(st.integers(1, 6)) for _ in "hw")
+    bound, kind = data.draw(st.sampled_from(((1e-4, torch.float32), (1e-11, torch.float64))))
+    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    layer = nn.Conv2d(channels, filters, 3, padding=1, bias=data.draw(st.booleans())).to(kind)
+    x = torch.randn(data.draw(st.integers(1, 20)), channels, height, width, dtype=kind, generator=rng)
+    if data.draw(st.booleans()):
+        x = x.contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    found = []
+    for module in (layer, with_winograd(copy.deepcopy(layer))):
+        out = module(x)
+        weights = torch.randn(out.shape, dtype=kind, generator=torch.Generator().manual_seed(1))
+        found.append([out, *torch.autograd.grad(out, [x, *module.parameters()], weights)])
+    for plain, short in zip(*found, strict=True):
+        assert (plain - short).abs().max() <= bound * plain.abs().max()
+
+
+def test_winograds_way_is_differentiable_twice() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(32, 32, 3, padding=1).double(), torch.randn(2, 32, 4, 4).double().requires_grad_()
+    found = []
+    for module in (layer, with_winograd(copy.deepcopy(layer))):
+        (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Conv2d(36, 32, 3, padding=1),
+        nn.Conv2d(32, 32, 3),
+        nn.Conv2d(32, 32, 3, padding=1, stride=2),
+        nn.Conv2d(32, 32, 3, padding=1, groups=2),
+        nn.Conv2d(32, 32, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(32, 32, 5, padding=1),
+    ],
+    ids=str,
+)
+def test_convolutions_that_winograds_way_does_not_know_stay_torchs(layer: nn.Conv2d) -> None:
+    assert type(with_winograd(layer)) is nn.Conv2d
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 8, 6), (2, 32, 7, 8), (32, 8, 8), (0, 32, 8, 8)])
+def test_images_that_are_no_whole_tiles_are_left_to_torch(shape: tuple[int, ...]) -> None:
+    layer, x = nn.Conv2d(32, 32, 3, padding=1), torch.randn(shape)
+    assert torch.equal(layer(x), with_winograd(copy.deepcopy(layer))(x))
 
 
 @pytest.mark.parametrize("name", ENGINES)

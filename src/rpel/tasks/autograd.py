@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rpel.tasks.task import Engine, Loss
+from rpel.tasks.winograd import with_winograd
 
 DropoutLayer = Callable[[float], nn.Module]
 """Makes what stands in a module for nn.Dropout(p)."""
@@ -45,6 +46,7 @@ class Copy:
         layer = dropout or (lambda p: _Dropout(p, self.generator))
         self.module = with_dropout(copy.deepcopy(module), layer).to(device, dtype)
         if device.type == "cpu":
+            with_winograd(self.module)
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(self.module.parameters())
         self.trained = [p for p in self.parameters if p.requires_grad]

@@ -57,6 +57,8 @@ def test_how_sure_the_order_is_depends_on_the_seeds() -> None:
     assert two.ranking()[0].sure == "ahead in 2 of 2 seeds"
     one = played({"mean": {"foe": [0.5]}, "median": {"foe": [0.6]}}, ["foe"])
     assert one.ranking()[0].sure == "one seed: not known"
+    uneven = played({"mean": {"foe": [0.5, None]}, "median": {"foe": [0.6, 0.5]}}, ["foe"])
+    assert uneven.ranking()[0].sure == "one seed: not known", "only one seed was played by both"
 
 
 def test_who_did_not_finish_against_an_attack_ranks_after_all_who_did() -> None:

@@ -197,7 +197,7 @@ class Rank:
         """How sure the order is, in words."""
         if not self.leads:
             return ""
-        seeds = len(self.cases)
+        seeds = len(self.leads)
         if seeds < 2:
             return "one seed: not known"
         says = f"ahead in {sum(lead > 0 for lead in self.leads)} of {seeds} seeds"

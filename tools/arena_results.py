@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kept_runs import Archive, KeptRun
 from rpel import plots
-from rpel.arena import Contestant, Opponent, Score, Standings, trials
+from rpel.arena import Contestant, Opponent, Rank, Score, Standings, trials
 from rpel.config.spec import Spec
 from rpel.text import human_bytes
 
@@ -47,31 +47,36 @@ def opponent(run: KeptRun) -> Opponent:
     return Opponent(run.spec["attack"], run.spec["attack_params"])
 
 
-def matrix(found: Standings, column: str) -> list[str]:
-    """Rules by rank, a column an attack."""
+def matrix(found: Standings, kind: str, column: str) -> list[str]:
+    """Contestants by rank, a column an attack."""
     names = [other.label for other in found.opponents]
-    rows = ["| rule | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    rows = [f"| {kind} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for rank in found.ranking():
         numbers = [found.score(rank.contestant, other).number(column) for other in found.opponents]
-        rows.append(f"| {rank.contestant.label} | " + " | ".join(map(short, numbers)) + " |")
+        rows.append(f"| {called(rank, kind)} | " + " | ".join(map(short, numbers)) + " |")
     return rows
 
 
-def ranking(found: Standings) -> list[str]:
+def ranking(found: Standings, kind: str) -> list[str]:
     """Places, with the worst case by seed."""
-    rows = ["| place | rule | worst case | under | by seed | sent |", "|---" * 6 + "|"]
+    rows = [f"| place | {kind} | worst case | under | by seed | sent |", "|---" * 6 + "|"]
     for place, rank in enumerate(found.ranking(), 1):
         seeds = ", ".join(f"{case:.3f}" for case in rank.cases.values())
         facts = [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)] if rank.cases else ["–"] * 4
-        rows.append(f"| {place} | {rank.contestant.label} | " + " | ".join(facts) + " |")
+        rows.append(f"| {place} | {called(rank, kind)} | " + " | ".join(facts) + " |")
     return rows
+
+
+def called(rank: Rank, kind: str) -> str:
+    """Rules go by the rule, methods by the method."""
+    return rank.contestant.rule if kind == "rule" else rank.contestant.method
 
 
 def short(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def heat_maps(found: Standings, path: Path) -> None:
+def heat_maps(found: Standings, kind: str, path: Path) -> None:
     """The worst honest node and the mean of all, side by side."""
     ranks, names = found.ranking(), [other.label for other in found.opponents]
     figure, _ = plots.canvas(1.24 * len(names) + 2.6, 0.34 * len(ranks) + 1.9)
@@ -87,7 +92,7 @@ def heat_maps(found: Standings, path: Path) -> None:
                 axes.text(j, i, short(cell), ha="center", va="center", fontsize=7.5, color=colour)
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
         axes.set_title(title, fontsize=10)
-    both[0].set_yticks(range(len(ranks)), [rank.contestant.label for rank in ranks], fontsize=8)
+    both[0].set_yticks(range(len(ranks)), [called(rank, kind) for rank in ranks], fontsize=8)
     figure.colorbar(image, ax=both, label="test accuracy", shrink=0.9)
     plots.save(figure, path)
 
@@ -99,9 +104,17 @@ def main() -> None:
     for folder in parser.parse_args().folders:
         archive.take(folder)
     archive.write()
-    rules = standings(archive.runs(), UNABLE)
-    heat_maps(rules, DOCS / "images" / "arena-rules.svg")
-    tables = {"worst": matrix(rules, "worst"), "ranking": ranking(rules)}
+    runs = archive.runs()
+    rules = standings([run for run in runs if run.spec["byzantine"] == 6], UNABLE)
+    methods = standings([run for run in runs if run.spec["byzantine"] == 1])
+    heat_maps(rules, "rule", DOCS / "images" / "arena-rules.svg")
+    heat_maps(methods, "method", DOCS / "images" / "arena-methods.svg")
+    tables = {
+        "ranking": ranking(rules, "rule"),
+        "worst": matrix(rules, "rule", "worst"),
+        "methods": ranking(methods, "method"),
+        "methodsworst": matrix(methods, "method", "worst"),
+    }
     page = DOCS / "results" / "arena.md"
     text = MARK.sub(lambda m: m[1] + "\n".join(tables[m[2]]) + "\n" + m[3], page.read_text("utf-8"))
     page.write_text(text, "utf-8")

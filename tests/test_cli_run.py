@@ -221,3 +221,33 @@ def test_a_graph_is_saved_with_its_run_and_pushing_voids_the_guarantee(
     flood = ("--method", "el-local", "--attack", "foe", "--attack-params", "flood=true")
     pushed = json.loads(rpel(*base, *flood, capsys=capsys)[0])
     assert pushed["certificate"]["guarantee"] == "void"
+
+
+def test_a_rule_and_an_attack_in_the_working_directory_are_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def middle(x, f=0):\n    return (x.min(0) + x.max(0)) / 2\n\n\n"
+        "def copies(view):\n    return view.table[view.own]\n"
+    )
+    own = ["--rule", "mine:middle", "--attack", "mine:copies"]
+    command = [
+        str(Path(sys.executable).with_name("rpel")),
+        "run",
+        "quickstart",
+        *own,
+        *FLAGS,
+        "--rounds",
+        "1",
+        "--json",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    spec = tomllib.loads((tmp_path / json.loads(done.stdout)["path"] / "spec.toml").read_text())
+    assert (spec["rule"], spec["attack"]) == ("mine:middle", "mine:copies")
+
+
+@pytest.mark.parametrize("name", [":x", ".a:x", "a b:c", "mine:"])
+def test_a_name_that_is_no_module_and_object_is_refused_in_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = rpel("run", "quickstart", "--attack", name, code=2, capsys=capsys)
+    assert err == f"rpel: attack {name!r} is not of the form module:name\n"

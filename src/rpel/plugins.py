@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ def load(name: str, what: str) -> Any:
     if name in _HANDED:
         return _HANDED[name]
     module, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise ValueError(f"{what} {name!r} is not of the form module:name")
+    _look_here(module.partition(".")[0])
     try:
         found: Any = import_module(module)
     except ImportError as error:
@@ -59,6 +63,13 @@ def load(name: str, what: str) -> Any:
             raise ValueError(f"{what} {name!r}: module {module} has no {path!r}")
         found = getattr(found, part)
     return found
+
+
+def _look_here(package: str) -> None:
+    """Let a module that lies in the working directory be found; ``python -m rpel`` looks there, ``rpel`` does not."""
+    here = Path.cwd()
+    if find_spec(package) is None and ((here / f"{package}.py").is_file() or (here / package).is_dir()):
+        sys.path.append(str(here))
 
 
 @cache

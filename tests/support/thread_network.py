@@ -1,10 +1,9 @@
 """Whole peers on loopback: each a Node in a thread of its own, over real TLS, with files as operators have them."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from rpel import certificates
 from rpel.config.membership import INIT_FILE, Founding, Member, Membership
 from rpel.config.peer import Config
+from rpel.operations.demo import free_ports
 from rpel.peer import identity, wire
 from rpel.peer.learner import Blob, Learner
 from rpel.peer.node import Node, Round
@@ -55,13 +55,6 @@ class QuadraticLearner:
 
     def accuracy(self, x: Models, round: int, last: bool) -> float | None:
         return 1.0 if last else None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [found.getsockname()[1] for found in sockets]
 
 
 def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:

@@ -12,9 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import SystemRandom
 from statistics import fmean
 from typing import Any
 
@@ -164,7 +165,7 @@ def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> 
     folder.mkdir(parents=True)
     founded = new(setting.founding(rule, period), seed=setting.seed, out=folder)
     members, paths = [], []
-    for number, port in enumerate(_free_ports(setting.peers), 1):
+    for number, port in enumerate(free_ports(setting.peers), 1):
         home = folder / f"peer-{number}"
         url = f"https://127.0.0.1:{port}"
         joined = join(id=home.name, url=url, members=founded.members, metrics_listen="127.0.0.1:0", folder=home)
@@ -175,11 +176,16 @@ def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> 
     return paths
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [found.getsockname()[1] for found in sockets]
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, below those that systems give to outgoing connections, which come and go."""
+    found: list[int] = []
+    ports = range(10_000, 32_768)
+    for port in SystemRandom().sample(ports, len(ports)):
+        if len(found) == count:
+            return found
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    raise OSError(f"there are no {count} free ports on 127.0.0.1")
 
 
 def _started(setting: Demonstration, paths: Sequence[Path], lead: float, children: Children) -> Observer:

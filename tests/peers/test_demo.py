@@ -152,3 +152,10 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pyt
         cli.main(["network", "demo", "--out", str(tmp_path)])
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_ports_are_none_that_outgoing_connections_get() -> None:
+    ports = demo.free_ports(20)
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 20
+    assert max(ports) < lowest

@@ -21,7 +21,7 @@ from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
 from rpel.tasks import Classification, Task, Trigger
-from rpel.tasks.autograd import AutogradEngine
+from rpel.tasks.autograd import AutogradEngine, mask
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.vmap import VmapEngine
@@ -558,6 +558,31 @@ def test_a_rectifier_at_exactly_zero_has_no_gradient() -> None:
     g, _ = t.gradient(x, t.local_state(1), np.array([0]), 0, 0)
     assert relative(g[0], plain_gradient(network("mnist"), x[0], *batch(t, 0, 0, 0))) < 1e-5
     assert not g[0, : 5 * 25 + 5].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [0.25, 0.4, 1e-3, 0.999])
+def test_dropout_drops_each_value_with_its_probability_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.ones(40, 16, 25, 25, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    masks = [mask(p, x, generator) for _ in range(4)]
+    assert all(one.stride() == x.stride() for one in masks)
+    flat = torch.stack([one.permute(0, 2, 3, 1).flatten() for one in masks])
+    assert np.unique(flat.numpy()).tolist() == pytest.approx([0, 1 / (1 - p)], rel=0.02)
+    flat, spread = (flat == 0).double(), (p * (1 - p)) ** 0.5
+    assert abs(flat.mean() - p) < 5 * spread / flat.numel() ** 0.5
+    # neighbours in memory share a number of the generator, and masks share the generator: still independent
+    pairs = [(flat[:, k:], flat[:, : flat.shape[1] - k]) for k in (1, 2, 3, 4)] + [(flat[1:], flat[:-1])]
+    for left, right in pairs:
+        assert abs(((left - p) * (right - p)).mean()) < 5 * spread**2 / left.numel() ** 0.5
+
+
+def test_dropout_takes_any_layout_and_the_ends_of_its_range() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for x in (torch.ones(0), torch.ones(()), torch.ones(7), torch.ones(3, 1).expand(3, 5), torch.ones(9, 4)[::2, 1:]):
+        assert mask(0.5, x, generator).shape == x.shape
+        assert not mask(1.0, x, generator).any()
+        assert torch.equal(mask(1e-9, x, generator), torch.ones_like(x))
 
 
 @pytest.mark.parametrize("hidden", [False, True])

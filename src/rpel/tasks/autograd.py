@@ -30,10 +30,26 @@ class _Dropout(nn.Module):
         self.p, self.generator = p, generator
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
-        return x * kept.div_(1 - self.p) if self.p < 1 else x * kept
+        return x * mask(self.p, x, self.generator) if self.training and self.p > 0 else x
+
+
+def mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
+    """What dropout multiplies values with, laid out as they are: 0 with probability p, else what keeps their mean.
+
+    A number of the generator decides on four values, so p counts in steps of 2**-16; a number for each of them, as
+    bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
+
+    >>> mask(0.5, torch.empty(8), torch.Generator().manual_seed(1))
+    tensor([0., 0., 0., 2., 2., 0., 2., 0.])
+    """
+    steps = round(p * 2**16)
+    if steps == 2**16:
+        return torch.zeros_like(like)
+    numbers = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
+    draws = numbers.random_(-(2**63), None, generator=generator).view(torch.int16)[: like.numel()]
+    kept = torch.empty_like(like)  # without gaps, so that it is a vector in the order of its memory
+    torch.ge(draws, steps - 2**15, out=kept.as_strided((like.numel(),), (1,)))
+    return kept.mul_(2**16 / (2**16 - steps))
 
 
 class Copy:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from rpel.tasks.autograd import AutogradEngine, Copy, with_dropout
+from rpel.tasks.autograd import AutogradEngine, Copy, mask, with_dropout
 from rpel.tasks.task import Engine, Loss
 
 Named = dict[str, Tensor]
@@ -148,9 +148,8 @@ class VmapEngine(Engine):
         generator = torch.Generator()
         for node, seed in enumerate(seeds):
             generator.manual_seed(seed)
-            for (p, like), mask in zip(layers, masks, strict=True):
-                kept = torch.empty_like(like, dtype=dtype).bernoulli_(1 - p, generator=generator)
-                mask[node] = kept.div_(1 - p) if p < 1 else kept
+            for (p, like), of_nodes in zip(layers, masks, strict=True):
+                of_nodes[node] = mask(p, like, generator)
         return masks
 
     def _dropouts(self, example: Tensor) -> list[tuple[float, Tensor]]:

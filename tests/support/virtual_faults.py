@@ -25,7 +25,7 @@ def crash_everybody(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 def pause(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     until = begin + net.coins.uniform(0.1, 3) * PERIOD
-    net.at(begin, lambda: setattr(peer, "paused_until", until))
+    net.at(begin, lambda: setattr(peer, "paused_until", max(peer.paused_until, until)))  # pauses overlap
 
 
 def partition(net: VirtualNetwork, peer: Peer, begin: float) -> None:

@@ -21,7 +21,7 @@ from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
 from rpel.tasks import Classification, Task, Trigger
-from rpel.tasks.autograd import AutogradEngine, mask
+from rpel.tasks.autograd import AutogradEngine, dropout_mask
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.vmap import VmapEngine
@@ -565,7 +565,7 @@ def test_a_rectifier_at_exactly_zero_has_no_gradient() -> None:
 def test_dropout_drops_each_value_with_its_probability_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     x = torch.ones(40, 16, 25, 25, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    masks = [mask(p, x, generator) for _ in range(4)]
+    masks = [dropout_mask(p, x, generator) for _ in range(4)]
     assert all(one.stride() == x.stride() for one in masks)
     flat = torch.stack([one.permute(0, 2, 3, 1).flatten() for one in masks])
     assert np.unique(flat.numpy()).tolist() == pytest.approx([0, 1 / (1 - p)], rel=0.02)
@@ -580,9 +580,9 @@ def test_dropout_drops_each_value_with_its_probability_and_keeps_the_mean(p: flo
 def test_dropout_takes_any_layout_and_the_ends_of_its_range() -> None:
     generator = torch.Generator().manual_seed(4)
     for x in (torch.ones(0), torch.ones(()), torch.ones(7), torch.ones(3, 1).expand(3, 5), torch.ones(9, 4)[::2, 1:]):
-        assert mask(0.5, x, generator).shape == x.shape
-        assert not mask(1.0, x, generator).any()
-        assert torch.equal(mask(1e-9, x, generator), torch.ones_like(x))
+        assert dropout_mask(0.5, x, generator).shape == x.shape
+        assert not dropout_mask(1.0, x, generator).any()
+        assert torch.equal(dropout_mask(1e-9, x, generator), torch.ones_like(x))
 
 
 @pytest.mark.parametrize("hidden", [False, True])

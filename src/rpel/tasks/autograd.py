@@ -30,16 +30,16 @@ class _Dropout(nn.Module):
         self.p, self.generator = p, generator
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * mask(self.p, x, self.generator) if self.training and self.p > 0 else x
+        return x * dropout_mask(self.p, x, self.generator) if self.training and self.p > 0 else x
 
 
-def mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
+def dropout_mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
     """What dropout multiplies values with, laid out as they are: 0 with probability p, else what keeps their mean.
 
     A number of the generator decides on four values, so p counts in steps of 2**-16; a number for each of them, as
     bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
 
-    >>> mask(0.5, torch.empty(8), torch.Generator().manual_seed(1))
+    >>> dropout_mask(0.5, torch.empty(8), torch.Generator().manual_seed(1))
     tensor([0., 0., 0., 2., 2., 0., 2., 0.])
     """
     steps = round(p * 2**16)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from rpel.tasks.autograd import AutogradEngine, Copy, mask, with_dropout
+from rpel.tasks.autograd import AutogradEngine, Copy, dropout_mask, with_dropout
 from rpel.tasks.task import Engine, Loss
 
 Named = dict[str, Tensor]
@@ -149,7 +149,7 @@ class VmapEngine(Engine):
         for node, seed in enumerate(seeds):
             generator.manual_seed(seed)
             for (p, like), of_nodes in zip(layers, masks, strict=True):
-                of_nodes[node] = mask(p, like, generator)
+                of_nodes[node] = dropout_mask(p, like, generator)
         return masks
 
     def _dropouts(self, example: Tensor) -> list[tuple[float, Tensor]]:

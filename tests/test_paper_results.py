@@ -126,13 +126,13 @@ def test_small_files_of_runs_are_kept_and_read_back_the_same(tmp_path: Path) -> 
 
 def test_runs_on_the_papers_schedule_answer_for_cifar10_and_a_beginning_says_so(tmp_path: Path) -> None:
     spec = 'name = "cifar10-20"\nattack = "alie"\npull = {}\nalpha = 0.5\nlr = [[500, 0.5], [{}, 0.004]]\n'
-    finished(tmp_path / "runs", "long", spec.format(6, 2000), [None] * 1998 + [0.9, 0.7])
-    finished(tmp_path / "runs", "begun", spec.format(19, 2000), [None] * 999 + [0.8])
+    finished(tmp_path / "runs", "long", spec.format(6, 2000), [None] * 499 + [0.6] + [None] * 1498 + [0.75, 0.8])
+    finished(tmp_path / "runs", "begun", spec.format(19, 2000), [None] * 998 + [0.8, 0.7])
     finished(tmp_path / "runs", "short", spec.format(6, 120), [0.8] * 120)
     archive = Archive(tmp_path / "runs.tar.xz")
     archive.take(tmp_path / "runs")
     archive.write()
     assert cells(tool.KINDS["long"](tool.Panels(tmp_path), [])) == [
-        ["6", "ALIE", "α = 0.5", "0", "2,000", "0.700", "0.700", "0.900", "2 of 3"],
-        ["19", "ALIE", "α = 0.5", "0", "the first 1,000", "0.800", "0.800", "0.800", "2 of 3"],
+        ["6", "ALIE", "α = 0.5", "0", "2,000", "0.600", "", "", "0.800", "0.800", "1,999", "2 of 3"],
+        ["19", "ALIE", "α = 0.5", "0", "the first 1,000", "", "0.700", "", "0.700", "0.700", "never", "2 of 3"],
     ]

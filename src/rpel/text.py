@@ -54,6 +54,15 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
     return (", ".join(names[:most]) or "none") + (f" and {rest} more" if rest > 0 else "")
 
 
+def visible(text: str) -> str:
+    """Text that others wrote, for a terminal: what that would obey or not show (escapes, line ends, marks) as its code.
+
+    >>> print(visible("Klinik Süd\\x1b[2K\\n\\u202e"))
+    Klinik Süd\\x1b[2K\\n\\u202e
+    """
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def value_text(value: Any) -> str:
     """A field's value as ``rpel run`` takes it.
 

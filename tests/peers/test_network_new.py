@@ -376,6 +376,29 @@ def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"organisation": "Clinic\n  0123 4567 89ab\x1b[8m"},  # a fingerprint of its own, and what follows concealed
+        {"organisation": "\x1b[2A\x1b[2K"},  # over the fingerprint of the member above
+        {"organisation": "\u202eclinic\u2028\x9b2J"},
+        {"organisation": "Clinic" + 70 * " " + "0123 4567 " * 8},  # on a line of its own where the terminal breaks it
+        {"url": "https://h0\x1bc:1"},
+        {"url": f"https://{'0123-4567-' * 8}:1"},
+    ],
+)
+def test_an_entry_cannot_write_what_looks_like_a_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
+) -> None:
+    members = ("--members", str(found(tmp_path, nodes=4, byzantine=1).members))
+    added = rpel(capsys, "network", "add", str(entry(tmp_path, 0, **changes)), *members).out
+    for text in (added, rpel(capsys, "network", "members", *members).out):
+        who, *fingerprint, last, end = text.split("\n")
+        assert (len(fingerprint), end) == (2, "")
+        assert all(letter.isprintable() for letter in who + last)
+        assert len(who.rstrip()) <= 80
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"id": "c0"}, "members 'c0' and 'c0' have the same id 'c0'"),

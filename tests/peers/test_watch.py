@@ -110,6 +110,11 @@ def test_the_table_fits_80_columns_whatever_the_members_are_called_and_say(capsy
     assert max(map(len, lines)) <= 80
 
 
+def test_a_networks_name_is_shown_as_it_is_and_never_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    stdout().print(members_now("network [/x]\x1b[2J", [seen("a", HONEST, 9)]))
+    assert capsys.readouterr().out.splitlines()[0].rstrip() == "network [/x]\\x1b[2J"
+
+
 def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [seen("a", HONEST, 9), seen("b", Answer(PullResult.LATE), 9), seen("c", HONEST, 9)]
     stdout().print(members_now("network demo", rows, hostile={"c"}))

@@ -17,7 +17,7 @@ from typer import Argument, Option
 from rpel.cli import terminal
 from rpel.cli.peer import members_now
 from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
-from rpel.text import count, human_bytes, percent
+from rpel.text import count, human_bytes, percent, visible
 
 if TYPE_CHECKING:
     from rpel.config.membership import Membership
@@ -33,6 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+_LONGEST = 60  # letters of an organisation or an address that are shown beside a fingerprint
 
 Model = Annotated[
     Path | None,
@@ -184,10 +186,16 @@ def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for member in m.members:
         if only is None or member.id in only:
-            who = f"{member.id}  {member.organisation}".rstrip()
-            table.add_row(Text(f"{who}  {member.url}", "bold"))
+            who = [member.id, _written(member.organisation), _written(member.url)]
+            table.add_row(Text("  ".join(filter(None, who)), "bold"))
             table.add_row(Text(f"  {grouped(member.fingerprint)[:39]}\n  {grouped(member.fingerprint)[40:]}"))
     return table
+
+
+def _written(text: str) -> str:
+    """What an entry says, on one line and too short for a fingerprint: it must not pass for what is compared."""
+    shown = visible(" ".join(text.split()))
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 @app.command()

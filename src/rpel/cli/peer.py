@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from rpel.cli import terminal
 from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, PeerTask, Settings
-from rpel.text import count
+from rpel.text import count, visible
 
 if TYPE_CHECKING:
     from rpel.operations.redteam import Deed
@@ -277,8 +277,8 @@ def members_now(
     title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
 ) -> Table:
     """One row a member; those known to be hostile are marked, since what they say of themselves means nothing."""
-    table = terminal.table("peer", *_COLUMNS, "state", right=_COLUMNS, title=title)
-    table.title_style, table.padding = "bold", (0, 1, 0, 0)
+    table = terminal.table("peer", *_COLUMNS, "state", right=_COLUMNS)
+    table.title, table.title_style, table.padding = Text(visible(title)), "bold", (0, 1, 0, 0)
     table.columns[0].no_wrap = table.columns[-1].no_wrap = True
     for member in seen:
         state = "other file" if member.state == "other membership" else member.state.value
@@ -329,8 +329,9 @@ def verify(
     digests = [signed.digest.hex() for signed in (proof.first, proof.second)]
     facts = {"proven": True, "member": member.id, "fingerprint": member.fingerprint, "round": proof.round}
     if not terminal.printed(facts | {"digests": digests}, as_json, indent=None):
+        organisation = visible(member.organisation) or "no organisation named"
         print(
-            f"proven: {member.id} ({member.organisation or 'no organisation named'}) signed two models of round "
+            f"proven: {member.id} ({organisation}) signed two models of round "
             f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
         )
 

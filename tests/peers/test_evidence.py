@@ -85,6 +85,9 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "one signature": (lambda e: e["signatures"].pop(), "damaged"),
     "no certificate": (lambda e: e.pop("certificate"), "is not evidence"),
     "numbers for text": (lambda e: e.update(certificate=7), "damaged"),
+    "a round without end": (lambda e: e.update(round=float("inf")), "damaged"),
+    "a part of a round": (lambda e: e.update(round=4.5), "damaged"),
+    "a verdict for a key": (lambda e: e.update(fingerprint="\r\x1b[2Kproven: peer-1"), r"'\\r\\x1b\[2Kproven: peer-1'"),
 }
 
 

@@ -14,6 +14,7 @@ import binascii
 import hashlib
 import json
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -130,7 +131,7 @@ def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
     number = membership.by_fingerprint(str(found["fingerprint"]))
     if number is None:
         raise ValueError(
-            f"{path} names the key {found['fingerprint']}, which is no member's: use the file of that time"
+            f"{path} names the key {found['fingerprint']!r}, which is no member's: use the file of that time"
         )
     member = membership.members[number]
     try:
@@ -138,7 +139,7 @@ def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
         digests = [bytes.fromhex(text) for text in found["digests"]]
         signatures = [base64.b64decode(text, validate=True) for text in found["signatures"]]
         first, second = (Signed(*pair) for pair in zip(digests, signatures, strict=True))
-        round = int(found["round"])
+        round = operator.index(found["round"])
     except (TypeError, ValueError, AttributeError, binascii.Error):
         raise ValueError(f"{path} is not evidence: its certificate, digests or signatures are damaged") from None
     if not same:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -18,6 +18,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 VALID_DAYS = 825
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PURPOSES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def read_certificate(pem: str) -> Certificate:
         usage = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = found.public_key()
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except _UNREADABLE:
         raise ValueError("a member's certificate must be one PEM block as `rpel peer init` makes it") from None
     name = str(names[0].value) if names else ""
     if basic.ca:
@@ -95,7 +104,7 @@ def read_certificate(pem: str) -> Certificate:
         raise ValueError(f"the certificate of {name!r} is not meant for both ends of a connection")
     try:
         found.verify_directly_issued_by(found)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise ValueError(f"the certificate of {name!r} is not signed by its own key") from None
     der = found.public_bytes(serialization.Encoding.DER)
     text = found.public_bytes(serialization.Encoding.PEM).decode()

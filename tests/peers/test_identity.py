@@ -293,6 +293,13 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
             identity.read_key(path)
 
 
+def changed(part: str, other: str) -> str:
+    """A certificate in which some bytes are others."""
+    der = ssl.PEM_cert_to_DER_cert(certificates.create("x")[1]).hex()
+    assert part in der
+    return ssl.DER_cert_to_PEM_cert(bytes.fromhex(der.replace(part, other)))
+
+
 REFUSED: dict[str, tuple[Callable[[], str], str]] = {
     "CA": (lambda: signed("x", ca=True)[2], "CA:TRUE"),
     "no basic constraints": (lambda: signed("x", ca=None)[2], "peer init"),
@@ -311,6 +318,8 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
     "two at once": (lambda: certificates.create("x")[1] + certificates.create("y")[1], "one PEM block"),
     "nothing": (lambda: "", "one PEM block"),
     "noise": (lambda: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "one PEM block"),
+    "unknown curve": (lambda: changed("2a8648ce3d030107", "2a8648ce3d03015f"), "one PEM block"),
+    "unknown version": (lambda: changed("a003020102", "a003020172"), "one PEM block"),
     "expired": (lambda: certificates.create("x", days=1, now=NOW - timedelta(days=9))[1], "expired at"),
     "of the future": (lambda: certificates.create("x", now=NOW + timedelta(days=9))[1], "valid only from"),
 }

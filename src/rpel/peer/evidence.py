@@ -253,13 +253,15 @@ class Witness:
     def _compared(self, member: int, round: int, signed: Signed) -> Proof | None:
         pin = self._pins[member]
         told = self._told.setdefault(round, {})
-        known = self._seen.get(round, {}).get(pin) or told.setdefault(pin, signed)
-        if known.digest == signed.digest or pin in self._proofs or not self._valid(member, round, signed):
+        seen = self._seen.get(round, {}).get(pin)
+        known = seen or told.setdefault(pin, signed)
+        alike = known.digest == signed.digest
+        if known == signed or (alike and seen) or pin in self._proofs or not self._valid(member, round, signed):
             return None
-        if not self._valid(member, round, known):  # somebody told us nonsense before
+        if not self._valid(member, round, known):  # somebody told us nonsense before, perhaps with the right hash
             told[pin] = signed
             return None
-        return self._convict(Proof(member, pin, round, known, signed))
+        return None if alike else self._convict(Proof(member, pin, round, known, signed))
 
     def _shown(self, round: int, signed: Signed) -> None:
         """An own signature, as others have it: is it one that this peer made?"""

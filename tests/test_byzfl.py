@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,17 @@ def test_what_has_no_counterpart_is_said() -> None:
         assert words in said
     plain = {**CONFIG, "benchmark_config": {**CONFIG["benchmark_config"], "data_distribution": [{"name": "gamma"}]}}
     assert "data_distribution 'gamma' has no counterpart" in " | ".join(convert(plain).remarks)
+
+
+def test_what_is_said_stays_a_comment() -> None:
+    lines = {'x\nout = "elsewhere"\n#': 1, "y": "\rout = 1"}
+    hostile = {
+        **CONFIG,
+        "aggregator": {"name": "Krum", "parameters": lines},
+        "attack": {"name": "Inf", "parameters": lines},
+    }
+    found = convert(hostile)
+    assert tomllib.loads(found.to_toml()) == tomllib.loads(replace(found, remarks=[]).to_toml())
 
 
 def test_keys_of_older_versions_are_understood() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from rpel.errors import nearest
+from rpel.text import visible
 
 RULES = {
     "Average": "mean", "Median": "median", "TrMean": "trimmed_mean", "GeometricMedian": "geometric_median",
@@ -56,7 +57,7 @@ class Imported:
 
     def to_toml(self) -> str:
         """A file that ``rpel sweep`` takes; the remarks stand in front of it."""
-        said = "".join(f"# {line}\n" for line in ["From a ByzFL configuration.", *self.remarks])
+        said = "".join(f"# {visible(line)}\n" for line in ["From a ByzFL configuration.", *self.remarks])
         more = {key: value for key, value in (("grid", self.grid), ("cells", self.cells)) if value}
         return said + tomli_w.dumps(self.base | more)
 

@@ -1,6 +1,7 @@
 """list, ls, compare and resume of a whole folder: what lies on disk, told in a table or as JSON."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,21 @@ def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.Ca
     (row,) = json.loads(rpel("ls", str(tmp_path), "--json", capsys=capsys)[0])
     assert row["edited"] == ["metrics.jsonl"]
     assert "edited: metrics.jsonl" in " ".join(rpel("ls", str(tmp_path), capsys=capsys)[0].split())
+
+
+def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(next((OLD / "finished").iterdir()), tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b\x1b[2J")
+    spec, seal = tmp_path / "b\x1b[2J" / "spec.toml", tmp_path / "b\x1b[2J" / "seal.json"
+    spec.write_text(re.sub("(?m)^attack = .*", lambda _: 'attack = "foe\\u001b[2K\\n"', spec.read_text()))
+    seal.write_text(json.dumps({"\x1b[8m": ""}))
+    shutil.copytree(tmp_path / "a", tmp_path / "c\x1b[2J")
+    (tmp_path / "c\x1b[2J" / "certificate.json").unlink()
+    runs, page = [str(path) for path in sorted(tmp_path.iterdir())], str(tmp_path / "page.html")
+    for words in (["ls", str(tmp_path)], ["compare", *runs[:2]], ["report", *runs, "-o", page]):
+        assert "\x1b" not in "".join(rpel(*words, capsys=capsys))
 
 
 def test_ls_does_not_import_torch() -> None:

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from rpel.cli import terminal
 from rpel.cli.terminal import Json
-from rpel.text import count
+from rpel.text import count, visible
 
 if TYPE_CHECKING:
     from rpel.report import Collection, Group
@@ -56,9 +56,9 @@ def report(
         save(drawing.png_figure(chart, metric), path)
     written = [*texts, *drawn]
     for one in found.unfinished:
-        terminal.say(f"warning: {one.path} is not finished: rpel resume {one.path}")
+        terminal.say(visible(f"warning: {one.path} is not finished: rpel resume {one.path}"))
     for bad in found.broken:
-        terminal.say(f"warning: {bad.path} is broken: {bad.reason}")
+        terminal.say(visible(f"warning: {bad.path} is broken: {bad.reason}"))
     if not terminal.printed(_summary(found, groups, written), as_json):
         finished = f"{count(len(found.runs), 'finished run')} in {count(len(groups), 'setting')}"
         print(f"{output}: {finished}; {count(len(written), 'file')} written")
@@ -128,15 +128,15 @@ def _spec(spec: Any) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
-    name = Text(row["path"].rpartition("/")[2])
+    name = Text(visible(row["path"].rpartition("/")[2]))
     if row["state"] == "broken":
-        return name, Text(f"broken: {row['error']}", "red"), "", "", ""
+        return name, Text(visible(f"broken: {row['error']}"), "red"), "", "", ""
     rule = "" if row["rule"] is None else f" {row['rule']}"
     what = f"{row['method']}{rule}, {row['attack']}, n {row['nodes']} b {row['byzantine']} s {row['pull']}"
     rounds = str(row["rounds"]) if row["state"] == "finished" else f"{row['done']}/{row['rounds']}"
     ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in ("accuracy_mean", "accuracy_worst")]
     edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
-    return name, Text(f"{what}, seed {row['seed']}") + Text(edited, "red"), rounds, *ends
+    return name, Text(visible(f"{what}, seed {row['seed']}")) + Text(visible(edited), "red"), rounds, *ends
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def compare(
     if terminal.printed(found, as_json):
         return
     for key, (mine, theirs) in found["differences"].items():
-        print(f"{key}: {mine} | {theirs}")
+        print(visible(f"{key}: {mine} | {theirs}"))
     if not found["differences"]:
         print("the specifications differ in nothing that matters but seeds")
     table = terminal.table("after the last round", "A", "B", "B - A", found["interval"], right=("A", "B", "B - A"))

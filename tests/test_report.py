@@ -2,6 +2,7 @@
 
 import csv
 import html
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,18 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     assert html.escape(HOSTILE) in text
 
 
+def test_a_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path) -> None:
+    put_nodes(put(tmp_path, seed=1), [[0.2, 0.1], [0.4, 0.3]])
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)})
+    with zipfile.ZipFile(put(tmp_path, seed=2) / "nodes.npz", "w") as file:
+        file.writestr("accuracy.npy", header.getvalue())
+    assert [bool(run.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)] == [
+        True,
+        False,
+    ]
+
+
 def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,13 +299,15 @@ def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     for name, (file, content) in damaged.items():
         (put(runs, folder=name, seed=8) / file).write_text(content)
     (put(runs, folder="headless", seed=8) / "spec.toml").unlink()
+    damaged["digits"], digits = ("spec.toml", ""), put(runs, folder="digits", seed=8) / "spec.toml"
+    digits.write_text(re.sub("(?m)^seed = 8 ", f"seed = 8{'0' * 400} ", digits.read_text()))
     rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--json")
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["runs"] == 8
     assert found["unfinished"] == [str(unfinished)]
     assert set(found["broken"]) == {str(runs / name) for name in [*damaged, "headless"]}
-    assert len(err.splitlines()) == 9
+    assert len(err.splitlines()) == 10
     text = (tmp_path / "page.html").read_text()
     assert f"rpel resume runs/{unfinished.name}" in text
     assert "4 of 4 rounds" in text

@@ -22,7 +22,9 @@ from rpel.types import Guarantee
 _EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median")
 _EACH_ROUND = ("round", "messages", "bytes", "byzantine_max", "seconds")
 _MARKS = {"spec.toml", "metrics.jsonl"}
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+_DAMAGE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,9 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
             return Unfinished(path, place, spec, len(rows))
         proof = _proof(found)
         spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
+        for value in (*vars(spec).values(), *vars(proof).values()):
+            if isinstance(value, int):
+                float(value)  # OverflowError: a page could not sort by it
         checked = tuple(_rows(rows, spec.rounds))
         evaluated = [row["round"] for row in checked if row["accuracy_mean"] is not None]
         lowest, quartiles, start = _nodes(folder, evaluated)

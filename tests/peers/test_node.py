@@ -251,6 +251,13 @@ def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
     assert "asking peer-1 failed" in caplog.text
 
 
+def test_a_request_of_somebody_who_is_about_to_leave_is_still_counted(tmp_path: Path) -> None:
+    """The server has a new membership a moment after the peer: an error then would leave the connection unanswered."""
+    node = Node(found(tmp_path, 2).configs[0])
+    node.served(member=2, code=200, sent=8)
+    assert b'rpel_serve_total{code="200",peer="former-2"} 1.0' in node.metrics.text()
+
+
 def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> None:
     standing = Node(found(tmp_path, 2).configs[0]).standing
     assert standing.names_to(0) == ("peer-0", "peer-1")

@@ -402,4 +402,5 @@ class Node:
 
     def served(self, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""
-        self.metrics.served(self.standing.names[member], code, sent)
+        names = self.standing.names_to(member)  # a smaller membership may be in force here already, not yet there
+        self.metrics.served(names[member], code, sent)

@@ -264,6 +264,23 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
         np.testing.assert_allclose(v.space[i], alone, atol=1e-9)
 
 
+def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:
+    """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling, and no reason to wait."""
+    run = simulation(BASE.but(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
+    heard: list[Any] = []
+    answers = run.network._answers
+    run.network._answers = lambda *a: heard.append(answers(*a)) or heard[-1]  # type: ignore[func-returns-value,method-assign]
+    fewest = 99
+    for _ in range(5):
+        info = run.step()
+        index, table = heard[-1].index, heard[-1].table
+        assert info.degraded == 0
+        for i, rows in enumerate(index):
+            np.testing.assert_allclose(run.cohort.x[i], table[rows[rows >= 0]].mean(axis=0), rtol=1e-5, atol=1e-6)
+        fewest = min(fewest, int((index >= 0).sum(axis=1).min()))
+    assert fewest < 2 * 4 + 1, "nobody heard of so few"
+
+
 def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     results = {}
     for method, params in [("rpel", {}), ("el-local", {"flood": True})]:

@@ -185,7 +185,9 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
 
 
 def build_rule(spec: Settled) -> Rule:
-    """The rule of the run, made to survive b̂ hostile answers."""
+    """The rule of the run, made to survive b̂ hostile answers; epidemic learning averages however few have come."""
+    if METHODS[spec.method].peers in ("push", "regular"):
+        return rule_by_name(spec.rule)
     return rule_by_name(spec.rule, f=spec.b_hat)
 
 

@@ -5,7 +5,7 @@ end. μ and σ are the coordinate-wise mean and standard deviation (divisor k �
 peers sent. No Python loop over victims.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -345,9 +345,12 @@ def families(of: str | Sequence[str]) -> list[str]:
     >>> families("alie+ipm")
     ['alie', 'inner_product_manipulation']
     """
-    given = (list(FACTORS) if of == "all" else of.split("+")) if isinstance(of, str) else list(of)
+    if isinstance(of, str):
+        given = list(FACTORS) if of == "all" else of.split("+")
+    else:
+        given = list(of) if isinstance(of, Iterable) else [of]
     for name in given:
-        if ALIASES.get(name, name) not in FACTORS:
+        if not isinstance(name, str) or ALIASES.get(name, name) not in FACTORS:
             raise ValueError(f"strongest searches the factor of {', '.join(FACTORS)}, not of {name!r}")
     if not given:
         raise ValueError("strongest needs at least one attack to search")

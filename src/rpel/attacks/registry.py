@@ -216,7 +216,7 @@ def _check_parameter(name: str, key: str, value: Any) -> None:
     elif key == "direction":
         if value not in ("std", "unit", "sign"):
             raise ValueError(f"{name}: direction is std, unit or sign, not {value!r}")
-    elif isinstance(value, str):
+    elif not isinstance(value, int | float | np.integer | np.floating):
         if (name, key, value) != ("alie", "z", "max"):
             raise ValueError(f"{name}: {key} takes a number, not {value!r}" + (" (or 'max')" if key == "z" else ""))
     elif not np.isfinite(value):

@@ -1,5 +1,6 @@
 """``rpel plan`` and ``rpel graph``: what a network of some size needs, before anything runs."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -29,11 +30,15 @@ class FigureName(StrEnum):
     messages = "messages"
 
 
-def _fraction(text: str) -> Fraction:
+def _fraction(text: str) -> float | Fraction:
     try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3") from None
+        found = Fraction(text) if "/" in text else float(text)
+        finite = math.isfinite(found)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        finite = False
+    if not finite:
+        raise BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3")
+    return found
 
 
 def _grid(text: str | None) -> list[int] | None:

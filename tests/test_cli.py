@@ -87,6 +87,8 @@ def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1/0"], ["1/0", "1/3"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1e400"], ["1e400", "1/3"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "a,b"], ["a,b", "5:60:5"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "5:60:5:9"], ["5:60:5:9", "5:60:5 "]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "1:999999999999999"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "1,2"], ["1,2", "L,sigma,G,gap"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--pull", "100"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "a.movie"], ["movie", "svg"]),

@@ -41,17 +41,17 @@ def _fraction(text: str) -> float | Fraction:
     return found
 
 
-def _grid(text: str | None) -> list[int] | None:
+def _grid(text: str | None) -> Sequence[int] | None:
     """'10,20,30' or 'first:last:step', last included."""
     if text is None:
         return None
     try:
         if ":" not in text:
             return [int(part) for part in text.split(",")]
-        first, last, step = (int(part) for part in (text + ":1").split(":")[:3])
-        values = list(range(first, last + 1, step))
+        first, last, step = (int(part) for part in (text if text.count(":") > 1 else f"{text}:1").split(":"))
+        values = range(first, last + 1, step)
     except ValueError:
-        values = []
+        values = range(0)
     if not values:
         raise BadParameter(f"{text!r} is not a list such as 10,20,30 or a range such as 5:60:5")
     return values

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -99,7 +100,7 @@ def plan(
     >>> p.pull, p.b_hat, round(p.probability, 4)
     (34, 17, 0.992)
     """
-    for s in (pull, *(grid or ())):
+    for s in chain([pull], grid or ()):
         check_sizes(nodes, byzantine, rounds, s)
     _check_method(method, simulations, parameters)
     # The fraction that was meant: .1 is 1/10, and 1/3 in floating point is a third.

@@ -35,6 +35,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"lr": "500:0.5,400:0.1"}, ["500:0.5,400:0.1", "rising"]),
     ({"lr": [1, 2]}, ["lr [1, 2]"]),
     ({"seeds": "4-0"}, ["'4-0'", "0-4"]),
+    ({"seeds": "0-999999999999999"}, ["'0-999999999999999'", "0-4"]),
     ({"attack_params": "z"}, ["'z'", "z=1.5"]),
     ({"silent": "perhaps"}, ["'perhaps'", "true or false"]),
     ({"pull": "many"}, ["'many'", "plan"]),

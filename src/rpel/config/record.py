@@ -263,6 +263,10 @@ def planned(value: Any) -> Any:
     return None if value == "plan" else value
 
 
+_MOST_SEEDS = 1_000_000
+"""More are taken for a slip of the pen: they would fill the memory before the first run."""
+
+
 def parse_seeds(text: str | None) -> list[int]:
     """The seeds of "0-4" or "0,1,7"; none for None.
 
@@ -272,7 +276,10 @@ def parse_seeds(text: str | None) -> list[int]:
     seeds: list[int] = []
     for part in [] if text is None else text.split(","):
         first, dash, last = part.partition("-")
-        seeds += range(int(first), int(last if dash else first) + 1)
+        low, high = int(first), int(last if dash else first)
+        if high - low >= _MOST_SEEDS:
+            raise ValueError("nobody runs so many")
+        seeds += range(low, high + 1)
     if text is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ValueError("each seed once")
     return seeds

@@ -57,6 +57,13 @@ def test_theory_evaluates_the_theorem_or_says_why_not() -> None:
     assert json.loads(rpel(*base, "--byzantine", "3", "--json").stdout)["theory"] is None
 
 
+def test_a_bound_that_overflows_is_null_in_json() -> None:
+    base = ("plan", "--nodes", "30", "--byzantine", "0", "--rounds", "500", "--pull", "6", "--json")
+    text = rpel(*base, "--theory", "1,1,1,1e308").stdout
+    assert not {"NaN", "Infinity"} & set(text.replace(",", " ").split())
+    assert json.loads(text)["theory"]["bound"] is None
+
+
 def test_mis_specified_shows_how_the_probability_falls() -> None:
     base = ("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15", "--confidence", ".97")
     rows = json.loads(rpel(*base, "--mis-specified", "--json").stdout)["mis_specified"]
@@ -90,6 +97,7 @@ def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "5:60:5:9"], ["5:60:5:9", "5:60:5 "]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "1:999999999999999"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "1,2"], ["1,2", "L,sigma,G,gap"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "inf,1,1,1"], ["inf,1,1,1", "finite"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--pull", "100"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "a.movie"], ["movie", "svg"]),
     ],

@@ -62,8 +62,8 @@ def _theory(text: str) -> tuple[float, float, float, float]:
         L, sigma, G, gap = (float(part) for part in text.split(","))
     except ValueError:
         raise BadParameter(f"{text!r} is not four numbers L,sigma,G,gap such as 1,1,0.5,2") from None
-    if not (L > 0 and min(sigma, G, gap) >= 0):
-        raise BadParameter(f"{text!r} needs L > 0 and sigma, G, gap >= 0, such as 1,1,0.5,2")
+    if not (L > 0 and min(sigma, G, gap) >= 0 and all(map(math.isfinite, (L, sigma, G, gap)))):
+        raise BadParameter(f"{text!r} needs finite numbers, L > 0 and sigma, G, gap >= 0, such as 1,1,0.5,2")
     return L, sigma, G, gap
 
 
@@ -115,7 +115,7 @@ def plan(
     bound = planning.theorem(p, *constants) if constants is not None else None
     found = p.to_dict() | ({} if wrong is None else {"mis_specified": wrong})
     if constants is not None:
-        found["theory"] = None if bound is None else asdict(bound)
+        found["theory"] = None if bound is None else _finite(asdict(bound))
     if terminal.printed(found, as_json):
         return
     console = terminal.stdout()
@@ -126,6 +126,11 @@ def plan(
         _show_theory(console, p.reduction(), bound)
     if plot is not None:
         print(f"figure written to {plot}", file=sys.stderr)
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON knows them: null for one that overflowed."""
+    return {key: value if math.isfinite(value) else None for key, value in numbers.items()}
 
 
 def _warn(p: planning.Plan) -> None:

@@ -21,13 +21,15 @@ def human_bytes(count: float) -> str:
 def percent(probability: float) -> str:
     """A probability with as many digits as it takes to see that it is not certain.
 
-    >>> percent(0.973938), percent(1.0), percent(0.99999987)
-    ('97.3938 %', '100 % (certain)', '99.999987 %')
+    >>> percent(0.973938), percent(1.0), percent(0.99999987), percent(1 - 1e-15)
+    ('97.3938 %', '100 % (certain)', '99.999987 %', 'more than 99.9999999999 %')
     """
     if probability == 1:
         return "100 % (certain)"
     text = f"{100 * probability:.4f} %"
-    return text if text != "100.0000 %" else f"{100 * probability:.10f}".rstrip("0") + " %"
+    if text == "100.0000 %":
+        text = f"{100 * probability:.10f}".rstrip("0") + " %"
+    return text if text != "100. %" else "more than 99.9999999999 %"
 
 
 def duration(seconds: float) -> str:

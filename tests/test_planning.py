@@ -210,6 +210,7 @@ def test_the_plan_is_public_and_frozen() -> None:
         ({"nodes": 10, "byzantine": 1, "rounds": 1, "method": "guess"}, ["'guess'", "exact"]),
         ({"nodes": 10, "byzantine": 1, "rounds": 1, "parameters": 0}, ["parameters"]),
         ({"nodes": 100, "byzantine": 30, "rounds": 300, "max_fraction": 0.25}, ["0.25", "pull 99", "byzantine 25"]),
+        ({"nodes": 3, "byzantine": 1, "rounds": 9, "silent": True}, ["leaves 2 b_hat answers", "1 of 2 answers"]),
     ],
 )
 def test_bad_input_is_one_sentence_with_the_nearest_choice(question: dict[str, float], words: list[str]) -> None:

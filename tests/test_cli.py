@@ -100,6 +100,7 @@ def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "inf,1,1,1"], ["inf,1,1,1", "finite"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--pull", "100"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "a.movie"], ["movie", "svg"]),
+        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "picture"], ["'picture'", ".svg"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments: list[str], words: list[str]) -> None:

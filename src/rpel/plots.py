@@ -68,11 +68,13 @@ def save(figure: "Figure", path: str | Path) -> None:
     """Write the figure in the format of its suffix (.svg, .png, .pdf), making the folder when it is missing.
 
     Equal data give equal bytes: an SVG has no date, and the names inside it come from its content alone. Raises
-    ValueError for a format matplotlib cannot write.
+    ValueError for a format matplotlib cannot write, and for a name without suffix.
     """
     import matplotlib
 
     path = Path(path)
+    if not path.suffix:
+        raise ValueError(f"{str(path)!r} does not say in which format to draw: give a name that ends in .svg")
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with matplotlib.rc_context({"svg.hashsalt": "rpel"}):

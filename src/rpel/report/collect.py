@@ -148,13 +148,13 @@ def collect(paths: Iterable[str | Path]) -> Collection:
 
     >>> collect(["nowhere"])
     Traceback (most recent call last):
-    ValueError: there is no folder 'nowhere': rpel report takes run folders or folders above them
+    ValueError: there is no folder 'nowhere': give run folders or folders above them
     """
     given = [Path(path) for path in paths]
     found: dict[Path, str] = {}
     for path in given:
         if not path.is_dir():
-            raise ValueError(f"there is no folder {str(path)!r}: rpel report takes run folders or folders above them")
+            raise ValueError(f"there is no folder {str(path)!r}: give run folders or folders above them")
         under = {folder.resolve(): _place(path, folder) for folder in _folders(path)}
         if not under:
             raise ValueError(f"there is no run in {str(path)!r}: rpel run PRESET --out {path} makes one")

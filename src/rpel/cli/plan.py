@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
@@ -115,7 +114,7 @@ def plan(
     bound = planning.theorem(p, *constants) if constants is not None else None
     found = p.to_dict() | ({} if wrong is None else {"mis_specified": wrong})
     if constants is not None:
-        found["theory"] = None if bound is None else _finite(asdict(bound))
+        found["theory"] = bound
     if terminal.printed(found, as_json):
         return
     console = terminal.stdout()
@@ -126,11 +125,6 @@ def plan(
         _show_theory(console, p.reduction(), bound)
     if plot is not None:
         print(f"figure written to {plot}", file=sys.stderr)
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """Numbers as JSON knows them: null for one that overflowed."""
-    return {key: value if math.isfinite(value) else None for key, value in numbers.items()}
 
 
 def _warn(p: planning.Plan) -> None:

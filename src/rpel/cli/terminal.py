@@ -2,10 +2,11 @@
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,8 +82,23 @@ def stdout(wrap: bool = False) -> Console:
 def printed(found: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
     """Print the results, records among them, as JSON if that was asked for; whether it was."""
     if as_json:
-        print(json.dumps(found, indent=indent, ensure_ascii=ensure_ascii, default=asdict), flush=True)
+        print(json.dumps(_finite(found), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False), flush=True)
     return as_json
+
+
+def _finite(found: Any) -> Any:
+    """The same as JSON knows it: records as tables, a number that overflowed as null.
+
+    >>> _finite({"loss": float("inf"), "rounds": (1, 2.5)})
+    {'loss': None, 'rounds': [1, 2.5]}
+    """
+    if is_dataclass(found) and not isinstance(found, type):
+        found = asdict(found)
+    if isinstance(found, Mapping):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:

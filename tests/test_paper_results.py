@@ -9,6 +9,7 @@ import pytest
 
 import paper_results as tool
 from kept_runs import Archive
+from rpel.theory import reduction
 
 HEAD = "curve,x,seed,round,accuracy_mean,accuracy_worst,accuracy_lowest,bytes,run\n"
 
@@ -136,3 +137,21 @@ def test_runs_on_the_papers_schedule_answer_for_cifar10_and_a_beginning_says_so(
         ["6", "ALIE", "α = 0.5", "0", "2,000", "0.600", "", "", "0.800", "0.800", "1,999", "2 of 3"],
         ["19", "ALIE", "α = 0.5", "0", "the first 1,000", "", "0.700", "", "0.700", "0.700", "never", "2 of 3"],
     ]
+
+
+def test_what_exchanges_did_stands_beside_what_the_lemma_promises(tmp_path: Path) -> None:
+    spec = 'dataset = "mnist"\nmethod = "{}"\nrule = "nnm+trimmed_mean"\nattack = "sign_flipping"\n'
+    sizes = "nodes = 30\nbyzantine = 6\npull = 15\n"
+    for k, method in enumerate(("rpel", "rpel", "all-to-all")):
+        finished(tmp_path / "runs", f"{k}", spec.format(method) + sizes, [])
+        rows = [{"alpha_realised": None}, {"alpha_realised": 0.25 + k, "lambda_realised": 0.01}]
+        (tmp_path / "runs" / f"{k}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    archive = Archive(tmp_path / "runs.tar.xz")
+    archive.take(tmp_path / "runs")
+    archive.write()
+    promised = reduction(30, 6, 15, 3)
+    assert promised is not None
+    (row,) = cells(tool.KINDS["reductions"](tool.Panels(tmp_path), []))
+    assert row[:7] == ["mnist", "30", "6", "15", "3", "SF", "2 of 2 runs"]
+    assert [float(cell) for cell in (row[7], row[10])] == pytest.approx([promised.alpha, promised.lambda_], rel=0.01)
+    assert (row[8:10], row[11:]) == (["0.750", "1.25"], ["0.0100", "0.0100"])

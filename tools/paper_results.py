@@ -7,19 +7,24 @@ is. A table stands between <!-- KIND PANEL… --> and <!-- end -->; a panel that
 """
 
 import json
+import math
 import re
 import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kept_runs import Archive, KeptRun
 from rpel import plots
+from rpel.attacks.forgeries import ALIASES
 from rpel.experiments.drawings import read_rows
 from rpel.experiments.panels import ATTACKS, PANELS, SHARES, everything, find
 from rpel.files import atomic
+from rpel.text import count
+from rpel.theory import reduction
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
 MARK = re.compile(r"(<!-- (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -206,7 +211,7 @@ def of_figures(kept: Panels, names: list[str]) -> str:
     return table(["figure", "panels", "size"], rows) + "\n" + closing
 
 
-_ATTACKS = {name: label for label, name in ATTACKS.items()} | {"none": "nobody"}
+_ATTACKS = {ALIASES.get(name, name): label for label, name in ATTACKS.items()} | {"none": "nobody"}
 
 
 # The paper's schedule on CIFAR-10: its rounds, the last ones before the rate falls, and the accuracy it reports.
@@ -284,9 +289,41 @@ def draw_long_runs(kept: Panels) -> None:
     plots.save(figure, kept.folder / "cifar10.svg")
 
 
+def of_reductions(kept: Panels, names: list[str]) -> str:
+    """A row a setting: what one exchange leaves of the spread (α) and moves the mean (λ), as promised and as it was."""
+    found: dict[tuple[Any, ...], list[KeptRun]] = defaultdict(list)
+    for run in kept.archive.runs():
+        spec = run.spec
+        if spec["method"] == "rpel" and spec["rule"] == "nnm+trimmed_mean":
+            sizes = spec["nodes"], spec["byzantine"], spec["pull"], run.proof["plan"]["b_hat"]
+            found[spec["dataset"], *sizes, _ATTACKS.get(spec["attack"], spec["attack"])].append(run)
+    rows = []
+    for (data, n, b, s, b_hat, attack), runs in sorted(found.items()):
+        promised = reduction(n, b, s, b_hat)
+        assert promised is not None, "a plan's b_hat is a minority"
+        seen = [row for run in runs for row in run.rows if row["alpha_realised"] is not None]
+        alphas, lambdas = ([row[key] for row in seen] for key in ("alpha_realised", "lambda_realised"))
+        cells = [data, *map(str, (n, b, s, b_hat)), attack, f"{len(seen)} of {count(len(runs), 'run')}"]
+        for bound, values in ((promised.alpha, alphas), (promised.lambda_, lambdas)):
+            cells += [_three(bound), _three(fmean(values)), _three(max(values))]
+        rows.append(cells)
+    head = ["data", "n", "b", "s", "b_hat", "attack", "rounds measured"]
+    return table([*head, *(f"{name}, {word}" for name in "αλ" for word in ("promised", "mean", "largest"))], rows)
+
+
+def _three(number: float) -> str:
+    """Three digits, without an exponent.
+
+    >>> _three(2629.2), _three(0.1649), _three(1.234e-5)
+    ('2,629', '0.165', '0.0000123')
+    """
+    return f"{number:,.{max(0, 2 - math.floor(math.log10(number)))}f}" if number > 0 else "0"
+
+
 KINDS: dict[str, Callable[[Panels, list[str]], str]] = {
     "runs": of_runs,
     "long": of_long_runs,
+    "reductions": of_reductions,
     "methods": of_methods,
     "sweep": of_sweep,
     "fractions": of_fractions,

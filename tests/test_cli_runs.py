@@ -95,6 +95,26 @@ def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
         assert "\x1b" not in "".join(rpel(*words, capsys=capsys))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "quickstart", "--rounds", "1", "--out", "{file}"], "{file} is a file"),
+        (["report", "{runs}", "-o", "{page}", "--csv", "{folder}"], "{folder} is a folder"),
+        (["report", "{runs}", "-o", "{page}", "--figures", "{file}"], "{file} is a file"),
+        (["import", "byzfl", "{folder}"], "{folder} is a folder"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)
+def test_a_file_in_the_place_of_a_folder_is_one_sentence_and_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {"runs": str(OLD / "finished")}
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    _, err = rpel(*(word.format(**names) for word in words), capsys=capsys, code=2)
+    assert err.splitlines()[-1].startswith(f"rpel: {said.format(**names)}")
+
+
 def test_ls_does_not_import_torch() -> None:
     loads_none_of({"torch", "numba", "matplotlib"}, "ls", str(OLD))
 

@@ -6,6 +6,7 @@ something to save. Commands import what is heavy when they are called: ``rpel pl
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -69,6 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(_usage(error), 2)
     except (ValueError, FileNotFoundError) as error:
         _fail(str(error), 2)
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        _fail(_misplaced(error), 2)
     except OSError as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -95,6 +98,18 @@ def _usage(error: Any) -> str:
         wanted = example.get(detail["type"]) or (f"one of {choices}" if choices else bound)
         sentence = f"{error.param.opts[0]} {detail['input']!r} is not valid: it takes {wanted}"
     return sentence + (f" (see {error.ctx.command_path} --help)" if error.ctx else "")
+
+
+def _misplaced(error: OSError) -> str:
+    """A folder where a file is wanted, or the other way round."""
+    name = error.filename2 or error.filename
+    if not isinstance(name, str | os.PathLike):
+        return str(error)
+    place = Path(name)
+    if isinstance(error, IsADirectoryError):
+        return f"{place} is a folder, and a file is wanted there"
+    file = next((at for at in (place, *place.parents) if at.is_file()), place)
+    return f"{file} is a file, and a folder is wanted there"
 
 
 def _fail(sentence: str, status: int) -> None:

@@ -24,6 +24,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nodes": 10, "byzantine": 5}, ["byzantine 5", "most is 4"]),
     ({"method": "rpl"}, ["method 'rpl'", "'rpel'"]),
     ({"dataset": "cifar"}, ["'cifar'", "'cifar10'"]),
+    ({"partition": "by hand"}, ["'by hand'", "choose one of dirichlet, iid, writer, virtual"]),
     ({"partition": "dirichlett"}, ["'dirichlett'", "'dirichlet'"]),
     ({"output": "lst"}, ["'lst'", "'last'"]),
     ({"device": "gpu"}, ["'gpu'", "cuda"]),

@@ -11,6 +11,7 @@ import typer
 from rpel.cli import terminal
 from rpel.cli.terminal import ALIASES, Json, TensorBoard
 from rpel.config import spec as specs
+from rpel.config.record import choices
 from rpel.errors import nearest
 from rpel.text import count
 
@@ -128,7 +129,7 @@ def _metavar(field: Any) -> str:
     """What stands for the value in the help: the choices of a name, else its kind."""
     kinds = get_args(field.annotation)
     if kinds and all(isinstance(kind, str) for kind in kinds):
-        return "|".join(kind for kind in kinds if kind != specs.OWN)
+        return "|".join(choices(field.annotation))
     return "INTEGER" if int in (field.annotation, *kinds) else "NUMBER" if field.annotation is float else "TEXT"
 
 
@@ -186,7 +187,7 @@ def _names(kind: str) -> Iterable[tuple[str, str]]:
 
         return ((name, f"{_PEERS[method.peers]}; {method.rule}") for name, method in METHODS.items())
     if kind == "datasets":
-        return ((name, _DATASETS.get(name, "")) for name in get_args(specs.DatasetName) if name != specs.OWN)
+        return ((name, _DATASETS.get(name, "")) for name in choices(specs.DatasetName))
     folder = resources.files("rpel.config") / "presets"
     texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in specs.presets())
     return ((name, text.partition("\n")[0].lstrip("# ")) for name, text in texts)

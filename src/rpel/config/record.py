@@ -20,6 +20,8 @@ from pydantic.fields import FieldInfo
 from rpel.errors import nearest
 
 T = TypeVar("T")
+OWN = "own"
+"""The dataset, model or partition of a run that trains objects handed over from Python."""
 _LARGEST = 256 << 20
 _LONG_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")
 """A dotted key of so many parts takes the parser a time that grows with their square; nobody writes one by hand."""
@@ -161,7 +163,7 @@ def _sentence(error: ValidationError, where: str = "", fields: Mapping[str, Fiel
         return f"{before}{context['error']}"
     key = key if field is None else key.partition(".")[0]
     if field is not None and found["type"] in ("literal_error", "enum"):
-        return f"{before}{key} {value!r} is unknown: {nearest(str(value), _choices(field.annotation))}"
+        return f"{before}{key} {value!r} is unknown: {nearest(str(value), choices(field.annotation))}"
     for bound, words in _BOUNDS.items():
         if bound in context:
             if field is not None:
@@ -175,11 +177,11 @@ def _sentence(error: ValidationError, where: str = "", fields: Mapping[str, Fiel
     return f"{before}{key} {value!r} is not valid: it takes {wanted}"
 
 
-def _choices(annotation: Any) -> list[str]:
-    """The words that a field takes: those of a Literal or of an enum."""
+def choices(annotation: Any) -> list[str]:
+    """The words that people may write there: those of a Literal or of an enum, without the one that Python writes."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [str(member.value) for member in annotation]
-    return [str(choice) for choice in get_args(annotation)]
+    return [str(choice) for choice in get_args(annotation) if choice != OWN]
 
 
 # --- values as people write them: what cannot be read raises a short ValueError ---------------------------------------

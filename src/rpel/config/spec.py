@@ -35,9 +35,6 @@ MethodName = Literal[
     "rpel", "all-to-all", "nna", "cs-plus", "gts", "clipped-gossip", "clipped-gossip-oracle", "rtc",
     "ios", "balance", "d-psgd", "el-local", "el-oracle",
 ]  # fmt: skip
-OWN = "own"
-"""The dataset or model of a run that trains objects handed over from Python."""
-
 Pieces = tuple[tuple[int, float], ...]
 """A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""
 

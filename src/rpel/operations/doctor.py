@@ -139,15 +139,15 @@ def _cache() -> Iterator[Check]:
 
 def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     """Data sets that are there. One that is not is downloaded when first used, so that is no fault if it can be."""
-    from typing import get_args
 
-    from rpel.config.spec import OWN, DatasetName, load
+    from rpel.config.record import choices
+    from rpel.config.spec import DatasetName, load
     from rpel.data.datasets import SOURCES
     from rpel.data.files import search_folders
 
     search_folders(data_dir)  # raises for a folder that is not there
     wanted = load(preset).dataset if preset is not None else None
-    states = {name: _there(name, data_dir) for name in get_args(DatasetName) if name != OWN}
+    states = {name: _there(name, data_dir) for name in choices(DatasetName)}
     for name, damaged in states.items():
         if damaged:
             yield Check(f"data set {name}", False, damaged, "remove the damaged file: it is downloaded again")

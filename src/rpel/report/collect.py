@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rpel.config.spec import OWN, Spec, load, load_folder, presets
+from rpel.config.record import OWN
+from rpel.config.spec import Spec, load, load_folder, presets
 from rpel.simulation.certificate import Robustness, Survival, survival
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.metrics import COLUMNS, Row

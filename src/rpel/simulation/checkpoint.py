@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.config.spec import OWN, load_folder, spec_hash
+from rpel.config.record import OWN
+from rpel.config.spec import load_folder, spec_hash
 from rpel.files import atomic, locked
 from rpel.simulation.metrics import EVENTS, Events, Journal, Row, lines, read_rows, remove_events
 from rpel.types import Guarantee, Seal

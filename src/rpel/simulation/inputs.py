@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from rpel import data, models, plugins
 from rpel.attacks import BACKDOOR, attack
-from rpel.config.spec import OWN, Spec
+from rpel.config.record import OWN
+from rpel.config.spec import Spec
 from rpel.data import Dataset
 from rpel.simulation.methods import Settled, build_network
 from rpel.tasks import Classification, Trigger
@@ -93,8 +94,10 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     """Load or take over what the run needs; ``download(name, done, total)`` hears of bytes that arrive."""
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
-    for key, missing in (("model", own.model is None), ("dataset", own.train is None)):
-        if getattr(spec, key) == OWN and missing:
+    there = {"model": own.model is not None, "dataset": own.train is not None}
+    there["partition"] = _is_one_per_node(own.train)
+    for key, given in there.items():
+        if getattr(spec, key) == OWN and not given:
             raise ValueError(
                 f"this run has a {key} of its own: give it from Python, as in "
                 f"rpel.resume(path, model=…, train=…, test=…) or rpel.simulate(model=…, train=…, test=…)"

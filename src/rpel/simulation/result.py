@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plots
-from rpel.config.spec import OWN, Spec, load_folder
+from rpel.config.record import OWN
+from rpel.config.spec import Spec, load_folder
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.metrics import number
 from rpel.types import Seal

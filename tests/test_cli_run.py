@@ -175,6 +175,7 @@ def test_a_field_keeps_its_preset_value_unless_its_flag_is_given(capsys: pytest.
         (["show", "quickstrat"], ["'quickstrat'", "'quickstart'"]),
         (["resume", "nowhere"], ["'nowhere'", "run folder"]),
         (["run"], ["PRESET"]),
+        (["run", "quickstart", "--partition", "own"], ["partition of its own", "from Python"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(

@@ -178,7 +178,12 @@ def _sentence(error: ValidationError, where: str = "", fields: Mapping[str, Fiel
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that people may write there: those of a Literal or of an enum, without the one that Python writes."""
+    """The words that people may write there: those of a Literal or of an enum, without the one that Python writes.
+
+    >>> from typing import Literal
+    >>> choices(Literal["dirichlet", "iid", "own"])
+    ['dirichlet', 'iid']
+    """
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [str(member.value) for member in annotation]
     return [str(choice) for choice in get_args(annotation) if choice != OWN]

@@ -15,7 +15,7 @@ from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
-from rpel.experiments.reproduce import shortened, sized
+from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.methods import settle
 from rpel.simulation.run import Tick
@@ -100,13 +100,31 @@ def test_short_keeps_the_plan() -> None:
     short = shortened(spec, 0.3)
     assert short.rounds == 60
     assert short.b_hat == settle(spec).b_hat
-    left = sized(find("cifar10-left"), Scale.SHORT, part=0.05)
+    left = sized(find("cifar10-left"), Scale.SHORT, Selection(part=0.05))
     assert [len(runs) for runs in left.runs] == [1, 1, 1]
     assert left.runs[0][0].rounds == 100
     assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
     assert left.runs[0][0].name == "short-cifar10-n20-b3-s6-rpel-sf"
     with pytest.raises(ValueError, match="part 2 is not valid"):
-        sized(find("cifar10-left"), Scale.SHORT, part=2)
+        sized(find("cifar10-left"), Scale.SHORT, Selection(part=2))
+
+
+def test_a_part_of_a_panel_is_stamped_with_what_it_is() -> None:
+    part = Selection(attacks=["alie"], seeds="0", eval_every=50, part=0.25)
+    made = sized(find("cifar10-alpha1-s6"), Scale.SHORT, part)
+    assert [[spec.attack for spec in runs] for runs in made.runs] == [["alie"]]
+    assert made.runs[0][0].eval_every == 50
+    assert made.note == "SHORT: 500 of 2000 rounds, 1 of 3 seeds; ALIE only; seed 0"
+    rivals = sized(find("alie-mean-s3-b1"), Scale.FULL, Selection(methods=["rpel", "cs-plus"], seeds="1"))
+    assert [[(spec.method, spec.seed) for spec in runs] for runs in rivals.runs] == [[("rpel", 1)], [("cs-plus", 1)]]
+    assert rivals.note.endswith("1 of 2 seeds, bands from lowest to highest; RPEL, CS+ only; seed 1")
+    whole = sized(find("mnist-left"), Scale.FULL)
+    assert "only" not in whole.note
+    assert "of 2 seeds" not in whole.note
+    with pytest.raises(ValueError, match="'gaussian'"):
+        sized(find("mnist-left"), Scale.FULL, Selection(attacks=["gaussian"]))
+    with pytest.raises(ValueError, match="0,x"):
+        sized(find("mnist-left"), Scale.FULL, Selection(seeds="0,x"))
 
 
 @pytest.mark.parametrize("scale", Scale)
@@ -305,7 +323,8 @@ def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
     """The paper's network, nodes and batches, for a round; real FEMNIST would come in the same files."""
     writers = {f"w{k}": [*range(62), *range(62)] for k in range(25)}
     folder = femnist(tmp_path, leaf_file(writers, pixel=1), leaf_file({"t": [0, 61]}))
-    work = reproduce.prepare(["femnist-b0-local1"], "short", tmp_path / "out", part=0.002, data_dir=str(folder))
+    part = Selection(part=0.002)
+    work = reproduce.prepare(["femnist-b0-local1"], "short", tmp_path / "out", selection=part, data_dir=str(folder))
     (entry,) = reproduce.make(work)
     assert entry["note"] == "SHORT: 1 of 500 rounds, 1 of 2 seeds"
     before, row = read_rows(tmp_path / "out" / "femnist-b0-local1.csv")

@@ -244,6 +244,10 @@ def reproduce(
     part: Annotated[
         float | None, Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
     ] = None,
+    attacks: Annotated[str | None, Option(help="Only the curves under these, such as alie,foe. [all]")] = None,
+    methods: Annotated[str | None, Option(help="Only the curves of these, such as rpel,cs-plus. [all]")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]")] = None,
+    eval_every: Annotated[int | None, Option(help="Rounds between evaluations. [the panel's]")] = None,
     out: Annotated[Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
     data_dir: DataDir = None,
     threads: Threads = None,
@@ -265,12 +269,13 @@ def reproduce(
         _list_panels(extra, as_json)
         return
     with terminal.display() as shown:
-        from rpel.experiments.reproduce import make, prepare
+        from rpel.experiments.reproduce import Selection, make, prepare
 
+        selection = Selection(_split(attacks), _split(methods), seeds, eval_every, part)
         folder = out or Path("reproduced") / scale
         work = prepare(
-            names or [], scale, folder, part=part, data_dir=data_dir, threads=threads, tensorboard=tensorboard,
-            download=shown.download,
+            names or [], scale, folder, selection=selection, data_dir=data_dir, threads=threads,
+            tensorboard=tensorboard, download=shown.download,
         )  # fmt: skip
         needed = _estimated(work, shown)
         shown.bars.stop()

@@ -11,16 +11,17 @@ reason and does not stop the rest; a figure and its runs carry their scale, so n
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rpel.attacks import attack
 from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec
 from rpel.errors import nearest
 from rpel.experiments import drawings
 from rpel.experiments.bench import costs, kind
-from rpel.experiments.panels import PANELS, Panel, chosen
+from rpel.experiments.panels import PANELS, Curve, Panel, chosen
 from rpel.files import write_text
 from rpel.processes import Stop
 from rpel.simulation.certificate import versions
@@ -66,18 +67,62 @@ def scale_named(name: str) -> Scale:
     return Scale(name)
 
 
-def sized(panel: Panel, scale: Scale, part: float | None = None, **where: Any) -> Sized:
-    """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads, device.
+@dataclass(frozen=True)
+class Selection:
+    """The part of a panel to make: curves under these attacks and methods, these seeds, evaluated this often.
 
-    part: how much of the paper's rounds a short run makes; without it .3 for MNIST and .1 for the larger data sets.
+    What is left out is the panel's own. part: how much of the paper's rounds a short run makes; without it .3 for MNIST
+    and .1 for the larger data sets.
     """
+
+    attacks: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    seeds: str | None = None
+    eval_every: int | None = None
+    part: float | None = None
+
+    def curves(self, panel: Panel) -> tuple[Curve, ...]:
+        """The panel's curves that are wanted; ValueError where it has none of them.
+
+        >>> [curve.label for curve in Selection(attacks=["alie", "sf"]).curves(chosen(["cifar10-left"])[0])]
+        ['SF', 'ALIE']
+        >>> Selection(attacks=["dissensus"]).curves(chosen(["cifar10-left"])[0])
+        Traceback (most recent call last):
+        ValueError: cifar10-left has no curve under 'dissensus': it has alie, foe, sf
+        """
+        wanted = {attack(name).name for name in self.attacks}
+        found = []
+        for curve in panel.curves:
+            spec = curve.spec()
+            if (not wanted or attack(spec.attack).name in wanted) and (not self.methods or spec.method in self.methods):
+                found.append(curve)
+        if panel.curves and not found:
+            asked, key = (self.methods, "method") if self.methods else (self.attacks, "attack")
+            has = sorted({str(getattr(curve.spec(), key)) for curve in panel.curves})
+            raise ValueError(f"{panel.name} has no curve under {', '.join(map(repr, asked))}: it has {', '.join(has)}")
+        return tuple(found)
+
+    def stamp(self, panel: Panel, seeds: Sequence[int]) -> str:
+        """What of the panel is missing, for the figure: "FOE only" or nothing."""
+        labels = [curve.label for curve in self.curves(panel)]
+        only = f"; {', '.join(labels)} only" if len(labels) < len(panel.curves) else ""
+        return only + (f"; seed {', '.join(map(str, seeds))}" if self.seeds is not None else "")
+
+
+def sized(panel: Panel, scale: Scale, selection: Selection | None = None, **where: Any) -> Sized:
+    """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads, device."""
+    selection = selection or Selection()
+    part = selection.part
     if part is not None and (scale is not Scale.SHORT or not 0 < part <= 1):
         raise ValueError(f"part {part:g} is not valid: it takes a share of the rounds such as 0.1, with scale short")
-    specs = [curve.spec() for curve in panel.curves]
-    seeds = parse_seeds(panel.seeds) if scale is Scale.FULL else [0]
-    resized = [_resized(spec, scale, part).but(**where) for spec in specs]
+    selected = replace(panel, curves=selection.curves(panel))
+    specs = [curve.spec() for curve in selected.curves]
+    seeds = parse_seeds(Spec(seeds=selection.seeds or (panel.seeds if scale is Scale.FULL else "0")).seeds)
+    often = {} if selection.eval_every is None else {"eval_every": selection.eval_every}
+    resized = [_resized(spec, scale, part).but(**where, **often) for spec in specs]
     runs = tuple(tuple(spec.but(seed=seed, seeds=None) for seed in seeds) for spec in resized)
-    return Sized(panel, scale, runs, _note(panel, scale, specs, resized))
+    note = _note(selected, scale, specs, resized, len(seeds)) + selection.stamp(panel, seeds)
+    return Sized(selected, scale, runs, note)
 
 
 def _resized(spec: Spec, scale: Scale, part: float | None) -> Spec:
@@ -103,18 +148,20 @@ def shortened(spec: Spec, part: float) -> Spec:
     return planned.but(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
 
 
-def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec]) -> str:
+def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec], made_seeds: int) -> str:
     """One line for the figure."""
     if panel.kind == "fraction":
         text = "5 simulations a point, bands: 95 %, dots: the exact median"
         return f"SMOKE (here as at full size): {text}" if scale is Scale.SMOKE else text
     meant, made, seeds = specs[0], resized[0], len(parse_seeds(panel.seeds))
+    shown = f"{made_seeds} of {seeds} seeds" if made_seeds < seeds else f"{made_seeds} seeds"
     if scale is Scale.SMOKE:
         full = {"mnist": "all of MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST"}[meant.dataset]
-        return f"SMOKE: a sample of MNIST instead of {full}, a small network, {made.rounds} rounds, 1 seed"
+        size = f"{made.rounds} rounds, {count(made_seeds, 'seed')}"
+        return f"SMOKE: a sample of MNIST instead of {full}, a small network, {size}"
     if scale is Scale.SHORT:
-        return f"SHORT: {made.rounds} of {meant.rounds} rounds, 1 of {seeds} seeds"
-    return f"{meant.rounds} rounds, {seeds} seeds, bands from lowest to highest"
+        return f"SHORT: {made.rounds} of {meant.rounds} rounds, {shown}"
+    return f"{meant.rounds} rounds, {shown}, bands from lowest to highest"
 
 
 # --- what is to be made ----------------------------------------------------------------------------------------------
@@ -194,7 +241,7 @@ def prepare(
     scale: str,
     out: str | Path,
     *,
-    part: float | None = None,
+    selection: Selection | None = None,
     data_dir: str | None = None,
     threads: int | None = None,
     tensorboard: bool = False,
@@ -212,7 +259,7 @@ def prepare(
     missing: dict[str, str] = {}
     for panel in wanted:
         try:
-            asked = sized(panel, size, part, **where)
+            asked = sized(panel, size, selection, **where)
             curves = tuple({_folder(spec, datasets): spec for spec in curve} for curve in asked.runs)
             panels.append(PanelRuns(asked, curves))
         except ValueError as error:

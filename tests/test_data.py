@@ -408,12 +408,14 @@ def test_crops_stay_inside_the_padded_image_and_mirror_half_of_them() -> None:
 
 
 def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:
-    folder = femnist(tmp_path, leaf_file({"f1": [0, 61], "f2": [9]}), leaf_file({"f9": [10]}))
+    folder = femnist(tmp_path, leaf_file({"f1": [0, 61], "f2": [9]}), leaf_file({"f9": [10], "f2": [1]}))
     put({"femnist/train/b.json": json.dumps(leaf_file({"f3": [5], "f1": [6]})).encode()}, folder)
     loaded = load("femnist", folder)
     assert loaded.train_y.tolist() == [0, 61, 9, 5, 6]
     assert loaded.writers is not None
     assert loaded.writers.tolist() == [0, 0, 1, 2, 0]
+    assert loaded.test_writers is not None
+    assert loaded.test_writers.tolist() == [3, 1]
     assert (loaded.classes, loaded.shape, loaded.train_x.dtype.name) == (62, (1, 28, 28), "uint8")
     assert loaded.train_x[0, 0, 27, 26:].tolist() == [255, 128]  # white stays white, rows stay rows
     assert sorted(loaded.checksums) == ["femnist/test/a.json", "femnist/train/a.json", "femnist/train/b.json"]
@@ -435,6 +437,37 @@ def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:
 def test_femnist_says_what_is_wrong_and_where(broken: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         load("femnist", femnist(tmp_path, broken, leaf_file({"f1": [0]})))
+
+
+def subset_file(folder: Path) -> bytes:
+    """A file of two writers in the form of the 155 writers' file."""
+    x = np.arange(3 * 784, dtype=np.uint8).reshape(3, 28, 28)
+    y, w = np.array([0, 61, 35], np.uint8), np.array([0, 1, 1], np.uint16)
+    file = io.BytesIO()
+    np.savez(file, x_train=x, y_train=y, w_train=w, x_test=x[:1], y_test=y[:1], w_test=w[1:2], users=["f1", "f2"])
+    put({formats.FEMNIST_SUBSET: file.getvalue()}, folder)
+    return file.getvalue()
+
+
+def test_femnist_of_155_writers_is_read_where_leafs_files_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(subset_file(tmp_path)).hexdigest()
+    with pytest.raises(DataError, match=f"not the known file of 155 writers: its SHA-256 is {digest}"):
+        load("femnist", tmp_path)
+    monkeypatch.setattr(formats, "FEMNIST_SUBSET_SHA256", digest)
+    loaded = load("femnist", tmp_path)
+    assert loaded.writers is not None
+    assert loaded.test_writers is not None
+    assert (loaded.train_y.tolist(), loaded.writers.tolist(), loaded.test_writers.tolist()) == (
+        [0, 61, 35],
+        [0, 1, 1],
+        [1],
+    )
+    assert (loaded.shape, loaded.train_x.dtype.name, loaded.train_y.dtype.name) == ((1, 28, 28), "uint8", "int64")
+    assert loaded.train_x[0, 0, 1, :2].tolist() == [28, 29]
+    assert loaded.checksums == {formats.FEMNIST_SUBSET: digest}
+    assert load("femnist", femnist(tmp_path, leaf_file({"f1": [5]}), leaf_file({"f1": [6]}))).train_y.tolist() == [5]
 
 
 def test_femnist_has_nothing_to_download_and_says_what_to_do() -> None:

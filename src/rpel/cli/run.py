@@ -150,7 +150,7 @@ _DATASETS = {
     "mnist": "MNIST, 28 × 28 digits",
     "fashion-mnist": "Fashion-MNIST, 28 × 28 articles of clothing",
     "cifar10": "CIFAR-10, 32 × 32 colour images",
-    "femnist": "FEMNIST in LEAF's format, by writer; from a folder of yours",
+    "femnist": "FEMNIST in LEAF's format, or of 155 writers, by writer; from a folder of yours",
     "mnist-8x8": "MNIST made 8 × 8: centre crop, then means of 3 × 3 pixels",
     "mnist-sample-8x8": "the embedded sample made 8 × 8",
 }

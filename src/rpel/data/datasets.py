@@ -36,6 +36,8 @@ class Dataset:
     """SHA-256 of each source file, unpacked."""
     writers: NDArray[np.int64] | None = None
     """The writer's number of each training example, where the data set knows it."""
+    test_writers: NDArray[np.int64] | None = None
+    """The same of each test example; a writer has one number in both."""
     augment: str | None = None
     """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip) or not at all."""
 
@@ -133,13 +135,23 @@ def _find_cifar10(root: Path) -> Dataset | None:
 
 
 def _find_femnist(root: Path) -> Dataset | None:
-    folder = formats.locate_femnist(root)
-    if folder is None:
+    folder, subset = formats.locate_femnist(root), root / formats.FEMNIST_SUBSET
+    if folder is not None:  # all that the user made with LEAF, rather than the subset
+        numbers: dict[str, int] = {}
+        train, test = (formats.read_femnist(folder, split, numbers) for split in ("train", "test"))
+    elif subset.is_file():
+        train, test = formats.read_femnist_subset(subset)
+    else:
         return None
-    train, test = (formats.read_femnist(folder, split) for split in ("train", "test"))
-    checksums = train.checksums | test.checksums
-    arrays = (train.x, train.y, test.x, test.y)
-    return Dataset("femnist", *arrays, formats.FEMNIST_CLASSES, *_FEMNIST_STATISTICS, checksums, writers=train.writers)
+    return Dataset(
+        "femnist",
+        *(train.x, train.y, test.x, test.y),
+        formats.FEMNIST_CLASSES,
+        *_FEMNIST_STATISTICS,
+        train.checksums | test.checksums,
+        writers=train.writers,
+        test_writers=test.writers,
+    )
 
 
 SOURCES = {
@@ -170,7 +182,9 @@ SOURCES = {
         ),
         f"{' or '.join(formats.CIFAR_ARCHIVES)} or the unpacked folder {formats.CIFAR_FOLDER}",
     ),
-    "femnist": Source(_find_femnist, (), "femnist/train/*.json and femnist/test/*.json, made with LEAF"),
+    "femnist": Source(
+        _find_femnist, (), f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}"
+    ),
 }
 SMALLER = {"mnist-8x8": "mnist", "mnist-sample-8x8": "mnist-sample"}
 """Data sets made from another by `eight_by_eight`: for many nodes with small models."""

@@ -1,4 +1,5 @@
-"""The published files as arrays: IDX (MNIST and Fashion-MNIST), CIFAR-10's pickles, FEMNIST in LEAF's json.
+"""The published files as arrays: IDX (MNIST and Fashion-MNIST), CIFAR-10's pickles, FEMNIST (LEAF's json, or the
+images of 155 writers in one npz file).
 
 Invariants: what is returned has exactly the shape its file promises, and belongs to the digest it is known by; no byte
 reaches the unpickler before its MD5 is known to be right, and the unpickler could not run code even then.
@@ -245,11 +246,13 @@ def read_cifar(
     }
 
 
-# --- FEMNIST: femnist/{train,test}/*.json with users, num_samples and user_data[user]{x, y} ---------------------------
+# --- FEMNIST: femnist/{train,test}/*.json with users, num_samples and user_data[user]{x, y}, or a subset as npz ----
 
 FEMNIST_FOLDER = "femnist"
 FEMNIST_CLASSES = 62
 """Digits, upper case, lower case."""
+FEMNIST_SUBSET = "femnist-subset/femnist-155-writers.npz"
+FEMNIST_SUBSET_SHA256 = "917dd17149e279625d1aa52be4c861ec4b21c8b8d715bf3aacc3097ac930d3bc"
 _PIXELS = 784
 
 
@@ -269,10 +272,9 @@ def locate_femnist(folder: Path) -> Path | None:
     return folder / FEMNIST_FOLDER if both else None
 
 
-def read_femnist(folder: Path, split: str) -> Part:
-    """All files of one split, in the order of their names; writers are numbered in the order they appear."""
+def read_femnist(folder: Path, split: str, numbers: dict[str, int]) -> Part:
+    """All files of one split, in the order of their names; writers that are new to `numbers` get the next ones."""
     images, labels, writers, checksums = [], [], [], {}
-    numbers: dict[str, int] = {}
     for path in sorted((folder / split).glob("*.json")):
         content = read(path)
         checksums[f"{FEMNIST_FOLDER}/{split}/{path.name}"] = sha256(content)
@@ -283,6 +285,25 @@ def read_femnist(folder: Path, split: str) -> Part:
     if not sum(map(len, labels)):
         raise DataError(f"{folder / split} holds no examples")
     return Part(np.concatenate(images), np.concatenate(labels), np.concatenate(writers), checksums)
+
+
+def read_femnist_subset(path: Path) -> tuple[Part, Part]:
+    """Training and test examples of the 155 writers; the file is the known one, so what is inside needs no check."""
+    content = read(path)
+    found = sha256(content)
+    if found != FEMNIST_SUBSET_SHA256:
+        raise DataError(f"{path} is not the known file of 155 writers: its SHA-256 is {found}")
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        train, test = (
+            Part(
+                arrays[f"x_{split}"][:, None],
+                arrays[f"y_{split}"].astype(np.int64),
+                arrays[f"w_{split}"].astype(np.int64),
+                {FEMNIST_SUBSET: found},
+            )
+            for split in ("train", "test")
+        )
+    return train, test
 
 
 def _users(content: bytes, where: str) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:

@@ -1,0 +1,59 @@
+"""A run is, number for number, what the paper's algorithm gives when it is computed plainly, node by node."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.plain import Case, hostile
+
+AT_NODE_0 = 1
+"""A seed that places a hostile node at number 0, which is also what a careless reader takes padding for."""
+RANDOM_RULE = {"rule": "bucketing+median", "b_hat": 1}
+SEARCHED = {"attack": "strongest", "attack_params": {"of": "foe"}, "byzantine": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a rule that lets forged vectors through": {"rule": "mean"},
+    "silent": {"silent": True},
+    "late nodes": {"no_show": 0.4},
+    "roaming": {"roaming": True},
+    "local steps": {"local_steps": 3},
+    "all-to-all": {"method": "all-to-all"},
+    "push, node 0 hostile": {"method": "el-local", "seed": AT_NODE_0, "no_show": 0.3},
+    "a graph, node 0 hostile": {"method": "cs-plus", "seed": AT_NODE_0, "no_show": 0.3, "pull": 4, "b_hat": 1},
+    "who is told who is hostile, late nodes": {"method": "clipped-gossip-oracle", "no_show": 0.4},
+    "a rule that knows the round": {"method": "balance", "nodes": 6, "byzantine": 0, "b_hat": 0},
+    "a rule that draws, some keep their half-step": {**RANDOM_RULE, "no_show": 0.4},
+    "a search against a rule that draws": {**RANDOM_RULE, **SEARCHED},
+    "a search against a rule that draws, late nodes": {**RANDOM_RULE, **SEARCHED, "no_show": 0.3, "seed": 11},
+}
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
+def test_a_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp_path: Path) -> None:
+    result = Case(fields).run(tmp_path)
+    graph = result.path / "graph.npz"
+    expected = Case(fields, np.load(graph)["adjacency"] if graph.is_file() else None)
+    found = np.load(result.path / "counts.npz")
+    np.testing.assert_array_equal(found["counts"], expected.counts())
+    np.testing.assert_array_equal(result.tensors["ids"], expected.honest(1))
+    np.testing.assert_allclose(result.models, expected.models(), rtol=0, atol=2e-6)
+    rounds = range(1, expected["rounds"] + 1)
+    ids = [expected.honest(t) for t in rounds] if expected["roaming"] else expected.honest(1)
+    np.testing.assert_array_equal(found["ids"], ids)
+
+
+def test_the_cases_have_what_they_are_named_for() -> None:
+    """Padding beside a hostile node 0; nodes that meet nobody hostile beside those that do."""
+    assert 0 in hostile(AT_NODE_0, 12, 3)
+    pushed = Case(CASES["push, node 0 hostile"])
+    assert len({len(pushed.wanted(1, i)) for i in pushed.honest(1)}) > 1
+    for name in ("a search against a rule that draws", "a search against a rule that draws, late nodes"):
+        assert {0, 1} == set(Case(CASES[name]).counts().ravel().tolist())
+
+
+def test_who_is_hostile_follows_from_the_seed_in_every_version() -> None:
+    fixed, roaming = (Case({"roaming": roams, "rounds": 1, "rule": "mean"}).run() for roams in (False, True))
+    assert fixed.tensors["ids"].tolist() == [0, 1, 2, 3, 7, 8, 9, 10, 11]
+    assert roaming.tensors["ids"].tolist() == [0, 1, 2, 3, 5, 7, 8, 9, 11]

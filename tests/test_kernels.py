@@ -159,6 +159,33 @@ def test_coordinates_equal_the_plain_ones(twin: str, operation: Operation, case:
         close(result, plain.coordinatewise(case.table, case.index, operation, f, mix), case.table.dtype)
 
 
+def near_median_by_index(x: Array, f: int) -> Array:
+    """(d,) the mean of the m − f values nearest to the median, ties to the lower row: coordinate by coordinate."""
+    median, found = np.median(x, axis=0), []
+    for column, middle in zip(x.T, median, strict=True):
+        order = sorted(range(len(x)), key=lambda j: (abs(column[j] - middle), j))
+        found.append(sum(column[j] for j in order[: len(x) - f]) / (len(x) - f))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("twin", ["plain", "generic", "specialised", "tensor"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
+    table: Array = np.random.default_rng(3).integers(-3, 4, (9, 300)).astype(dtype)
+    table[:, :40] = 5.0  # all equal
+    table[:, 40] = [2, 0, 0, 0, 0, 0, 0, 0, -2]
+    table[:, 41] = [-2, 0, 0, 0, 0, 0, 0, 0, 2]
+    for f in range(5):
+        rows = np.array([[3, 1, 4, 0, 5, 8, 2, 6, 7], np.arange(9)])
+        if twin in ("plain", "tensor"):
+            found = call(twin, "coordinatewise", table, rows, "meamed", f)
+        else:
+            out = np.empty((2, 300), dtype)
+            found = coordinates.coordinatewise(table, rows, "meamed", f, None, out, twin == "specialised")
+        for result, own in zip(found, rows, strict=True):
+            np.testing.assert_allclose(result, near_median_by_index(table[own].astype(np.float64), f), atol=1e-6)
+
+
 @pytest.mark.parametrize(("m", "f"), [(1, 0), (2, 0), (7, 3), (16, 7), (33, 13)])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -155,9 +155,9 @@ def test_balance_learns_when_the_nodes_are_not_far_apart() -> None:
     assert info.consensus < 0.2 * alone, "its nodes do agree"
 
 
-def test_without_hostile_weight_all_graph_methods_are_plain_gossip() -> None:
+def test_without_hostile_weight_all_graph_methods_but_gts_are_plain_gossip() -> None:
     results = []
-    for method in GOSSIP:
+    for method in (name for name in GOSSIP if name != "gts"):
         run = simulation(BASE.but(method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
         for _ in range(6):
             run.step()

@@ -164,6 +164,15 @@ def test_bulyan_follows_its_definition() -> None:
     np.testing.assert_allclose(A.bulyan(f)(x), np.take_along_axis(y, near, axis=0).mean(axis=0), atol=1e-12)
 
 
+def test_meamed_and_bulyan_break_ties_by_index() -> None:
+    assert A.meamed(1)(np.array([[2.0], [0.0], [-2.0]]))[0] == 1.0, "2 comes first"
+    assert A.meamed(1)(np.array([[-2.0], [0.0], [2.0]]))[0] == -1.0, "−2 comes first"
+    assert A.meamed(1)(torch.tensor([[2.0], [0.0], [-2.0]]))[0] == 1.0
+    x = np.array([[2.0], [0.0], [-2.0], [0.0], [5.0], [90.0], [-90.0]])  # krum picks all but the nineties, median 0
+    assert A.bulyan(1)(x)[0] == pytest.approx(2 / 3), "kept are 0, 0 and the first of 2, −2"
+    assert A.bulyan(1)(x[[2, 1, 0, 3, 4, 5, 6]])[0] == pytest.approx(-2 / 3)
+
+
 def test_the_converged_geometric_median_minimises_the_sum_of_distances() -> None:
     x = cloud(11, 9, 4)
     z = A.geometric_median(tol=1e-10)(x)
@@ -291,23 +300,73 @@ def metropolis_like(h: int, m: int) -> Array:
     return np.asarray(w / w.sum(axis=1, keepdims=True))
 
 
-def test_gts_with_equal_weights_is_nearest_neighbour_averaging() -> None:
+def test_gts_exact_with_equal_weights_is_nearest_neighbour_averaging() -> None:
     """On a complete graph with equal weights and ρ = C/(C − b_w)."""
     x, b = cloud(14, 10, 5), 3
     w = np.full(10, 0.1)
-    rule = A.gts(b_hat=b, rho=1 / (1 - 0.1 * b))
+    rule = A.gts_exact(b_hat=b, rho=1 / (1 - 0.1 * b))
     np.testing.assert_allclose(rule(x, weights=w), A.monna(b)(x), atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
-def test_without_hostile_weight_every_graph_rule_is_plain_gossip(name: str, parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "parameters"), [case for case in GRAPH_RULES if case[0] != "gts"])
+def test_without_hostile_weight_every_graph_rule_but_gts_is_plain_gossip(name: str, parameters: dict[str, Any]) -> None:
     rule = rpel.rule(name, byzantine_weight=0.0)
     x, w = cloud(15, 8, 5), metropolis_like(1, 8)[0]
     expected = x[0] + (w[:, None] * (x - x[0])).sum(axis=0)
     np.testing.assert_allclose(rule(x, weights=w, hostile=np.zeros(8, bool)), expected, atol=1e-12)
 
 
-def test_rtc_gts_and_the_oracle_follow_their_definitions() -> None:
+def published_gts(x: Array, w: Array, b_w: float) -> Array:
+    """GTS as Gaucher et al. published it, neighbour after neighbour."""
+    d = x - x[0]
+    order = np.argsort(np.linalg.norm(d, axis=1), kind="stable")
+    step, weight = np.zeros(x.shape[1]), 0.0
+    for j in order:
+        weight += w[j]
+        if weight >= w.sum() - b_w - 1e-12:
+            return np.asarray(x[0] + step + max(weight - (w.sum() - b_w), 0.0) * d[j])
+        step += w[j] * d[j]
+    raise AssertionError("the boundary was not reached")
+
+
+@given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 12), b_hat=st.integers(0, 4), equal=st.booleans())
+def test_gts_gives_what_its_authors_code_gives(seed: int, m: int, b_hat: int, equal: bool) -> None:
+    coins = np.random.default_rng(seed)
+    x = coins.normal(size=(m, 3))
+    w = np.full(m, 1 / m) if equal else coins.dirichlet(np.ones(m))
+    b_w = float(np.sort(w[1:])[::-1][:b_hat].sum())
+    expected = published_gts(x, w, b_w)
+    np.testing.assert_allclose(A.gts(b_hat=b_hat)(x, weights=w), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        A.gts(b_hat=b_hat).aggregate(x, np.arange(m)[None], weights=w[None], kernels=plain)[0], expected, atol=1e-12
+    )
+
+
+def test_gts_with_equal_weights_keeps_one_neighbour_fewer_than_gts_exact() -> None:
+    x, w = np.array([[0.0], [1.0], [2.0], [4.0], [50.0]]), np.full(5, 0.2)
+    assert A.gts_exact(b_hat=1)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2 + 4))
+    assert A.gts(b_hat=1)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2))
+    assert A.gts(b_hat=0)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2 + 4)), "the farthest is dropped all the same"
+
+
+@pytest.mark.parametrize("neighbours", ["m-f-1", "m-f-2"])
+def test_krum_sums_as_many_neighbours_as_it_is_told(neighbours: str) -> None:
+    differs = 0
+    for seed in range(30):
+        x, m, f = cloud(seed, 9, 4), 9, 3
+        squared = np.square(x[:, None] - x[None]).sum(axis=2)
+        others = np.sort(squared, axis=1)[:, 1:]
+        counts = {"m-f-1": m - f - 1, "m-f-2": m - f - 2}
+        picks = {name: int(np.argmin(others[:, :count].sum(axis=1))) for name, count in counts.items()}
+        np.testing.assert_array_equal(rpel.rule("krum", f=f, neighbours=neighbours)(x), x[picks[neighbours]])
+        differs += picks["m-f-1"] != picks["m-f-2"]
+    assert differs, "no input tells them apart"
+    assert (A.krum(3, neighbours=neighbours).kappa(9) is None) == (neighbours == "m-f-2"), "kappa is of m - f - 1"
+    with pytest.raises(ValueError, match="'m-f-1' or 'm-f-2', not 'm-f-3'"):
+        A.krum(1, neighbours="m-f-3")
+
+
+def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
     x, w, b_w = cloud(16, 9, 5), metropolis_like(1, 9)[0], 0.25
     d = x - x[0]
     norm = np.linalg.norm(d, axis=1)
@@ -320,12 +379,12 @@ def test_rtc_gts_and_the_oracle_follow_their_definitions() -> None:
     tau = np.sqrt((w[kept] * norm[kept] ** 2).sum() / b_w)
     expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in kept if j)
     np.testing.assert_allclose(A.rtc(byzantine_weight=b_w)(x, weights=w), expected, atol=1e-12)
-    # GTS
+    # GTS by definition
     left, step = 1 - b_w, np.zeros(5)
     for j in order:
         step += min(w[j], left) * d[j]
         left = max(0.0, left - w[j])
-    np.testing.assert_allclose(A.gts(byzantine_weight=b_w)(x, weights=w), x[0] + step, atol=1e-12)
+    np.testing.assert_allclose(A.gts_exact(byzantine_weight=b_w)(x, weights=w), x[0] + step, atol=1e-12)
     # the oracle
     hostile = np.arange(9) >= 7
     tau = np.sqrt((w * norm**2)[~hostile].sum() / w[hostile].sum())

@@ -9,6 +9,7 @@ from rpel.aggregation.graph import (
     cs_plus,
     gossip,
     gts,
+    gts_exact,
     ios,
     rtc,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "geometric_median",
     "gossip",
     "gts",
+    "gts_exact",
     "ios",
     "krum",
     "mda",

@@ -1,8 +1,8 @@
 """Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i), where the neighbours' weights W_ij are cut down to a_j.
 
 Row 0 is the node itself, d_j = x_j − x_0. The neighbours are sorted by ‖d_j‖, self first; C_k is the cumulative weight
-and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule is plain gossip. Cumulative
-weights are compared with a tolerance of 1e-12, so that equal weights behave as in exact arithmetic.
+and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule but gts is plain gossip.
+Cumulative weights are compared with a tolerance of 1e-12, so that equal weights behave as in exact arithmetic.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Neighbourhood:
 
 
 Cut = Callable[[Neighbourhood], Floats]
-"""The neighbours' reduced weights a_j (h, m), in sorted order; what b_w = 0 would give is filled in by the base."""
+"""The neighbours' reduced weights a_j (h, m), in sorted order; for b_w = 0 the base takes plain gossip instead."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class GraphRule(Rule):
     byzantine_weight: float | None = None
     rho: float = 1.0
     needs_hostile: bool = False
+    always_cuts: bool = False  # also where b_w = 0
     on_graph: ClassVar[bool] = True
 
     def run(self, group: Group, out: Array | None = None) -> Array:
@@ -96,7 +97,7 @@ class GraphRule(Rule):
             np.take_along_axis(column, order, axis=1) for column in (np.where(present, distance, 0.0), weight, hostile)
         )
         near = Neighbourhood(distance, weight_, hostile, b_w)
-        cut = np.where(b_w > TOLERANCE, self.cut(near), near.weight)
+        cut = np.where(self.always_cuts | (b_w > TOLERANCE), self.cut(near), near.weight)
         kept = np.zeros_like(weight)
         np.put_along_axis(kept, order, self.rho * cut, axis=1)
         kept[:, 0] = 1 - kept[:, 1:].sum(axis=1)
@@ -131,7 +132,11 @@ class GraphRule(Rule):
 
 
 def _graph_rule(
-    name: str, cut: Cut, needs_hostile: bool = False, kind: type[GraphRule] = GraphRule
+    name: str,
+    cut: Cut,
+    needs_hostile: bool = False,
+    always_cuts: bool = False,
+    kind: type[GraphRule] = GraphRule,
 ) -> Callable[..., GraphRule]:
     """A constructor; exactly one of b̂, which other rules call f, and a hostile weight is given where it is needed."""
     needed = name != "gossip" and not needs_hostile
@@ -144,7 +149,7 @@ def _graph_rule(
             raise ValueError(f"{name} needs either b_hat or byzantine_weight")
         if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
             raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
-        return kind(name, cut, b_hat, byzantine_weight, rho, needs_hostile, pivot=0)
+        return kind(name, cut, b_hat, byzantine_weight, rho, needs_hostile, always_cuts, pivot=0)
 
     constructor.__name__, constructor.__doc__ = name, cut.__doc__ if kind is GraphRule else kind.__doc__
     return constructor
@@ -163,7 +168,19 @@ def _cs_plus(n: Neighbourhood) -> Floats:
 
 
 def _gts(n: Neighbourhood) -> Floats:
-    """GTS: keep the nearest with total weight C − b_w; the one on the boundary counts for what is missing."""
+    """GTS as its authors' code has it: those before the boundary, and of the one on it what exceeds C − b_w.
+
+    The boundary is the first k with C_k ≥ C − b_w; it counts with C_k − (C − b_w). For equal weights that is one
+    neighbour fewer than ``gts_exact`` keeps, and with b_w = 0 the farthest is dropped (Gaucher et al., 2025).
+    """
+    limit = n.total - n.b_w
+    reached = n.cumulative >= limit - TOLERANCE
+    before = n.cumulative - n.weight < limit - TOLERANCE  # of those that have reached it, the first
+    return np.where(reached, np.where(before, np.maximum(n.cumulative - limit, 0.0), 0.0), n.weight)
+
+
+def _gts_exact(n: Neighbourhood) -> Floats:
+    """GTS by definition: the nearest of total weight C − b_w, the one on the boundary with the part that fits."""
     room = n.total - n.b_w - (n.cumulative - n.weight)
     return np.clip(np.where(np.abs(room) <= TOLERANCE, 0.0, room), 0.0, n.weight)
 
@@ -192,7 +209,8 @@ def _rtc(n: Neighbourhood) -> Floats:
 
 gossip = _graph_rule("gossip", _plain)
 cs_plus = _graph_rule("cs_plus", _cs_plus)
-gts = _graph_rule("gts", _gts)
+gts = _graph_rule("gts", _gts, always_cuts=True)
+gts_exact = _graph_rule("gts_exact", _gts_exact)
 clipped_gossip_adaptive = _graph_rule("clipped_gossip_adaptive", _adaptive)
 clipped_gossip_oracle = _graph_rule("clipped_gossip_oracle", _oracle, needs_hostile=True)
 rtc = _graph_rule("rtc", _rtc)

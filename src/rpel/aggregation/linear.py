@@ -49,24 +49,33 @@ def mean(f: int | None = None) -> Rule:
     return Linear("mean", lambda g: np.full(g.index.shape, 1 / g.m), f=f)
 
 
-def krum_scores(squared: Floats, f: int) -> Floats:
-    """(h, m) sums of squared distances to the m − f − 1 nearest others."""
+def krum_scores(squared: Floats, f: int, without: int = 1) -> Floats:
+    """(h, m) sums of squared distances to the m − f − ``without`` nearest others."""
     m = squared.shape[2]
     others = np.sort(squared, axis=2)[:, :, 1:]  # the first is the distance to itself, 0
-    return np.asarray(others[:, :, : max(m - f - 1, 0)].sum(axis=2))
+    return np.asarray(others[:, :, : max(m - f - without, 0)].sum(axis=2))
 
 
-def krum(f: int) -> Rule:
+_KRUM_NEIGHBOURS = {"m-f-1": 1, "m-f-2": 2}
+
+
+def krum(f: int, neighbours: str = "m-f-1") -> Rule:
     """The vector with the lowest Krum score (Blanchard et al., 2017).
+
+    A score sums the squared distances to the m − f − 1 nearest others, which κ is proven for, or, as its authors
+    have it, to m − f − 2.
 
     >>> krum(1)(np.array([[0.0], [0.1], [9.0]]))
     array([0.])
     """
+    if neighbours not in _KRUM_NEIGHBOURS:
+        raise ValueError(f"krum has neighbours {' or '.join(map(repr, _KRUM_NEIGHBOURS))}, not {neighbours!r}")
+    without = _KRUM_NEIGHBOURS[neighbours]
 
     def weights(g: Group) -> Floats:
-        return _chosen(g, np.argmin(krum_scores(g.pairwise(), g.f), axis=1)[:, None])
+        return _chosen(g, np.argmin(krum_scores(g.pairwise(), g.f, without), axis=1)[:, None])
 
-    return Linear("krum", weights, known_kappa=theory.kappa_krum, f=f)
+    return Linear("krum", weights, known_kappa=theory.kappa_krum if without == 1 else None, f=f)
 
 
 def multi_krum(f: int) -> Rule:

@@ -43,6 +43,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "gossip": graph.gossip,
     "cs_plus": graph.cs_plus,
     "gts": graph.gts,
+    "gts_exact": graph.gts_exact,
     "clipped_gossip_adaptive": graph.clipped_gossip_adaptive,
     "clipped_gossip_oracle": graph.clipped_gossip_oracle,
     "rtc": graph.rtc,

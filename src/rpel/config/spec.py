@@ -32,8 +32,8 @@ DatasetName = Literal[
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "mnist-8x8", "mnist-sample-8x8", "own"
 ]  # fmt: skip
 MethodName = Literal[
-    "rpel", "all-to-all", "nna", "cs-plus", "gts", "clipped-gossip", "clipped-gossip-oracle", "rtc",
-    "ios", "balance", "d-psgd", "el-local", "el-oracle",
+    "rpel", "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle",
+    "rtc", "ios", "balance", "d-psgd", "el-local", "el-oracle",
 ]  # fmt: skip
 Pieces = tuple[tuple[int, float], ...]
 """A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""

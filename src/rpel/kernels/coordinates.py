@@ -140,21 +140,68 @@ def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Flo
 
 @compiled
 def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Floats) -> None:
-    """z = Σ of the m − f values nearest to the median, ascending; see `sorting._near_median` for who is kept."""
+    """z = Σ of the m − f values nearest to the median, ascending, NaN at a tie; as `sorting._near_median` has it."""
     kept = m - f
     two = y.dtype.type(2)
     for c in range(padded):
         median = (y[(m - 1) // 2 * STRIDE + c] + y[m // 2 * STRIDE + c]) / two
-        z[c] = 0
+        z[c], tied = 0, False
         for rank in range(m):
             value = y[rank * STRIDE + c]
             keep = True
             if rank < f:
-                keep = not (y[(rank + kept) * STRIDE + c] - median < median - value)
+                above = y[(rank + kept) * STRIDE + c] - median
+                keep = not (above < median - value)
+                tied |= above == median - value and above > 0
             if keep and rank >= kept:
                 keep = value - median < median - y[(rank - kept) * STRIDE + c]
             z[c] += value if keep else y.dtype.type(0)
-        z[c] /= divisor
+        z[c] = np.nan if tied else z[c] / divisor
+
+
+@compiled
+def _break_ties(
+    table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, f: int, divisor: Any, s: Scratch
+) -> None:
+    """Where z is NaN for a tie at the median: the mean of the nearest by (distance, row), compared in float64."""
+    tied = False
+    for c in range(count):
+        tied |= np.isnan(s.z[c])
+    if not tied:
+        return
+    _values(table, rows, i, mix, start, count, s)  # once more: sorted values have lost their rows
+    m = len(s.y) // STRIDE
+    for c in range(count):
+        if np.isnan(s.z[c]):
+            s.z[c] = _nearest_by_row(s.y, c, m, m - f) / divisor
+
+
+@compiled
+def _nearest_by_row(y: Floats, c: int, m: int, kept: int) -> Any:
+    """Σ of the kept values of column c nearest to its median, ties to the lower row."""
+    values = np.empty(m)
+    for j in range(m):
+        values[j] = y[j * STRIDE + c]
+    low, high = 0.0, 0.0
+    for j in range(m):
+        place = _place(values, j)
+        low = values[j] if place == (m - 1) // 2 else low
+        high = values[j] if place == m // 2 else high
+    median = (low + high) / 2
+    apart = np.abs(values - median)
+    total = y.dtype.type(0)
+    for j in range(m):
+        total += y[j * STRIDE + c] if _place(apart, j) < kept else y.dtype.type(0)
+    return total
+
+
+@compiled
+def _place(values: Floats, j: int) -> int:
+    """How many values come before the j-th in order of (value, row)."""
+    before = 0
+    for q in range(len(values)):
+        before += values[q] < values[j] or (values[q] == values[j] and q < j)
+    return before
 
 
 @compiled
@@ -175,6 +222,7 @@ def _generic(
                     _exchange(s.y, comparators[p, 0], comparators[p, 1], padded)
                 if operation == 2:
                     _sum_near_median(s.y, m, f, padded, divisor, s.z)
+                    _break_ties(table, index[i], i, mix, start, count, f, divisor, s)
                 elif operation == 1:
                     _sum_ranks(s.y, (m - 1) // 2, m // 2 + 1, padded, divisor, s.z)
                 else:
@@ -198,6 +246,8 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
                     count = min(STRIDE, d - start)
                     padded = _values(table, index[i], i, mix, start, count, s)
                     operate(s.y, STRIDE, padded, divisor, s.z, m, f, operation)
+                    if operation == 2:
+                        _break_ties(table, index[i], i, mix, start, count, f, divisor, s)
                     copy(s.z, 0, count, out, i * d + start)
 
     return compiled(kernel)

@@ -211,8 +211,7 @@ def coordinatewise(
 
     - ``trimmed_mean``: without the f lowest and f highest, the mean of the rest;
     - ``median``: the mean of the two middle values when their number is even;
-    - ``meamed``: the mean of the m′ − f values nearest to the median; of two equally near values on either side the
-      lower is kept first.
+    - ``meamed``: the mean of the m′ − f values nearest to the median, ties to the lower row.
 
     `mix` replaces the m rows by m′: integers (h, m′, k) take the mean of the k rows named (nearest-neighbour mixing);
     floats (h, m′, m) are weights, of which zeros are skipped; a number k stands for the k nearest rows of each.
@@ -250,8 +249,8 @@ def _operate(y: Floats, operation: Operation, f: int) -> Floats:
         return np.asarray(median, np.float64)
     if operation == "trimmed_mean":
         return np.asarray(ordered[f : m - f].mean(axis=0), np.float64)
-    kept = np.argsort(np.abs(ordered - median), axis=0, kind="stable")[: m - f]
-    return np.asarray(np.take_along_axis(ordered, kept, axis=0).mean(axis=0), np.float64)
+    kept = np.argsort(np.abs(y - median), axis=0, kind="stable")[: m - f]
+    return np.asarray(np.take_along_axis(y, kept, axis=0).mean(axis=0), np.float64)
 
 
 def moments(

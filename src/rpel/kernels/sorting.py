@@ -109,6 +109,8 @@ def operate(
         for a, b in network(m, f, name):
             values[a], values[b] = _exchange(builder, values[a], values[b])
         total = _total(builder, values, f, name, vector)
+        if name == "meamed" and f:
+            total = _unless_tied(builder, total, values, f, vector)
         store(builder, builder.fdiv(total, scale), z, c)
 
 
@@ -127,20 +129,32 @@ def _near_median(builder: Builder, values: list[Any], f: int, vector: Any) -> li
     """The m − f values nearest to the median, the others 0.
 
     They are neighbours in rank. Rank r < f leaves at the bottom exactly when rank r + m − f is strictly nearer and
-    enters at the top; so of two equally near values the lower stays.
+    enters at the top. Where both are equally near, see :func:`_unless_tied`.
     """
+    kept, chosen = len(values) - f, list(values)
+    for r, (below, above) in enumerate(_sides(builder, values, f, vector)):
+        leaves = builder.fcmp_ordered("<", above, below)
+        chosen[r] = builder.select(leaves, zero(vector), chosen[r])
+        chosen[r + kept] = builder.select(leaves, chosen[r + kept], zero(vector))
+    return chosen
+
+
+def _sides(builder: Builder, values: list[Any], f: int, vector: Any) -> list[tuple[Any, Any]]:
+    """For each rank r < f how far it lies below the median, and how far rank r + m − f above."""
     m, kept = len(values), len(values) - f
     middle = builder.fadd(values[(m - 1) // 2], values[m // 2])
     median = builder.fmul(middle, ir.Constant(vector, [0.5] * vector.count))
-    leaves = [
-        builder.fcmp_ordered("<", builder.fsub(values[r + kept], median), builder.fsub(median, values[r]))
-        for r in range(f)
-    ]
-    chosen = list(values)
-    for r in range(f):
-        chosen[r] = builder.select(leaves[r], zero(vector), chosen[r])
-        chosen[r + kept] = builder.select(leaves[r], chosen[r + kept], zero(vector))
-    return chosen
+    return [(builder.fsub(median, values[r]), builder.fsub(values[r + kept], median)) for r in range(f)]
+
+
+def _unless_tied(builder: Builder, total: Any, values: list[Any], f: int, vector: Any) -> Any:
+    """The total; NaN where two different values are equally near and one is kept: ranks do not say whose row is lower,
+    so whoever called looks at the rows again."""
+    tied = ir.Constant(ir.VectorType(ir.IntType(1), vector.count), [0] * vector.count)
+    for below, above in _sides(builder, values, f, vector):
+        equal = builder.fcmp_ordered("==", below, above)
+        tied = builder.or_(tied, builder.and_(equal, builder.fcmp_ordered(">", above, zero(vector))))
+    return builder.select(tied, ir.Constant(vector, [float("nan")] * vector.count), total)
 
 
 # --- nearest neighbours -----------------------------------------------------------------------------------------------

@@ -144,14 +144,15 @@ def _mixed(x: Tensor, mix: Tensor) -> Tensor:
 def _operate(y: Tensor, operation: Operation, f: int) -> Tensor:
     """(h, w) the operation over the second axis of y (h, m′, w)."""
     m = y.shape[1]
-    ordered = y.double().sort(dim=1).values
+    values = y.double()
+    ordered = values.sort(dim=1).values
     median = (ordered[:, (m - 1) // 2] + ordered[:, m // 2]) / 2
     if operation == "median":
         return median
     if operation == "trimmed_mean":
         return ordered[:, f : m - f].mean(dim=1)
-    kept = (ordered - median[:, None]).abs().sort(dim=1, stable=True).indices[:, : m - f]
-    return ordered.gather(1, kept).mean(dim=1)
+    kept = (values - median[:, None]).abs().sort(dim=1, stable=True).indices[:, : m - f]
+    return values.gather(1, kept).mean(dim=1)
 
 
 def moments(

@@ -42,6 +42,7 @@ METHODS = {
     "nna": Method("everybody", "monna"),
     "cs-plus": Method("graph", "cs_plus"),
     "gts": Method("graph", "gts"),
+    "gts-exact": Method("graph", "gts_exact"),
     "clipped-gossip": Method("graph", "clipped_gossip_adaptive"),
     "clipped-gossip-oracle": Method("graph", "clipped_gossip_oracle"),
     "rtc": Method("graph", "rtc"),

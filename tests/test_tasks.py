@@ -710,6 +710,102 @@ def test_what_cannot_be_computed_many_at_once_or_gains_nothing_is_computed_one_b
     assert np.isfinite(t.gradient(models(t, 2), t.local_state(2), np.arange(2), 0, 0)[0]).all()
 
 
+class _Doubled(nn.Linear):
+    def __call__(self, *given: Any) -> Any:
+        return 2 * super().__call__(*given)
+
+
+class _Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+def _altered(way: str) -> nn.Sequential:
+    """A network of linear layers that looks like one the engines know, and does something else."""
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(30, 5), nn.ReLU(), nn.Linear(5, 4))
+    first, last = module[1], module[3]
+    assert isinstance(first, nn.Linear)
+    if way == "hook":
+        first.register_forward_hook(lambda layer, given, output: 2 * output)
+    elif way == "pre-hook":
+        module.register_forward_pre_hook(lambda layer, given: (2 * given[0],))
+    elif way == "backward hook":
+        last.register_full_backward_hook(lambda layer, given, output: (2 * given[0],))  # type: ignore[index]
+    elif way == "parametrisation":
+        nn.utils.parametrize.register_parametrization(first, "weight", _Scaled())
+    elif way == "call":
+        module[1] = _Doubled(30, 5)
+    elif way == "order":
+        weight = first.weight
+        del first.weight
+        first.weight = weight
+    elif way == "more":
+        module.register_parameter("more", nn.Parameter(torch.ones(3)))
+    return module
+
+
+@pytest.mark.parametrize("way", ["hook", "pre-hook", "backward hook", "parametrisation", "call", "order", "more"])
+def test_networks_that_only_look_like_known_ones_are_computed_as_they_are(way: str) -> None:
+    data, module = dataset((1, 6, 5)), _altered(way)
+    plain, fast = (
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast) for fast in (False, True)
+    )
+    x, ids = models(plain, 3), np.arange(3)
+    results = [t.gradient(x, t.local_state(3), ids, 0, 0)[0] for t in (plain, fast)]
+    assert relative(results[1], results[0]) < 1e-5
+    accuracies = [t.evaluate(x, t.local_state(3)) for t in (plain, fast)]
+    np.testing.assert_allclose(accuracies[1], accuracies[0], rtol=1e-5)
+
+
+def test_hooks_are_called_for_every_node() -> None:
+    module, seen = _altered(""), list[tuple[int, ...]]()
+    module[1].register_forward_hook(lambda layer, given, output: seen.append(tuple(output.shape)))
+    t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 3, module, batch_size=BATCH, seed=1)
+    seen.clear()
+    t.gradient(models(t, 3), t.local_state(3), np.arange(3), 0, 0)
+    assert seen == [(BATCH, 5)] * 3
+
+
+def test_a_hook_on_dropout_is_called() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.Dropout(0.5))
+    module[2].register_forward_hook(lambda layer, given, output: 0 * output)
+    t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    assert not t.gradient(models(t, 2), t.local_state(2), np.arange(2), 0, 0)[0].any()
+
+
+def test_a_forward_put_on_a_layer_itself_is_the_one_that_counts() -> None:
+    module = _altered("")
+    module[3].forward = lambda x: x[:, :4] * 0.5
+    t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    g = t.gradient(models(t, 2), t.local_state(2), np.arange(2), 0, 0)[0]
+    assert not g[:, -24:].any()
+    assert g[:, :-24].any()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Sequential(nn.Linear(30, 4)), r"does not take examples of the shape \(1, 6, 5\)"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(29, 4)), r"does not take examples of the shape \(1, 6, 5\)"),
+        (build(MNIST[0], (3, 16, 16), kernel=5, padding=0, dropout=0, seed=0), "does not take examples"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(30, 4)).double(), "'1.weight' of the model is torch.float64"),
+    ],
+    ids=["no flattening", "width", "channels", "float64"],
+)
+def test_networks_that_do_not_fit_are_refused_in_one_sentence(module: nn.Module, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_hook_on_a_parameter_is_refused() -> None:
+    module = _altered("")
+    module[1].weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"'1\.weight' of the model has a hook"):
+        Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+
+
 def test_a_bare_linear_layer_is_computed_like_one_in_a_row() -> None:
     x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
     data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))

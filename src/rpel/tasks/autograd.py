@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from rpel.tasks.task import Engine, Loss
 from rpel.tasks.winograd import with_winograd
@@ -103,6 +104,19 @@ def _parts(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def altered(layer: nn.Module) -> bool:
+    """Whether calling this layer does more than its class says: it has hooks, or a forward of its own.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> handle = layer.register_forward_hook(lambda layer, given, output: 0 * output)
+    >>> altered(layer), altered(nn.Linear(2, 2))
+    (True, False)
+    """
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    everywhere = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
+    return any(hooks) or any(everywhere) or "forward" in vars(layer)
+
+
 def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
     """The module with each nn.Dropout, at any depth, replaced by layer(p).
 
@@ -111,7 +125,7 @@ def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
       (0): Identity()
     )
     """
-    if type(module) is nn.Dropout:
+    if type(module) is nn.Dropout and not altered(module):
         return layer(module.p)
     for name, child in module.named_children():
         setattr(module, name, with_dropout(child, layer))

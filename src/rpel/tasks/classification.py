@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rpel.data import Dataset
 from rpel.models import flatten
 from rpel.randomness import draws, key
-from rpel.tasks.autograd import AutogradEngine
+from rpel.tasks.autograd import AutogradEngine, altered
 from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
@@ -72,7 +72,7 @@ class Classification:
     ) -> None:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
         self.seed, self.batch_size, self.loss, self.metric = seed, batch_size, loss or F.cross_entropy, metric
-        self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, seed)
+        self.module = _copied(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
         self.engine = self._engine(torch.device(device), fast)
@@ -81,15 +81,18 @@ class Classification:
         """The fastest engine that knows this network."""
         fast = fast and device.type == "cpu"
         known = fast and self.loss is F.cross_entropy and self.metric is None
-        layers = recognise(self.module) if known else None
-        if layers is not None:
-            shape = self.examples.dataset.shape
+        layers, shape = recognise(self.module) if known else None, self.examples.dataset.shape
+        if layers is not None and layers.take(shape):
             return ConvolutionEngine(layers, shape) if layers.convolutions else LinearEngine(layers)
         rows = np.array([0, len(self.examples.dataset.train_y) - 1])
         probe = self.examples.train(rows[None], None, torch.float32)[0]
-        plain = AutogradEngine(self.module, self.loss, probe, device, self.metric)
+        try:
+            plain = AutogradEngine(self.module, self.loss, probe, device, self.metric)
+        except Exception as error:  # the module's code may be anything
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"the model does not take examples of the shape {shape}: {why}") from error
         many = VmapEngine(self.module, self.loss, self.metric)
-        if not fast or plain.hidden or not many.pays(probe):
+        if not fast or plain.hidden or any(map(altered, self.module.modules())) or not many.pays(probe):
             return plain
         return many if many.agrees(plain, probe, torch.from_numpy(self.examples.dataset.train_y[rows])) else plain
 
@@ -254,6 +257,19 @@ class Classification:
             self.engine.gradient(x_[some], local_[some], inputs, labels, [], parts_[b, some], train=False)
 
         share(work, -(-len(x) // size) * len(blocks), self.engine.serial)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy that trains as the module would; ValueError for what a copy in float32 would leave out."""
+    for name, value in module.named_parameters():
+        if value._backward_hooks:
+            raise ValueError(
+                f"parameter {name!r} of the model has a hook, which the nodes' copies would not have: "
+                "put it on the layer (register_full_backward_hook)"
+            )
+        if value.dtype != torch.float32:
+            raise ValueError(f"parameter {name!r} of the model is {value.dtype}: the nearest is model.float()")
+    return copy.deepcopy(module)
 
 
 def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

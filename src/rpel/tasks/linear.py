@@ -1,8 +1,9 @@
 """Networks whose derivative is written down, so that no graph is built: their form, and the engine for linear layers.
 
 The form is ``[C-R-M]… L-R-…-L[-S]`` of the paper's notation: convolutions each followed by rectifier and pooling by 2,
-then linear layers with rectifiers between them, then log-softmax or nothing. Whatever else a module contains makes it a
-stranger here (`recognise` returns None), and autograd takes it.
+then linear layers with rectifiers between them, then log-softmax or nothing. Whatever else a module contains, or does
+when it is called (hooks, a forward of its own), makes it a stranger here (`recognise` returns None), and autograd takes
+it.
 
 The engine computes the layers of many nodes at once: one batched matrix product per layer instead of a loop over nodes.
 Values are (nodes, width, examples): examples innermost, so that a softmax over few classes is a pass over long rows.
@@ -12,6 +13,7 @@ of the nodes not in a single bit; gradients end in the rows of the result.
 Plain twin: autograd on `nn.Linear`, `nn.ReLU` and cross-entropy, node by node.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rpel.kernels.cache import compiled
+from rpel.tasks.autograd import altered
 from rpel.tasks.task import Engine
 from rpel.types import Floats
 
@@ -46,6 +49,27 @@ class Layers:
     convolutions: tuple[Affine, ...]
     linears: tuple[Affine, ...]
     d: int
+    flattens: bool = True
+
+    def take(self, shape: tuple[int, ...]) -> bool:
+        """Whether they fit on examples of this shape, layer by layer.
+
+        >>> from rpel.models import model
+        >>> recognise(model("mnist")).take((1, 28, 28)), recognise(model("mnist")).take((3, 28, 28))
+        (True, False)
+        """
+        if self.convolutions:
+            if len(shape) != 3:
+                return False
+            channels, height, width = shape
+            for c in self.convolutions:
+                filters, wanted, k, _ = c.shape
+                height, width = ((side + 2 * c.padding - k + 1) // 2 for side in (height, width))
+                if wanted != channels or min(height, width) < 1:
+                    return False
+                channels = filters
+            shape = (channels, height, width)
+        return (self.flattens or len(shape) == 1) and math.prod(shape) == self.linears[0].shape[1]
 
 
 def recognise(module: nn.Module) -> Layers | None:
@@ -59,12 +83,30 @@ def recognise(module: nn.Module) -> Layers | None:
     """
     if type(module) is nn.Linear:
         module = nn.Sequential(module)
-    if type(module) is not nn.Sequential:
+    if type(module) is not nn.Sequential or any(map(altered, module.modules())):
         return None
     form = _FORM.fullmatch("".join(map(_letter, module)))
     if form is None:
         return None
-    return _placed([layer for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)], form[1].count("C"))
+    layers = [layer for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)]
+    return _placed(layers, form[1].count("C"), "F" in form[1]) if _just(layers, module) else None
+
+
+def _just(layers: list[nn.Conv2d | nn.Linear], module: nn.Module) -> bool:
+    """Whether the module holds these layers' weights and biases, in this order and each once, and nothing else."""
+    held = list(module.parameters())
+    wanted = [id(p) for layer in layers for p in (layer.weight, layer.bias)]
+    shapes = [shape for layer in layers for shape in (_shape(layer), _shape(layer)[:1])]
+    plain = all(type(p) is nn.Parameter and p.requires_grad for p in held)
+    fits = [id(p) for p in held] == wanted and [tuple(p.shape) for p in held] == shapes
+    return plain and fits and not list(module.buffers())
+
+
+def _shape(layer: nn.Conv2d | nn.Linear) -> tuple[int, ...]:
+    """Of the weight, as the layer was made."""
+    if isinstance(layer, nn.Conv2d):
+        return (layer.out_channels, layer.in_channels, *layer.kernel_size)
+    return (layer.out_features, layer.in_features)
 
 
 _FORM = re.compile(r"((?:CRM)+F|F?)(?:LR)*LS?")  # images are flattened before the first linear layer
@@ -88,11 +130,8 @@ def _letter(layer: nn.Module) -> str:
     return "R" if type(layer) is nn.ReLU else "?"
 
 
-def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int) -> Layers | None:
-    """Where each layer's parameters lie in the vector; None if parameters are shared, frozen or of the wrong width."""
-    parameters = [p for layer in layers for p in layer.parameters()]
-    if len({id(p) for p in parameters}) < len(parameters) or not all(p.requires_grad for p in parameters):
-        return None
+def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bool) -> Layers | None:
+    """Where each layer's parameters lie in the vector; None if a layer is not as wide as the one before it."""
     placed, at = [], 0
     for layer in layers:
         weight, end = at + layer.weight.numel(), at + layer.weight.numel() + layer.weight.shape[0]
@@ -100,7 +139,7 @@ def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int) -> Layers | 
         placed.append(Affine(slice(at, weight), slice(weight, end), tuple(layer.weight.shape), padding))
         at = end
     chained = all(a.shape[0] == b.shape[1] for a, b in pairwise(placed) if len(a.shape) == len(b.shape))
-    return Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at) if chained else None
+    return Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at, flattens) if chained else None
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

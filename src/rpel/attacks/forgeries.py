@@ -78,9 +78,12 @@ def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
 
 def mimic(view: View, epsilon: int = 0) -> Models:
     """One honest peer's model, the epsilon-th of A: all hostile peers over-represent it (Karimireddy et al., 2022)."""
-    rows = view.sources
-    column = epsilon % np.maximum((rows >= 0).sum(axis=1), 1)
-    view.space[:] = view.table[np.take_along_axis(rows, column[:, None], axis=1)[:, 0]]
+    peers = np.where(view.peers == view.own[:, None], -1, view.peers)  # on a graph the victim itself is one of A
+    rows = np.concatenate([peers, view.own[:, None]], axis=1)  # the own model for whoever has no honest peer
+    order = np.argsort(rows < 0, axis=1, kind="stable")
+    column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
+    chosen = np.take_along_axis(order, column[:, None], axis=1)
+    view.space[:] = view.table[np.take_along_axis(rows, chosen, axis=1)[:, 0]]
     return view.space
 
 

@@ -1,6 +1,6 @@
 """Data sets, how they are shared out among the nodes, and a real MNIST sample to start with."""
 
-from rpel.data.datasets import NAMES, Dataset, crop_flip, from_arrays, load
+from rpel.data.datasets import NAMES, Dataset, check_examples, check_finite, crop_flip, from_arrays, load
 from rpel.data.files import DataError, MissingDataError
 from rpel.data.partition import Virtual, balanced_subset, by_writer, dirichlet, iid, virtual
 
@@ -12,6 +12,8 @@ __all__ = [
     "Virtual",
     "balanced_subset",
     "by_writer",
+    "check_examples",
+    "check_finite",
     "crop_flip",
     "dirichlet",
     "from_arrays",

@@ -293,6 +293,39 @@ def _downloaded(name: str, folders: list[Path], download: bool, progress: Progre
     return found
 
 
+def check_examples(train: NDArray[Any], test: NDArray[Any], names: tuple[str, str] = ("train", "test")) -> None:
+    """DataError unless both are finite, of one shape, and pixels (uint8) or not alike: only pixels are divided by 255.
+
+    >>> check_examples(np.zeros((2, 3), np.uint8), np.ones((2, 3), np.float32))
+    Traceback (most recent call last):
+    rpel.data.files.DataError: the train examples are uint8 from 0 to 0, the test examples are float32 ...
+    """
+    parts = ((names[0], train), (names[1], test))
+    for name, x in parts:
+        if x.dtype.kind == "f":
+            check_finite(x, f"{name} examples")
+    if train.shape[1:] != test.shape[1:]:
+        raise DataError(
+            f"{names[0]} examples have the shape {train.shape[1:]} and {names[1]} examples {test.shape[1:]}"
+        )
+    if (train.dtype == np.uint8) != (test.dtype == np.uint8):
+        a, b = (f"the {name} examples are {x.dtype} from {x.min():g} to {x.max():g}" for name, x in parts)
+        raise DataError(f"{a}, {b}: uint8 are pixels, divided by 255, so that both must be uint8, or neither")
+
+
+def check_finite(values: NDArray[Any], what: str) -> None:
+    """DataError, with the rows, where there is NaN or infinity.
+
+    >>> check_finite(np.array([[1.0, 2.0], [np.nan, 0.0]]), "examples")
+    Traceback (most recent call last):
+    rpel.data.files.DataError: the examples have NaN or infinity in 1 of 2 rows: 1
+    """
+    broken = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(broken):
+        some = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+        raise DataError(f"the {what} have NaN or infinity in {len(broken):,} of {len(values):,} rows: {some}")
+
+
 def from_arrays(
     train: tuple[NDArray[Any], NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
@@ -318,6 +351,7 @@ def from_arrays(
         parts.append((x, y.astype(np.int64)))
         content = np.ascontiguousarray(x).tobytes() + parts[-1][1].tobytes()
         checksums[f"{name}/{part}"] = sha256(f"{x.dtype}{x.shape}".encode() + content)
+    check_examples(train[0], test[0])
     largest = max(int(y.max()) for _, y in parts)
     classes = largest + 1 if classes is None else classes
     if largest >= classes:

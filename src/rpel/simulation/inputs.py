@@ -138,6 +138,7 @@ def taken(train: Any, test: Any) -> Dataset:
     2
     """
     if isinstance(train, Dataset):
+        data.check_examples(train.train_x, train.test_x)
         content = (train.train_x, train.train_y, train.test_x, train.test_y)
         return replace(train, checksums=train.checksums or {train.name: digest(content)})
     (x, y), (test_x, test_y) = _arrays(train, "train"), _arrays(test, "test")
@@ -146,6 +147,8 @@ def taken(train: Any, test: Any) -> Dataset:
     for part, examples, targets in (("train", x, y), ("test", test_x, test_y)):
         if len(examples) != len(targets) or not len(targets) or targets.dtype.kind != "f":
             raise ValueError(f"the {part} examples {examples.shape} and float targets {targets.shape} do not fit")
+        data.check_finite(targets, f"{part} targets")
+    data.check_examples(x, test_x)
     checksums = {"own/train": digest((x, y)), "own/test": digest((test_x, test_y))}
     return Dataset(OWN, x, y.astype(np.float32), test_x, test_y.astype(np.float32), 0, (0.0,), (1.0,), checksums)
 
@@ -169,6 +172,8 @@ def _per_node(train: list[Any], test: Any, honest: int) -> tuple[Dataset, list[I
     ends = np.cumsum([len(y) for _, y in parts])
     if min(len(y) for _, y in parts) == 0:
         raise ValueError("each honest node needs at least one example")
+    for i, (x, _) in enumerate(parts):
+        data.check_examples(parts[0][0], x, ("train[0]", f"train[{i}]"))
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     found = taken((x, y), test)
     sizes = hashlib.sha256(str(ends.tolist()).encode()).hexdigest()

@@ -114,6 +114,18 @@ def test_who_pushes_decides_who_hears_and_flooders_reach_all() -> None:
     assert all({18, 19} <= set(row) for row in flooded)
 
 
+@pytest.mark.parametrize("method", ["all-to-all", "nna"])
+@pytest.mark.parametrize(("given", "nearest"), [({"pull": 5}, "pull 19"), ({"b_hat": 2}, "b_hat 4")])
+def test_methods_in_which_all_hear_all_refuse_another_pull_or_b_hat(
+    method: str, given: dict[str, int], nearest: str
+) -> None:
+    spec = Spec(nodes=20, byzantine=4, method=method)
+    assert (settle(spec).pull, settle(spec).b_hat) == (19, 4)
+    assert settle(spec.but(pull=19, b_hat=4)).pull == 19
+    with pytest.raises(ValueError, match=f"method {method}.*{nearest}"):
+        settle(spec.but(**given))
+
+
 def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
     heard = RandomRegular(10, 3, seed=0).sample(4, np.arange(10))
     assert heard.shape == (10, 3)
@@ -134,9 +146,8 @@ def test_adversarial_placement_takes_the_most_central_nodes() -> None:
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "balance"])
 def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
-    spec = BASE.but(
-        method=method, nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60)
-    )
+    base = BASE.but(nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60))
+    spec = base.but(method=method)
     run = simulation(spec, Quadratic())
     for _ in range(60):
         run.step()
@@ -262,6 +273,20 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
             v.honest[others], v.honest[v.own[i]], byzantine=int(v.hostile[i]), weights=row
         )
         np.testing.assert_allclose(v.space[i], alone, atol=1e-9)
+
+
+def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> None:
+    run = simulation(BASE.but(method="d-psgd", attack="mimic", pull=5, b_hat=2), Quadratic())
+    seen: list[Any] = []
+    view = run.network._view
+    run.network._view = lambda *a: seen.append(view(*a)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    run.step()
+    v = seen[0]
+    neighbours = [[j for j in v.peers[i] if j >= 0 and j != v.own[i]] for i in range(v.victims)]
+    assert v.victims
+    assert all(neighbours)
+    for i, near in enumerate(neighbours):
+        np.testing.assert_array_equal(v.space[i], v.honest[near[0]])
 
 
 def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:

@@ -141,7 +141,7 @@ def test_nothing_is_kept_when_out_is_none(tmp_path: Path, monkeypatch: pytest.Mo
         {"attack": "stale"},
         {"attack": "mimic_heuristic", "attack_params": {"learning_rounds": 4}},
         {"output": "uniform", "roaming": True, "no_show": 0.2, "local_steps": 2},
-        {"method": "all-to-all", "model": "C(2)-B-R-M-L(10)-S"},
+        {"method": "all-to-all", "pull": 7, "model": "C(2)-B-R-M-L(10)-S"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "plain",
 )
@@ -535,6 +535,36 @@ def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypat
         finished.history.to_pandas()
 
 
+def _pixels(part: tuple[Any, Any], kind: type) -> tuple[Any, Any]:
+    return np.clip(40 * np.asarray(part[0]) + 100, 0, 255).astype(kind), part[1]
+
+
+def _broken(part: tuple[Any, Any], value: float) -> tuple[Any, Any]:
+    x = np.array(part[0])
+    x[[3, 7], 1] = value
+    return x, part[1]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (_pixels(blobs(0), np.uint8), blobs(1), r"train examples are uint8 from \d+ to \d+, the test .* float32 from"),
+        (blobs(0), _pixels(blobs(1), np.uint8), r"train examples are float32 .* test examples are uint8"),
+        ([blobs(0)] * 6 + [_pixels(blobs(0), np.uint8)], blobs(1), r"train\[0\] .* float32 .* train\[6\] .* uint8"),
+        (_broken(blobs(0), np.nan), blobs(1), r"train examples have NaN or infinity in 2 of \d+ rows: 3, 7"),
+        (blobs(0), _broken(blobs(1), np.inf), r"test examples have NaN or infinity in 2 of \d+ rows: 3, 7"),
+        (blobs(0), (np.asarray(blobs(1)[0])[:, :1], blobs(1)[1]), "train examples have the shape"),
+    ],
+    ids=["pixels and numbers", "numbers and pixels", "a node with pixels", "nan", "infinity", "shape"],
+)
+def test_data_on_two_scales_or_with_broken_numbers_are_refused_with_ranges_and_rows(
+    train: Any, test: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        simulate(fixed_net(), train, test, **OWN, out=None)
+    assert "\n" not in str(caught.value)
+
+
 def test_half_a_data_set_is_refused() -> None:
     with pytest.raises(ValueError, match="train and test go together"):
         simulate(train=blobs(0), out=None)
@@ -578,7 +608,7 @@ def test_a_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
 
 def test_rule_method_and_faults_reach_the_engine() -> None:
     base = tiny(None)
-    assert tiny(None, method="all-to-all").final["messages"] == 8 * 7
+    assert tiny(None, method="all-to-all", pull=None).final["messages"] == 8 * 7
     for fields in ({"rule": "mean"}, {"silent": True}, {"no_show": 0.5}, {"roaming": True}, {"attack": "foe"}):
         assert not np.array_equal(tiny(None, **fields).models, base.models), fields
 

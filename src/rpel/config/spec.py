@@ -35,6 +35,9 @@ MethodName = Literal[
     "rpel", "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle",
     "rtc", "ios", "balance", "d-psgd", "el-local", "el-oracle",
 ]  # fmt: skip
+TO_ALL = ("all-to-all", "nna")
+"""The methods in which everybody hears everybody: they have no pull and no b_hat of their own."""
+
 Pieces = tuple[tuple[int, float], ...]
 """A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""
 
@@ -141,6 +144,17 @@ class Spec(Training):
 
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)
+
+    def but(self, **changes: Any) -> Self:
+        """The same record with some fields changed. Who turns to a method in which everybody hears everybody leaves
+        the pull and b_hat of the other method behind.
+
+        >>> Spec(pull=5).but(method="nna").pull is None
+        True
+        """
+        if changes.get("method") in TO_ALL and self.method not in TO_ALL:
+            changes = {"pull": None, "b_hat": None, **changes}
+        return super().but(**changes)
 
     @model_validator(mode="after")
     def _minority(self) -> Self:

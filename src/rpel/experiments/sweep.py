@@ -22,7 +22,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from rpel.config.spec import Spec, load, to_toml
+from rpel.config.spec import TO_ALL, Spec, load, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
 from rpel.processes import Stop, cores, start
@@ -117,7 +117,8 @@ def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> 
     try:
         start = load(values["preset"]) if "preset" in values else preset
         fields = {key: value for key, value in values.items() if key != "preset"}
-        return Cell(values, start.but(**{**fixed, **fields}))
+        own = () if fields.get("method") not in TO_ALL else ("pull", "b_hat")  # those of the other methods
+        return Cell(values, start.but(**{key: value for key, value in fixed.items() if key not in own} | fields))
     except ValueError as error:
         return Cell(values, None, str(error))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.config.record import Identity
-from rpel.config.spec import Spec
+from rpel.config.spec import TO_ALL, Spec
 from rpel.report.collect import Run
 from rpel.simulation.result import Table, interval
 from rpel.text import value_text
@@ -27,7 +27,6 @@ NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Iden
 _CHART = ("dataset", "nodes", "byzantine", "pull")
 _GROUP = ("method", "rule", "attack", "attack_params")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
-_TO_ALL = ("all-to-all", "nna")  # these have no pull of their own and are compared with every pull
 _CROWD = 8  # curves that can be told apart
 _MOST_PARTS = 4
 
@@ -147,10 +146,10 @@ def chart_groups(found: Sequence[Group]) -> list[Chart]:
     """
     own: dict[tuple[Any, ...], list[Group]] = {}
     for group in found:
-        if group.spec.method not in _TO_ALL:
+        if group.spec.method not in TO_ALL:
             own.setdefault(_chart_key(group.spec), []).append(group)
     for group in found:
-        if group.spec.method in _TO_ALL:
+        if group.spec.method in TO_ALL:  # they are compared with every pull
             key = _chart_key(group.spec)
             for panel in [k for k in own if k[:3] == key[:3]] or [key]:
                 own.setdefault(panel, []).append(group)

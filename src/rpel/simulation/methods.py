@@ -84,7 +84,7 @@ class Settled(Spec):
 
     def but(self, **changes: Any) -> Spec:  # type: ignore[override]
         """A Spec with some fields changed; to be settled again."""
-        return Spec(**{**self.model_dump(exclude_unset=True), **changes})
+        return Spec(**self.model_dump(exclude_unset=True)).but(**changes)
 
 
 def settle(spec: Spec) -> Settled:
@@ -116,7 +116,7 @@ def settle(spec: Spec) -> Settled:
 def _plan(spec: Spec, method: Method) -> planning.Plan:
     """The plan for the given pull and b_hat, or the best for what is left out; baselines get RPEL's budget."""
     if method.peers == "everybody":
-        spec = spec.but(pull=spec.nodes - 1, b_hat=spec.byzantine)
+        spec = _all_of_them(spec)
     elif method.on_graph and spec.placement == "adversarial" and spec.b_hat is None:
         spec = spec.but(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
     pull = spec.pull
@@ -128,6 +128,18 @@ def _plan(spec: Spec, method: Method) -> planning.Plan:
     if 2 * plan.b_hat >= plan.pull + 1:
         raise ValueError(_no_minority(spec, plan))
     return plan
+
+
+def _all_of_them(spec: Spec) -> Spec:
+    """pull and b_hat of a method in which everybody hears everybody; ValueError where others were given."""
+    only = {"pull": spec.nodes - 1, "b_hat": spec.byzantine}
+    for key, value in only.items():
+        if getattr(spec, key) not in (None, value):
+            raise ValueError(
+                f"{key} {getattr(spec, key)} does not go with method {spec.method}, in which all {spec.nodes} nodes "
+                f"hear each other: the nearest is {key} {value}, or method rpel"
+            )
+    return spec.but(**only)
 
 
 def _planned(spec: Spec, pull: int | None) -> planning.Plan:

@@ -39,8 +39,10 @@ def named(thing: Any) -> str:
     return name
 
 
-def load(name: str, what: str) -> Any:
+def load(name: str, what: str, folder: Path | None = None) -> Any:
     """The object that ``module:object`` names; ValueError in one sentence if it is not there.
+
+    A module that is not installed is looked for in ``folder``, or in the working directory if none is given.
 
     >>> load("math:sqrt", "rule")(4.0)
     2.0
@@ -53,11 +55,12 @@ def load(name: str, what: str) -> Any:
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ValueError(f"{what} {name!r} is not of the form module:name")
-    _look_here(module.partition(".")[0])
+    _look_here(module.partition(".")[0], folder or Path.cwd())
     try:
         found: Any = import_module(module)
     except ImportError as error:
-        raise ValueError(f"{what} {name!r} cannot be imported: {error}") from error
+        where = "" if folder is None else f" (it is looked for in {folder})"
+        raise ValueError(f"{what} {name!r} cannot be imported: {error}{where}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ValueError(f"{what} {name!r}: module {module} has no {path!r}")
@@ -65,9 +68,8 @@ def load(name: str, what: str) -> Any:
     return found
 
 
-def _look_here(package: str) -> None:
-    """Let a module that lies in the working directory be found; ``python -m rpel`` looks there, ``rpel`` does not."""
-    here = Path.cwd()
+def _look_here(package: str, here: Path) -> None:
+    """Let a module that lies in this folder be found."""
     if find_spec(package) is None and ((here / f"{package}.py").is_file() or (here / package).is_dir()):
         sys.path.append(str(here))
 
@@ -87,8 +89,8 @@ def load_registered(group: str, name: str) -> Any:
         raise ValueError(f"{name!r} of {group} ({point.value}) cannot be imported: {error}") from error
 
 
-def find(group: str, name: str, ours: Iterable[str]) -> Any:
-    """What a name stands for that is not one of ours: ``module:object``, or registered by a package.
+def find(group: str, name: str, ours: Iterable[str], folder: Path | None = None) -> Any:
+    """What a name stands for that is not one of ours: ``module:object`` (see :func:`load`), or registered by a package.
 
     >>> find("rpel.rules", "medien", ["mean", "median"])
     Traceback (most recent call last):
@@ -96,7 +98,7 @@ def find(group: str, name: str, ours: Iterable[str]) -> Any:
     """
     what = group.rpartition(".")[2].removesuffix("s")
     if is_own(name):
-        return load(name, what)
+        return load(name, what, folder)
     if name in registered(group):
         return load_registered(group, name)
     raise ValueError(f"there is no {what} {name!r}; {nearest(name, [*ours, *registered(group)])}")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -76,6 +76,7 @@ class LeastSquares:
     """Linear regression in float64, five examples a step, each member with targets of its own."""
 
     d = 20
+    layout: ClassVar[dict[str, tuple[int, ...]]] = {"x": (20,)}
 
     def __init__(self, examples: int = 40) -> None:
         self._x = stream(0, "inputs").standard_normal((NODES, examples, self.d))
@@ -105,14 +106,14 @@ class LeastSquares:
         raise NotImplementedError
 
 
-def by_peers(files: NetworkFiles, task: Task, dtype: Any) -> Models:
+def by_peers(files: NetworkFiles, task: Task) -> Models:
     """The models (n, d) after the last round of real peers."""
     together, hyper = Together(), training(HYPER)
     nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
         try:
-            for _ in nodes[place].live(TaskLearner(task, place, hyper, dtype=dtype)):
+            for _ in nodes[place].live(TaskLearner(task, place, hyper, signature=nodes[place].signature)):
                 pass
         except BaseException:
             together.everybody.abort()
@@ -163,18 +164,18 @@ def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_threa
     files = found(
         tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
     )
-    real, simulated = by_peers(files, task, np.float32), by_simulator(task, 5)
+    real, simulated = by_peers(files, task), by_simulator(task, 5)
     assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(real - simulated).max() <= 1e-6
 
 
 def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = LeastSquares()
-    signature = Signature.of({"w": task.initial()})
+    signature = Signature.of({"x": task.initial()})
     files = found(
         tmp_path, NODES, rounds=100, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
     )
-    real, simulated = by_peers(files, task, np.float64), by_simulator(task, 100)
+    real, simulated = by_peers(files, task), by_simulator(task, 100)
     assert real.dtype == np.float64
     assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6

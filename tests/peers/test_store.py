@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -137,6 +138,14 @@ def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
             assert memory.record.round == 3
             with pytest.raises(ValueError, match="already is"):
                 store.persist(record(4, seed=9))
+
+
+def test_a_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: Path) -> None:
+    ours = Signature(("w", "b"), ((2,), (2,)), np.dtype("float32"))
+    with Store(tmp_path, ours) as store:
+        assert store.save(Checkpoint(1, np.arange(4, dtype=np.float32)))
+    with Store(tmp_path, replace(ours, names=("b", "w"))) as store:
+        assert store.memory().checkpoint is None
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:

@@ -127,9 +127,18 @@ def test_a_digest_covers_header_and_every_value() -> None:
         (lambda: Signature.of({}), "at least one"),
         (lambda: Signature.of({"__metadata__": np.zeros(3)}), "__metadata__"),
         (lambda: Signature(("w", "w"), ((1,), (1,)), np.dtype("float32")), "one name"),
-        (lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(5, 3)}), "'b' is missing"),
-        (lambda: wire.flatten(SIG, {**wire.split(SIG, VALUES), "c": VALUES}), "'c' is not in"),
-        (lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(3, 5), "b": VALUES[15:]}), "expected float32[5, 3]"),
+        (
+            lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(5, 3)}),
+            "has the parameters w (5, 3), but",
+        ),
+        (
+            lambda: wire.flatten(SIG, {**wire.split(SIG, VALUES), "c": VALUES}),
+            "has the parameters c (20,), w",
+        ),
+        (
+            lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(3, 5), "b": VALUES[15:]}),
+            "models have w (5, 3), b",
+        ),
         (lambda: wire.split(SIG, VALUES.astype("float64")), "float64"),
         (lambda: wire.split(SIG, VALUES[1:]), "[20]"),
         (lambda: wire.raw(SIG, np.zeros(40, "float32")[::2]), "side by side"),

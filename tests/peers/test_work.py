@@ -10,12 +10,16 @@ import pytest
 import torch
 from torch import nn
 
+from rpel.config.peer import Config
 from rpel.config.spec import Training
+from rpel.data import Dataset
 from rpel.learning import local_step
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
+from rpel.peer import wire
 from rpel.peer.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
-from rpel.peer.wire import Signature
+from rpel.peer.wire import Signature, split
+from rpel.tasks import Classification
 from rpel.types import Cohort, Models
 
 SAMPLE = Training(model="linear", batch_size=5, eval_every=2, eval_size=100)
@@ -106,12 +110,12 @@ def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
 def test_a_model_that_is_not_the_networks_is_refused_by_name() -> None:
     network = a_network()
     shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
-    with pytest.raises(ValueError, match=r"'0.weight' of shape \(4, 2\), but here it is of shape \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"parameters 0.weight \(4, 3\), 0.bias .* have 0.weight \(4, 2\), 0.bias"):
         TorchLearner(network, {}, Signature.of(shapes | {"0.weight": np.zeros((4, 2), np.float32)}))
-    with pytest.raises(ValueError, match=r"'extra'.*missing"):
+    with pytest.raises(ValueError, match=r"but this network's models have extra \(1,\), 0.weight"):
         TorchLearner(network, {}, Signature.of(shapes | {"extra": np.zeros(1, np.float32)}))
     shapes.pop("2.bias")
-    with pytest.raises(ValueError, match=r"'2.bias' is trained here"):
+    with pytest.raises(ValueError, match=r"has the parameters 2.bias \(1,\), 0.weight"):
         TorchLearner(network, {}, Signature.of(shapes))
 
 
@@ -189,8 +193,63 @@ def test_fresh_zeroes_a_tasks_momentum() -> None:
 
 def test_state_of_another_size_is_refused() -> None:
     task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
-    with pytest.raises(ValueError, match="another task"):
+    with pytest.raises(ValueError, match="of a task with other parameters"):
         TaskLearner(task, 0, SAMPLE).restore(b"short")
+
+
+def a_task(module: nn.Module) -> Classification:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = (x.sum(axis=1) > 0).astype(np.int64)
+    data = Dataset("points", x[:40], y[:40], x[40:], y[40:], classes=2, mean=(0.0,), std=(1.0,))
+    return Classification(data, [np.arange(40)], module, batch_size=10, seed=0)
+
+
+def test_values_are_matched_by_name_when_the_network_has_another_order() -> None:
+    torch.manual_seed(0)
+    task = a_task(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    ours = Signature(tuple(task.layout), tuple(task.layout.values()), np.dtype("float32"))
+    theirs = Signature.of(sorted(split(ours, task.initial()).items()))  # biases before weights
+    assert theirs.names != ours.names
+    halves = []
+    for signature in (ours, theirs):
+        learner = TaskLearner(task, 0, SAMPLE, local_steps=3, signature=signature)
+        x, scratch = wire.flatten(signature, split(ours, task.initial())), np.empty(ours.d, np.float32)
+        learner.prepare(x, scratch)
+        for t in (1, 2):
+            learner.load(t, x, fresh=False)
+            learner.half(x, scratch)
+        halves.append(split(signature, x))
+        assert learner.accuracy(x, 2, last=True) == task.evaluate(flatten_as(ours, halves[-1]), task.local_state(1))[0]
+    assert all(np.array_equal(halves[0][name], halves[1][name]) for name in ours.names)
+
+
+def flatten_as(signature: Signature, named: dict[str, Models]) -> Models:
+    return wire.flatten(signature, named)[None]
+
+
+def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None:
+    class Swapped(nn.Module):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__()
+            for name in (first, second):
+                self.register_parameter(name, nn.Parameter(torch.zeros(3, 2)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.get_parameter("a") + self.get_parameter("b"))
+
+    kept = bytes(TaskLearner(a_task(Swapped("a", "b")), 0, SAMPLE).state())
+    with pytest.raises(ValueError, match="of a task with other parameters"):
+        TaskLearner(a_task(Swapped("b", "a")), 0, SAMPLE).restore(kept)
+
+
+def test_the_state_of_an_optimiser_with_parameters_in_another_order_is_not_taken_over() -> None:
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    signature = Signature.of(network.named_parameters())
+    parameters = list(network.parameters())
+    kept = bytes(TorchLearner(network, {"optimizer": LocalMomentum(parameters, lr=0.1)}, signature).state())
+    again = LocalMomentum(list(reversed(parameters)), lr=0.1)
+    with pytest.raises(ValueError, match=r"saved for the parameters \['0.weight', '1.weight'\] in this order"):
+        TorchLearner(network, {"optimizer": again}, signature).restore(kept)
 
 
 def test_accuracy_is_measured_every_few_rounds_and_on_everything_at_the_end() -> None:
@@ -241,7 +300,7 @@ OWN = """
 import numpy as np
 
 class QuadraticLearner:
-    d = 3
+    d, layout = 3, {"w": (3,)}
     def __init__(self, index, hyperparameters):
         self.index, self.pull = index, hyperparameters["pull"]
     def local_state(self, h):
@@ -292,7 +351,7 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
     }.items():
         with pytest.raises(ValueError, match=words):
             task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, signature=signature)
-    with pytest.raises(ValueError, match="has 3 parameters, but this network's models have 4"):
+    with pytest.raises(ValueError, match=r"has the parameters w \(3,\), but this network's models have w \(4,\)"):
         task_learner(
             "bowls:ready",
             index=0,
@@ -302,6 +361,32 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
             local_steps=1,
             signature=Signature(("w",), ((4,),), np.dtype("float64")),
         )
+
+
+def test_a_task_is_looked_for_beside_peer_toml_before_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, pull in {"here": 1.0, "beside": 10.0}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bowls.py").write_text(OWN.replace('"pull": 10.0', f'"pull": {pull}'))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "bowls", raising=False)
+    (tmp_path / "beside" / "peer.toml").write_text('id = "a"\ntask = "bowls:ready"\n')
+    config = Config.load("../beside/peer.toml")
+    learner = task_learner(
+        config.task, index=2, nodes=4, run="r", hyperparameters={"lr": 1.0, "momentum": 0.0, "weight_decay": 0},
+        local_steps=1, signature=Signature(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
+    )  # fmt: skip
+    out = np.empty(3)
+    learner.load(1, np.zeros(3), fresh=False)
+    learner.half(out, np.empty_like(out))
+    assert out.tolist() == [20.0, 20.0, 20.0]
+    with pytest.raises(ValueError, match=r"beside/bowls.py was imported under this name before"):
+        task_learner(
+            config.task, index=2, nodes=4, run="r", hyperparameters={}, local_steps=1,
+            signature=Signature(("w",), ((3,),), np.dtype("float64")), folder=tmp_path / "here",
+        )  # fmt: skip
 
 
 def test_buffers_are_those_of_a_state_dict_whatever_kind_of_number_they_are() -> None:

@@ -22,6 +22,10 @@ class Quadratic:
     seed: int
     noise: float
 
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.d,)}
+
     def local_state(self, h: int) -> Models:
         return np.zeros((h, 0), np.float32)
 

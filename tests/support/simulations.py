@@ -1,7 +1,7 @@
 """The smallest simulation worth running: a quadratic task in seven dimensions, three hostile nodes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ class Quadratic:
     """Node i pulls towards its own target, with noise from coordinates: f_i(x) = ‖x − c_i‖² / 2."""
 
     d = 7
+    layout: ClassVar[dict[str, tuple[int, ...]]] = {"x": (7,)}
 
     def __init__(self, nodes: int = 12, noise: float = 0.1) -> None:
         self.targets = np.random.default_rng(0).normal(size=(nodes, self.d)) * 0.3 + 1

@@ -39,8 +39,8 @@ _LONGEST = 60  # letters of an organisation or an address that are shown beside 
 Model = Annotated[
     Path | None,
     Option(
-        help="Begin with the model in this safetensors file (needed for your own task, its values in the order of the "
-        "task's vector).",
+        help="Begin with the model in this safetensors file (needed for your own task; its values are matched by name "
+        "and shape with the task's layout).",
         show_default="drawn from --seed",
     ),
 ]

@@ -113,6 +113,7 @@ class Config:
     log: Annotated[Path | str, BeforeValidator(_log_target)]
     next_members: Located
     passphrase_file: MaybeLocated = None
+    task_dir: Located = Path()
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":
@@ -122,6 +123,7 @@ class Config:
         _refuse_coins(str(path), content)
         check_keys(str(path), content, [f.name for f in fields(cls)])
         written = {**_DEFAULTS, **content}
+        written["task_dir"] = written.get("task_dir") or "."
         written["next_members"] = written.get("next_members") or str(next_members(folder / str(written["members"])))
         return validated(str(path), written, _CONFIG, context=folder)
 
@@ -134,7 +136,10 @@ class Config:
         lines = ["# One peer of an rpel network. Relative paths are relative to this file."]
         for f in fields(self):
             value = getattr(self, f.name)
-            usual = value is None or (f.name == "next_members" and value == next_members(self.members))
+            usual = value is None or value == {
+                "next_members": next_members(self.members),
+                "task_dir": folder,
+            }.get(f.name)
             written = tomli_w.dumps({f.name: _written(value, folder)}) if not usual else f'# {f.name} = ""\n'
             lines += ["", f"# {_ABOUT[f.name]}", written.rstrip()]
         with atomic(path) as file:
@@ -166,6 +171,7 @@ _ABOUT = {
     "log": 'File for one JSON line a round; "-" is standard output.',
     "next_members": "Where a coming membership is looked for; usually members.next.toml beside members.toml.",
     "passphrase_file": "File with the passphrase of the key, if it has one.",
+    "task_dir": "Folder in which a task of your own, module:task, is looked for; usually that of this file.",
 }
 
 

@@ -84,6 +84,7 @@ def join(
         metrics_listen=metrics_listen,
         state_dir=folder.resolve() / "state",
         task=task,
+        task_dir=folder.resolve(),
         data=None if data is None else data.resolve(),
         log="-",
         next_members=next_members(members.resolve()),

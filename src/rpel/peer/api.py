@@ -95,5 +95,5 @@ def learner_of(config: Config, standing: Standing, signature: Signature) -> Task
     m = standing.membership
     return task_learner(
         config.task, index=standing.me, nodes=m.nodes, run=m.run, hyperparameters=m.hyperparameters,
-        local_steps=m.local_steps, signature=signature, data=config.data,
+        local_steps=m.local_steps, signature=signature, data=config.data, folder=config.task_dir,
     )  # fmt: skip

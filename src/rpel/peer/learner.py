@@ -10,9 +10,10 @@ Invariants:
 """
 
 import hashlib
+import importlib
 import inspect
 import io
-import os
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,9 +30,10 @@ from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.kernels.compiled import momentum_step
 from rpel.learning import local_step
-from rpel.peer.wire import Signature, split
+from rpel.peer.wire import Reordering, Signature, check_layout, split
 from rpel.tasks import Classification, Task
 from rpel.tasks.task import tensor
+from rpel.text import shortened
 from rpel.types import Cohort, Integers, Models, Schedule
 
 Blob = bytes | memoryview
@@ -105,18 +107,28 @@ class TaskLearner:
         hyper: Training,
         *,
         local_steps: int = 1,
-        dtype: Any = np.float32,
+        signature: Signature | None = None,
         subset: Integers | None = None,
+        name: str = "",
     ) -> None:
-        """index: the member's number among all; subset: test examples for the rounds before the last."""
+        """index: the member's number among all; signature: the network's models, in whatever order they travel (None:
+        as the task has them); subset: test examples for the rounds before the last; name: of the task, for errors."""
         self._task, self._ids, self._hyper = task, np.array([index], np.int64), hyper
         self._steps, self._subset = local_steps, subset
+        layout = task.layout
+        sig = signature or Signature(tuple(layout), tuple(layout.values()), np.dtype(np.float32))
+        self._order = Reordering(sig, layout, f"task {name!r}")
+        # Only where the network's order is another does the task have a vector of its own to work in.
+        self._own: Models | None = None if self._order.same else np.empty(sig.d, sig.dtype)
         local = np.ascontiguousarray(task.local_state(1))
-        size = task.d * np.dtype(dtype).itemsize
-        # Momentum and local state in one piece of memory, so that a record is written without a copy of either.
-        self._kept = np.zeros(size + local.nbytes, np.uint8)
-        self._m: Models = self._kept[:size].view(dtype).reshape(1, task.d)
-        self._local: Models = self._kept[size:].view(local.dtype).reshape(local.shape)
+        size = sig.d * sig.dtype.itemsize
+        self._mark = np.frombuffer(_mark(task), np.uint8)
+        # Mark, momentum and local state in one piece of memory, so that a record is written without a copy of any.
+        self._kept = np.zeros(len(self._mark) + size + local.nbytes, np.uint8)
+        self._kept[: len(self._mark)] = self._mark
+        momentum, rest = np.split(self._kept[len(self._mark) :], [size])
+        self._m: Models = momentum.view(sig.dtype).reshape(1, sig.d)
+        self._local: Models = rest.view(local.dtype).reshape(local.shape)
         self._local[:] = local
         self._gradient: Models | None = None
         self._x: Models = self._m[0]
@@ -125,19 +137,24 @@ class TaskLearner:
     def prepare(self, x: Models, scratch: Models) -> None:
         """One gradient at x and one tiny step, both thrown away: after that everything is compiled."""
         self._gradient = scratch[None]
-        self.gradient(x[None], self._local, self._ids, 1, 0)
+        self.gradient(self._inwards(x)[None], self._local, self._ids, 1, 0)
         tiny = np.zeros((1, 1), x.dtype)
         momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
 
     def load(self, round: int, x: Models, fresh: bool) -> None:
         """Remember where the step begins."""
-        self._round, self._x = round, x
+        self._round, self._x = round, self._inwards(x)
         if fresh:
             self._m.fill(0)
+
+    def _inwards(self, x: Models) -> Models:
+        """A model of the network in the task's order: x itself where that is the same."""
+        return x if self._own is None else self._order.inwards(x, self._own)
 
     def half(self, out: Models, scratch: Models) -> None:
         """All local steps of the round, each written to ``out``; gradients go to ``scratch``."""
         self._gradient = scratch[None]
+        work = out if self._own is None else self._own
         c = Cohort(self._ids, self._x[None], self._m, self._local)
         rate: Schedule = self._hyper.rate
         for k in range(self._steps):
@@ -149,26 +166,29 @@ class TaskLearner:
                 beta=self._hyper.momentum,
                 lr=rate,
                 decay=self._hyper.weight_decay,
-                out=out[None],
+                out=work[None],
             )
         self._local[:] = c.local
+        if self._own is not None:
+            self._order.outwards(self._own, out)
 
     def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
         """The task's gradient, written to the scratch of this step."""
         return self._task.gradient(x, local, ids, t, k, out=self._gradient)
 
     def state(self) -> Blob:
-        """Momentum, then the local state, as they lie in memory."""
+        """A mark of whose it is, momentum, then the local state, as they lie in memory."""
         return self._kept.data
 
     def restore(self, blob: Blob) -> None:
         """Take over momentum and local state."""
-        if len(blob) != len(self._kept):
+        found = np.frombuffer(blob, np.uint8)
+        if len(found) != len(self._kept) or not np.array_equal(found[: len(self._mark)], self._mark):
             raise ValueError(
-                f"the saved round holds {len(blob)} bytes of local state, but this task has {len(self._kept)}: "
-                "it was made by another task"
+                f"the saved round holds {len(found)} bytes of local state of a task with other parameters or buffers: "
+                f"this task has {len(self._kept)} bytes, for {shortened(list(self._task.layout), most=40)}"
             )
-        self._kept[:] = np.frombuffer(blob, np.uint8)
+        self._kept[:] = found
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """The task's module's buffers, with the values in the local state; none where the task has no module."""
@@ -183,7 +203,7 @@ class TaskLearner:
         """On the subset every few rounds; on all test examples after the last."""
         if not last and round % self._hyper.eval_every:
             return None
-        found, _ = self._task.evaluate(x[None], self._local, None if last else self._subset)
+        found, _ = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
         return float(found[0])
 
 
@@ -209,21 +229,22 @@ def task_learner(
     local_steps: int,
     signature: Signature,
     data: Path | None = None,
+    folder: Path = Path(),
 ) -> TaskLearner:
-    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's "module:task"."""
+    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's "module:task", which
+    is looked for in ``folder``."""
     own = name not in BUILT_IN_TASKS
     hyper = training(hyperparameters, own=own)
     subset = None
     if own:
         place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
-        task = _own_task(name, place | {"hyperparameters": dict(hyperparameters)})
+        task: Task = _own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
     else:
-        task = built_in(name, hyper, nodes, run, data)
-        subset = _subset(task, hyper, run)
-        _check_names(name, task, signature)
-    if task.d != signature.d:
-        raise ValueError(f"task {name!r} has {task.d} parameters, but this network's models have {signature.d}")
-    return TaskLearner(task, index, hyper, local_steps=local_steps, dtype=signature.dtype, subset=subset)
+        task = known = built_in(name, hyper, nodes, run, data)
+        subset = _subset(known, hyper, run)
+    return TaskLearner(
+        task, index, hyper, local_steps=local_steps, signature=signature, subset=subset, name=name
+    )  # fmt: skip
 
 
 def built_in(name: str, hyper: Training, nodes: int, run: str, folder: Path | None = None) -> Classification:
@@ -247,27 +268,45 @@ def _subset(task: Classification, hyper: Training, run: str) -> Integers:
     return data.balanced_subset(task.examples.dataset.test_y, hyper.eval_size, seed_of(run))
 
 
-def _check_names(name: str, task: Classification, signature: Signature) -> None:
-    """The vector of a task is in its module's order, so the network's models must be too."""
-    own = models.shapes(task.module)
-    if (tuple(own), tuple(own.values())) != (signature.names, signature.shapes):
-        raise ValueError(f"this network's models are not those of task {name!r} with model {task.module!r}")
+def _mark(task: Task) -> bytes:
+    """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers."""
+    module = getattr(task, "module", None)
+    buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
+    named = [*task.layout.items(), ("", ()), *((name, tuple(buffer.shape)) for name, buffer in buffers)]
+    return hashlib.sha256(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode()).digest()
 
 
-def _own_task(name: str, place: Mapping[str, Any]) -> Task:
+def _own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task:
     """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: the task may lie beside the caller
-    found: Any = plugins.find(TASKS, name, BUILT_IN_TASKS)
+    if plugins.is_own(name):
+        _look_in(folder, name)
+    found: Any = plugins.find(TASKS, name, BUILT_IN_TASKS, folder)
     if not hasattr(found, "gradient") or isinstance(found, type):
         known = inspect.signature(found).parameters
         found = found(**{key: value for key, value in place.items() if key in known})
-    missing = [key for key in ("d", "local_state", "gradient", "evaluate") if not hasattr(found, key)]
+    missing = [key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(found, key)]
     if missing:
         raise ValueError(f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task")
     task: Task = found
+    if sum(math.prod(shape) for shape in task.layout.values()) != task.d:
+        raise ValueError(f"task {name!r} says d = {task.d}, but its layout is {dict(task.layout)}")
     return task
+
+
+def _look_in(folder: Path, name: str) -> None:
+    """Import the module of a task from its folder, where it lies there; from elsewhere it would be another one."""
+    module = name.partition(":")[0]
+    top = module.partition(".")[0]
+    here = [path for path in (folder / f"{top}.py", folder / top) if path.exists()]
+    if not here:
+        return
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    already = getattr(sys.modules.get(top), "__file__", None)
+    if already is not None and folder.resolve() not in Path(already).resolve().parents:
+        raise ValueError(f"task {name!r} lies at {here[0]}, but {already} was imported under this name before")
 
 
 # --- the user's own loop ----------------------------------------------------------------------------------------------
@@ -310,8 +349,18 @@ class TorchLearner:
         """Buffers and state_dicts, by torch.save."""
         file = io.BytesIO()
         buffers = dict(self._model.named_buffers())
-        torch.save({"buffers": buffers, "own": {name: own.state_dict() for name, own in self._own.items()}}, file)
+        own = {name: own.state_dict() for name, own in self._own.items()}
+        torch.save({"buffers": buffers, "own": own, "stepped": self._stepped()}, file)
         return file.getbuffer()
+
+    def _stepped(self) -> dict[str, list[str]]:
+        """The names of the parameters of each optimiser, in its order: its state_dict knows them by number only."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return {
+            key: [names.get(id(parameter), "") for group in own.param_groups for parameter in group["params"]]
+            for key, own in self._own.items()
+            if isinstance(own, torch.optim.Optimizer)
+        }
 
     def restore(self, blob: Blob) -> None:
         """Load buffers and state_dicts back."""
@@ -322,6 +371,12 @@ class TorchLearner:
                 f"the saved round holds the state of {sorted(found['own'])}, but the loop gives {sorted(self._own)}: "
                 "give the same names and the same model as before"
             )
+        for name, stepped in self._stepped().items():
+            if found["stepped"].get(name) != stepped:
+                raise ValueError(
+                    f"state[{name!r}] was saved for the parameters {found['stepped'].get(name)} in this order, but now "
+                    f"has {stepped}: give the optimiser the same ones as before"
+                )
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(found["buffers"][name])
@@ -363,12 +418,6 @@ def _check_state(state: Mapping[str, Any]) -> None:
 def _matched(model: nn.Module, signature: Signature) -> dict[str, nn.Parameter]:
     """The parameters the network exchanges, by name; refused unless names and shapes are the network's."""
     own = dict(model.named_parameters())
-    expected = dict(zip(signature.names, signature.shapes, strict=True))
-    for name, shape in expected.items():
-        if name not in own or tuple(own[name].shape) != shape:
-            has = f"of shape {tuple(own[name].shape)}" if name in own else "missing"
-            raise ValueError(f"this network's models have a parameter {name!r} of shape {shape}, but here it is {has}")
-    for name, parameter in own.items():
-        if parameter.requires_grad and name not in expected:
-            raise ValueError(f"parameter {name!r} is trained here, but this network's models do not have it")
-    return {name: own[name] for name in expected}
+    exchanged = {name: tuple(p.shape) for name, p in own.items() if p.requires_grad or name in signature.names}
+    check_layout(signature, exchanged, "the model")
+    return {name: own[name] for name in signature.names}

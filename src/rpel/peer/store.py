@@ -155,6 +155,7 @@ class Store:
             "degraded": checkpoint.degraded,
             "outcome": checkpoint.outcome,
             "behind": checkpoint.behind,
+            "model": self._signature.sha256,
             "values": len(values),
         }
         kept = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
@@ -299,6 +300,8 @@ def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Che
     """A checkpoint that is whole, and the buffers beside it."""
     with open(_file(folder, "checkpoint", round), "rb") as file:
         head = _read_head(file, round)
+        if head.entries["model"] != signature.sha256:  # the same number of values may belong to other names
+            raise _Damaged("it holds another kind of model")
         x, kept = _read_values(file, signature), head.entries
         shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept.get("buffers", [])]
         rest = file.read()
@@ -308,8 +311,7 @@ def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Che
         count = math.prod(shape)
         buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
         begin += count * dtype.itemsize
-    behind = kept.get("behind", False)  # which folders of version 0.1 do not say
-    return Checkpoint(round, x, kept["fresh"], kept["degraded"], kept["outcome"], behind), buffers
+    return Checkpoint(round, x, kept["fresh"], kept["degraded"], kept["outcome"], kept["behind"]), buffers
 
 
 def _read_values(file: IO[bytes], signature: Signature) -> Models:

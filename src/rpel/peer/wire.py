@@ -20,10 +20,12 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.files import atomic
+from rpel.text import shortened
 from rpel.types import Models
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LISTED = 40  # parameters that an error names
 _LARGEST_HEADER = 100_000_000  # as the safetensors library has it
 
 
@@ -150,18 +152,66 @@ def flatten(sig: Signature, named: Mapping[str, Any], out: Models | None = None)
     >>> flatten(sig, {"b": np.array([3.0]), "w": np.array([[1.0, 2.0]])}).tolist()
     [1.0, 2.0, 3.0]
     """
-    if named.keys() != set(sig.names):
-        odd = sorted(named.keys() ^ set(sig.names))[0]
-        raise ValueError(f"parameter {odd!r} is {'not in this network' if odd in named else 'missing'}")
+    arrays = {name: _array(value) for name, value in named.items()}
+    check_layout(sig, {name: array.shape for name, array in arrays.items()}, "the model given")
     flat = np.empty(sig.d, sig.dtype) if out is None else out
     for name, part in split(sig, flat).items():
-        array = _array(named[name])
-        if array.shape != part.shape or array.dtype != part.dtype:
-            raise ValueError(
-                f"parameter {name!r} is {array.dtype}{list(array.shape)}, expected {part.dtype}{list(part.shape)}"
-            )
-        part[...] = array
+        if arrays[name].dtype != part.dtype:
+            raise ValueError(f"parameter {name!r} is {arrays[name].dtype}, expected {part.dtype}")
+        part[...] = arrays[name]
     return flat
+
+
+class Reordering:
+    """Between the vector of a network's models and one whose parameters, the same by name and shape, lie otherwise.
+
+    >>> sig = Signature(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
+    >>> order = Reordering(sig, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
+    >>> order.same, order.inwards(np.array([3.0, 1.0, 2.0]), np.empty(3)).tolist()
+    (False, [1.0, 2.0, 3.0])
+    >>> order.outwards(np.array([1.0, 2.0, 3.0]), np.empty(3)).tolist()
+    [3.0, 1.0, 2.0]
+    """
+
+    def __init__(self, sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
+        """``whose`` layout it is, for the sentence that refuses one that does not match."""
+        own = {name: tuple(shape) for name, shape in layout.items()}
+        check_layout(sig, own, whose)
+        self.same = tuple(own) == sig.names
+        theirs = dict(zip(sig.names, pairwise(sig.bounds), strict=True))
+        ends = accumulate((math.prod(shape) for shape in own.values()), initial=0)
+        self._pieces = [(slice(*theirs[name]), slice(*mine)) for name, mine in zip(own, pairwise(ends), strict=True)]
+
+    def inwards(self, network: Models, out: Models) -> Models:
+        """A vector of the network in the own order, into ``out``, which must not share its memory."""
+        for theirs, mine in self._pieces:
+            out[mine] = network[theirs]
+        return out
+
+    def outwards(self, own: Models, out: Models) -> Models:
+        """A vector in the own order as the network has it, into ``out``, which must not share its memory."""
+        for theirs, mine in self._pieces:
+            out[theirs] = own[mine]
+        return out
+
+
+def check_layout(sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
+    """Refuse a layout whose names or shapes are not those of the network's models, in whatever order.
+
+    >>> check_layout(Signature(("w",), ((3,),), np.dtype("float32")), {"w": (2,), "b": (1,)}, "task 't:t'")
+    Traceback (most recent call last):
+    ValueError: task 't:t' has the parameters w (2,), b (1,), but this network's models have w (3,)
+    """
+    expected = dict(zip(sig.names, sig.shapes, strict=True))
+    if dict(layout) != expected:
+        own, network = _listed(layout, expected), _listed(expected, layout)
+        raise ValueError(f"{whose} has the parameters {own}, but this network's models have {network}")
+
+
+def _listed(layout: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
+    """Names and shapes, those that the other does not have first."""
+    ordered = sorted(layout.items(), key=lambda entry: other.get(entry[0]) == entry[1])
+    return shortened([f"{name} {shape}" for name, shape in ordered], most=_LISTED)
 
 
 def raw(sig: Signature, flat: Models) -> memoryview:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel.data import Dataset
-from rpel.models import flatten
+from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine, altered
 from rpel.tasks.batches import Examples, Shards, Trigger
@@ -100,6 +100,11 @@ class Classification:
     def unit(self) -> int:
         """How many nodes take a step together: results do not depend on which nodes stand beside such a unit."""
         return self.engine.together(self.batch_size)
+
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """The module's parameters in their order: name and shape."""
+        return shapes(self.module)
 
     def initial(self) -> NDArray[np.float32]:
         """The common initial model (d,)."""

@@ -8,7 +8,7 @@ than torch's own threads inside every small product.
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class Task(Protocol):
 
     d: int
     """Number of parameters."""
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of each parameter, in the order of the vector: values are matched by name, never by place."""
 
     def initial(self) -> NDArray[np.float32]:
         """The common initial model (d,), from the seed."""

@@ -183,7 +183,7 @@ def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None
 
 def test_a_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2)
-    with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match="'weight' of shape"):
+    with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match="but this network's models have"):
         peer.rounds(nn.Linear(3, 1))
 
 

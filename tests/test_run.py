@@ -475,6 +475,27 @@ def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Pat
         result.model(7)
 
 
+def test_the_uniform_output_keeps_local_state_of_its_round_and_both_accuracies_are_told(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Line()
+    fields = REGRESSION | {"output": "uniform", "checkpoint_every": 3}
+    result = simulate(net, numbers(0), numbers(1), squared_error, **fields, out=tmp_path)
+    x, y = (torch.from_numpy(a).float() for a in numbers(1))
+    kept = [-squared_error(result.model(node)(x), y).item() for node in range(7)]
+    assert result.final["output_accuracy_mean"] == pytest.approx(np.mean(kept), rel=1e-4)
+    assert result.final["output_accuracy_worst"] == pytest.approx(min(kept), rel=1e-4)
+    assert result.final["accuracy_mean"] == pytest.approx(result.nodes["accuracy"][-1].mean())
+    assert result.final["accuracy_mean"] != pytest.approx(np.mean(kept), rel=1e-4)
+    assert all(row["output_accuracy_mean"] is None for row in result.history.rows()[:-1])
+    crashed = tmp_path / "crashed"
+    with pytest.raises(CrashError):
+        simulate(net, numbers(0), numbers(1), squared_error, **fields, out=crashed, progress=crash_after(5))
+    again = simulate(net, numbers(0), numbers(1), squared_error, **fields, out=crashed)
+    assert again.final["output_accuracy_worst"] == result.final["output_accuracy_worst"]
+    assert result.state_dict(3).keys() == again.state_dict(3).keys()
+    assert all(torch.equal(value, again.state_dict(3)[key]) for key, value in result.state_dict(3).items())
+
+
 def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
     x, y = blobs(0, 210)
     parts = [(x[i::7], y[i::7]) for i in range(7)]
@@ -624,7 +645,8 @@ def test_overflow_stays_plain_json(tmp_path: Path) -> None:
         json.loads(line, parse_constant=refuse) for line in (result.path / "metrics.jsonl").read_text().splitlines()
     ]
     missing = {key for key, value in rows[-1].items() if value is None}
-    assert missing == {"attack_success_mean", "attack_success_worst"}  # there is no backdoor here
+    outputs = {"output_accuracy_mean", "output_accuracy_worst"}  # the models kept are those of the last round
+    assert missing == {"attack_success_mean", "attack_success_worst", *outputs}  # and there is no backdoor here
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:

@@ -271,6 +271,9 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
     measures = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
     rows += [(key.replace("_", " "), _measure(found, key)) for key in measures]
+    if found.get("output_accuracy_mean") is not None:
+        both = f"mean {found['output_accuracy_mean']:.4f} worst {found['output_accuracy_worst']:.4f}"
+        rows.append(("models kept", f"{both}: each of a round drawn for its node"))
     proof = found["certificate"]
     beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
     planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"

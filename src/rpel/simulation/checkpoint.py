@@ -29,7 +29,7 @@ from rpel.types import Guarantee, Seal
 Arrays = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger("rpel")
-BY_ROW = ("x", "m", "local", "chosen")
+BY_ROW = ("x", "m", "local", "chosen", "chosen_local")
 """The arrays of a checkpoint that have a row for every node."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
 

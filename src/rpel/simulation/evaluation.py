@@ -14,13 +14,15 @@ from rpel.types import Floats, Integers, Models
 class Evaluation:
     """Accuracy (h,) and loss (h,) of the honest nodes; ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
 
-    ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target.
+    ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
+    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round.
     """
 
     accuracy: Floats
     loss: Floats
     grad_norm: float
     attack_success: Floats | None = None
+    output_accuracy: Floats | None = None
 
     @property
     def mean(self) -> float:

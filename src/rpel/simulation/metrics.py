@@ -33,7 +33,7 @@ Row = dict[str, Any]
 COLUMNS = (
     "round", "accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "grad_norm", "alpha_realised",
     "lambda_realised", "consensus", "messages", "bytes", "byzantine_max", "degraded", "diverged",
-    "attack_success_mean", "attack_success_worst", "seconds",
+    "attack_success_mean", "attack_success_worst", "output_accuracy_mean", "output_accuracy_worst", "seconds",
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
 _AHEAD = "record.ahead."
@@ -111,6 +111,8 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
         row |= {key: number(value) for key, value in zip(_EVALUATED, values, strict=True)}
         if (success := shown.attack_success) is not None:
             row |= {"attack_success_mean": float(success.mean()), "attack_success_worst": float(success.max())}
+        if (output := shown.output_accuracy) is not None:
+            row |= {"output_accuracy_mean": float(output.mean()), "output_accuracy_worst": float(output.min())}
     return row
 
 
@@ -172,7 +174,8 @@ TAGS = {
     "loss": "loss", "grad_norm": "grad_norm", "alpha_realised": "realised/alpha", "lambda_realised": "realised/lambda",
     "consensus": "consensus", "diverged": "diverged", "byzantine_max": "hostile/byzantine_max",
     "degraded": "hostile/degraded", "attack_success_mean": "hostile/attack_success_mean",
-    "attack_success_worst": "hostile/attack_success_worst",
+    "attack_success_worst": "hostile/attack_success_worst", "output_accuracy_mean": "accuracy/output_mean",
+    "output_accuracy_worst": "accuracy/output_worst",
 }  # fmt: skip
 """The columns that are shown, and what they are called there."""
 _FLUSH = 5  # seconds after which a reader sees rounds that were not evaluated

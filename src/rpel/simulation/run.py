@@ -317,7 +317,8 @@ class Run:
             if self.progress is not None and time.monotonic() - began >= LONG:
                 self.progress(replace(tick(self.spec, self.metrics.rows), evaluated=done))
 
-        return self.simulation.evaluate(None, look)
+        shown = self.simulation.evaluate(None, look)
+        return replace(shown, output_accuracy=self.simulation.output_accuracy(look))
 
     # --- checkpoints ---
 

@@ -63,7 +63,7 @@ class Simulation:
         self._gradients = self.table[h:]  # gradients are spent before anything is forged
         self.cohort = Cohort(self._ids(1)[self.mine], x, np.zeros_like(x), task.local_state(len(x)))
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
-        self._chosen = x.copy() if spec.output == "uniform" else None
+        self._chosen = (x.copy(), self.cohort.local.copy()) if spec.output == "uniform" else None
         self.rule.prepare(1 + self.messages // spec.nodes, task.d, x.dtype, victims=h * spec.rounds)
 
     def _check_memory(self, needed: int) -> None:
@@ -158,7 +158,8 @@ class Simulation:
     def _keep_output(self, t: int) -> None:
         if self._chosen is not None:
             now = self._chosen_round == t
-            self._chosen[now] = self.cohort.x[now]
+            for kept, value in zip(self._chosen, (self.cohort.x, self.cohort.local), strict=True):
+                kept[now] = value[now]
 
     def _info(self, t: int, mixed: MixInfo, before: Any) -> RoundInfo:
         mean, consensus = self._spread(self.cohort.x)
@@ -183,18 +184,28 @@ class Simulation:
         look: called a few times on the way, on every worker, with the share that is done.
         """
         x, local = self.cohort.x, self.cohort.local
-        found: list[Floats] = []
-        for done, part in self._parts(1 if look is None else _LOOKS):
-            if look is not None and done:
-                look(done)
-            found.append(evaluate(self.task, x[part], local[part], subset))
-        shown = self._of_honest(self.workers.rows(np.concatenate(found), self.shards))
+        shown = self._scores(x, local, subset, look)
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
         norms = np.concatenate(self.workers.each(lambda: gradient_norms(self.task, x[here], local[here])))
         success = shown[:, 2] if shown.shape[1] > 2 else None
         return Evaluation(shown[:, 0], shown[:, 1], float(norms.mean()), success)
+
+    def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
+        """(h,) of the honest nodes' output models on all test examples; None where those are the last round's."""
+        return None if self._chosen is None else self._scores(*self._chosen, None, look)[:, 0]
+
+    def _scores(
+        self, x: Models, local: Models, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None
+    ) -> Floats:
+        """(h, …) of every honest node's model, of which x are this worker's, what `evaluate` finds."""
+        found: list[Floats] = []
+        for done, part in self._parts(1 if look is None else _LOOKS):
+            if look is not None and done:
+                look(done)
+            found.append(evaluate(self.task, x[part], local[part], subset))
+        return np.asarray(self._of_honest(self.workers.rows(np.concatenate(found), self.shards)))
 
     def _parts(self, most: int) -> Iterator[tuple[float, slice]]:
         """This worker's rows in at most so many parts of whole units, and the share before each; as many everywhere."""
@@ -210,12 +221,12 @@ class Simulation:
 
     def models(self) -> Models:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
-        own = self.cohort.x if self._chosen is None else self._chosen
+        own = self.cohort.x if self._chosen is None else self._chosen[0]
         return self._of_honest(self._collected(own, self.table[: self.network.models]))
 
     def local_states(self) -> Models:
-        """(h, q) what stayed with the honest nodes; complete at worker 0."""
-        own = self.cohort.local
+        """(h, q) what stayed with the honest nodes, of the round of their output; complete at worker 0."""
+        own = self.cohort.local if self._chosen is None else self._chosen[1]
         return self._of_honest(self._collected(own, np.empty((self.network.models, own.shape[1]), own.dtype)))
 
     def _collected(self, own: Models, whole: Models) -> Models:
@@ -229,7 +240,7 @@ class Simulation:
         """Everything a bit-exact continuation needs, as arrays; ``BY_ROW`` names those of this worker's nodes alone."""
         arrays = {"round": np.array(self.round), "x": self.cohort.x, "m": self.cohort.m, "local": self.cohort.local}
         if self._chosen is not None:
-            arrays["chosen"] = self._chosen
+            arrays["chosen"], arrays["chosen_local"] = self._chosen
         arrays |= {f"attack.{key}": np.asarray(value) for key, value in self.network.state.items()}
         return arrays
 
@@ -240,6 +251,6 @@ class Simulation:
         ids = self._ids(self.round + 1)[self.mine]
         self.cohort = Cohort(ids, self.cohort.x, self.cohort.m, np.array(state["local"]))
         if self._chosen is not None:
-            self._chosen[:] = state["chosen"]
+            self._chosen[0][:], self._chosen[1][:] = state["chosen"], state["chosen_local"]
         prefix = "attack."
         self.network.state = {k.removeprefix(prefix): np.array(v) for k, v in state.items() if k.startswith(prefix)}

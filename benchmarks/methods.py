@@ -4,8 +4,8 @@ import machine
 from rpel.config.spec import Spec
 from rpel.data import dirichlet, load
 from rpel.models import model
+from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import METHODS, settle
-from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
 
 

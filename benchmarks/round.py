@@ -17,12 +17,11 @@ import torch
 import machine
 from rpel.config.spec import Spec
 from rpel.data import Dataset, balanced_subset, dirichlet, load
-from rpel.learning import exchange, local_step
 from rpel.models import model
+from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import settle
-from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
-from rpel.types import Cohort, Integers, Models
+from rpel.types import Integers, Models
 from rules import import_byzfl
 
 NODES, BYZANTINE, PULL, B_HAT, BATCH = 100, 10, 15, 7, 25
@@ -43,19 +42,13 @@ def simulation(data: Dataset) -> Simulation:
 
 def parts(run: Simulation, repeats: int = 5) -> dict[str, float]:
     """Seconds of each part of a round, best of a few."""
-    c, s = run.cohort, run.spec
-    half = run.table[:HONEST]
-    found = {}
-
-    def step() -> Cohort:
-        return local_step(c, 1, 0, run, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=half)
-
-    found["local steps"] = machine.best(step, repeats)
-    stepped = step()
-    ask = next(exchange(stepped, 1, run.topology, run.rule))
-    found["pull and forging"] = machine.best(lambda: run.network.deliver(ask), repeats)
-    inbox = run.network.deliver(ask)
-    found["aggregation"] = machine.best(lambda: run.rule.aggregate(inbox.table, inbox.index, out=c.x), repeats)
+    problem, state = run.problem, run.state
+    nodes, found = problem.deliver.nodes(1), {}
+    found["local steps"] = machine.best(lambda: problem.local(state.x, state.local, nodes, 1), repeats)
+    half, _ = problem.local(state.x, state.local, nodes, 1)
+    found["pull and forging"] = machine.best(lambda: problem.deliver(half, {}, nodes, 1, state.x), repeats)
+    received, _ = problem.deliver(half, {}, nodes, 1, state.x)
+    found["aggregation"] = machine.best(lambda: problem.rule(half, received, nodes, 1, out=state.x), repeats)
     found["whole round"] = machine.best(run.step, repeats)
     return found
 

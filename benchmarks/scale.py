@@ -24,11 +24,10 @@ import machine
 from rpel.config.spec import Spec
 from rpel.data import balanced_subset, load, virtual
 from rpel.kernels.pool import threads
-from rpel.learning import exchange, local_step
 from rpel.models import model
 from rpel.randomness import stream
+from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import settle
-from rpel.simulation.simulator import Simulation
 from rpel.tasks import Classification
 from rules import limit
 
@@ -51,22 +50,22 @@ def simulation(nodes: int) -> Simulation:
 
 def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
     """Seconds of each part of a round, and the least it could take."""
-    power, c, s = machine.measure(), run.cohort, run.spec
-    h, d = c.x.shape
-    half = run.table[:h]
+    power, problem, state, s = machine.measure(), run.problem, run.state, run.spec
+    h, d = state.x.shape
+    nodes = problem.deliver.nodes(1)
     subset = balanced_subset(load(DATA).test_y, SHOWN, seed=0)
 
     def best(work: Callable[[], object]) -> float:
         return machine.best(work, repeats)
 
-    step = best(lambda: local_step(c, 1, 0, run, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=half))
-    draw = best(lambda: run.topology.sample(1, c.ids))
-    ask = next(exchange(type(c)(c.ids, half, c.m, c.local), 1, run.topology, run.rule))
-    forge = best(lambda: run.network.deliver(ask))
-    inbox = run.network.deliver(ask)
-    aggregate = best(lambda: run.rule.aggregate(inbox.table, inbox.index, out=c.x))
+    step = best(lambda: problem.local(state.x, state.local, nodes, 1))
+    half, _ = problem.local(state.x, state.local, nodes, 1)
+    draw = best(lambda: run.network.ask(1, nodes))
+    forge = best(lambda: problem.deliver(half, {}, nodes, 1, state.x)) - draw
+    received, _ = problem.deliver(half, {}, nodes, 1, state.x)
+    aggregate = best(lambda: problem.rule(half, received, nodes, 1, out=state.x))
     evaluate = best(lambda: run.evaluate(subset))
-    m, row = inbox.index.shape[1], 4 * d
+    m, row = received.index.shape[1], 4 * d
     honest = (PULL * (1 - s.byzantine / s.nodes)) if run.table.nbytes > LAST_CACHE else 1
     numbers = machine.best(lambda: stream(0, "pull").random(10**6)) / 10**6
     part = slice(0, min(h, 20_000))
@@ -74,7 +73,7 @@ def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
         "local step": (step, h * power.limit(6 * row + BATCH * 64 * 4, 2 * 2 * BATCH * d)),
         "draw": (draw, h * PULL * numbers / threads()),
         "forge": (forge, h * power.limit((honest + 1) * row, 0, 2 * 3 * PULL * 0.9 * d)),
-        "aggregate": (aggregate, h * limit(m, B_HAT, d, inbox.index[part], power)),
+        "aggregate": (aggregate, h * limit(m, B_HAT, d, received.index[part], power)),
         "evaluate": (evaluate, h * power.limit(row, 2 * SHOWN * d)),
     }
 
@@ -84,7 +83,7 @@ def measure(nodes: int) -> dict[str, Any]:
     imported = resident()
     run = simulation(nodes)
     run.step()  # compiles, and touches all memory
-    h, d = run.cohort.x.shape
+    h, d = run.state.x.shape
     repeats = max(1, min(9, 300_000 // nodes))
     whole = machine.best(run.step, repeats)
     used = resident() - imported

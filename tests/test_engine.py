@@ -9,58 +9,74 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import theory
+from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View
 from rpel.kernels import compiled
-from rpel.learning import exchange, mix
-from rpel.randomness import draws
-from rpel.simulation.adversary import Roster
+from rpel.learning import Aggregation, MomentumSGD, aggregate
 from rpel.simulation.certificate import certificate
+from rpel.simulation.delivery import Roster
 from rpel.simulation.evaluation import spread
 from rpel.simulation.methods import Settled, settle
 from rpel.topology import AllToAll, Pull
-from rpel.types import Cohort, Exchange, Inbox
-from support.simulations import BASE, Quadratic, simulation, watched
+from rpel.types import Received
+from support.simulations import BASE, Quadratic, simulation, watched, with_attack
 
 Array = NDArray[Any]
 
 
 def paper(spec: Settled, task: Quadratic) -> Array:
-    """Algorithm 1 with a FOE adversary, node by node, in the paper's order; late nodes answer nobody."""
+    """The models after all rounds of the plain page, with a FOE adversary; hostile nodes are numbered last there."""
     n, h = spec.nodes, spec.nodes - spec.byzantine
     hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
-    x, m = np.zeros((h, task.d)), np.zeros((h, task.d))
-    for t in range(1, spec.rounds + 1):
-        half = np.empty_like(x)
-        for i in range(h):
-            for k in range(spec.local_steps):
-                start = x[i] if k == 0 else half[i]
-                g = task.gradient(start[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0]
-                m[i] = spec.momentum * m[i] + (1 - spec.momentum) * g
-                half[i] = start - spec.rate(t) * (m[i] + spec.weight_decay * start)
-        late = draws(spec.seed, "no_show", t, np.arange(n), 1)[:, 0] < spec.no_show
-        for i in range(h):
-            pulled = Pull(n, spec.pull, spec.seed).sample(t, honest[[i]])[0]
-            answers = [half[np.searchsorted(honest, j)] for j in pulled if not hostile[j] and not late[j]]
-            forged = -2 * np.mean(answers, axis=0)
-            models = [half[i], *answers, *[forged] * int(hostile[pulled].sum())]
-            enough = len(models) > 2 * spec.b_hat
-            x[i] = rpel.rule(spec.rule, f=spec.b_hat)(np.array(models)) if enough else half[i]
-    return x
+    row = np.argsort(np.concatenate([honest, np.flatnonzero(hostile)]))
+
+    def draw(t: int, i: int) -> Array:
+        return np.asarray(row[Pull(n, spec.pull, spec.seed).sample(t, honest[[i]])[0]])
+
+    def gradient(x: Array, i: int, t: int, k: int) -> Array:
+        return np.asarray(task.gradient(x[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0])
+
+    problem = plain(
+        gradient, task.initial(), nodes=n, byzantine=n - h, pull=spec.pull, b_hat=spec.b_hat, lr=spec.rate,
+        beta=spec.momentum, decay=spec.weight_decay, steps=spec.local_steps, draw=draw,
+    )  # fmt: skip
+    state = init(problem)
+    for _ in range(spec.rounds):
+        state, _ = step(problem, state)
+    return state.x
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"local_steps": 3}, {"rule": "mean"}, {"rule": "mean", "no_show": 0.3}],
-    ids=["plain", "local steps", "a rule that lets forged vectors through", "late nodes"],
-)
+@pytest.mark.parametrize("changes", [{}, {"local_steps": 3}], ids=["plain", "local steps"])
 def test_the_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None:
     spec = BASE.but(**changes)
     run = simulation(spec)
     for _ in range(spec.rounds):
         run.step()
     np.testing.assert_allclose(run.models(), paper(settle(spec), Quadratic()), rtol=0, atol=1e-10)
-    assert run.cohort.local.tolist() == [[spec.rounds * spec.local_steps]] * 12
+    assert run.state.local["buffers"].tolist() == [[spec.rounds * spec.local_steps]] * 12
+
+
+def test_each_fast_part_equals_its_plain_one() -> None:
+    """Lines 3-6 by MomentumSGD, line 9 by Aggregation: what simulator and peers call, against the page."""
+    task, h, f = Quadratic(), 12, 3
+    fast = MomentumSGD(task, lambda t: 0.3 / t, beta=0.8, decay=0.01, steps=2, nodes=h)
+    slow = PlainMomentumSGD(
+        lambda x, i, t, k: task.gradient(x[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0],
+        task.initial(), h, lambda t: 0.3 / t, 0.8, 0.01, 2,
+    )  # fmt: skip
+    (x, state), (y, plain_state) = fast.init(), slow.init()
+    for t in (1, 2):
+        x, state = fast(x, state, np.arange(h), t)
+        y, plain_state = slow(y, plain_state, np.arange(h), t)
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state["momentum"], plain_state["momentum"], rtol=0, atol=1e-12)
+    index = np.stack([np.r_[i, np.delete(np.arange(h), i)[:8]] for i in range(h)])
+    rule = Aggregation(rpel.rule("nnm+trimmed_mean", f=f), rounds=2, seed=0, ids=lambda t: np.arange(h))
+    received = Received(x, index)
+    np.testing.assert_allclose(
+        rule(x, received, np.arange(h), 1)[0], PlainRule(f)(y, received, np.arange(h), 1)[0], rtol=0, atol=1e-12
+    )
 
 
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
@@ -111,11 +127,11 @@ def test_a_resumed_simulation_continues_bit_by_bit() -> None:
             whole.step()
         for _ in range(3):
             first.step()
-        second.load({key: value.copy() for key, value in first.state().items()})
+        second.load({key: value.copy() for key, value in first.arrays().items()})
         for _ in range(3):
             second.step()
         np.testing.assert_array_equal(second.models(), whole.models())
-        np.testing.assert_array_equal(second.cohort.m, whole.cohort.m)
+        np.testing.assert_array_equal(second.state.local["momentum"], whole.state.local["momentum"])
 
 
 def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
@@ -123,7 +139,7 @@ def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
     iterates = []
     for _ in range(6):
         run.step()
-        iterates.append(run.cohort.x.copy())
+        iterates.append(run.state.x.copy())
     output = run.models()
     rounds = [next(t for t in range(6) if (iterates[t][i] == output[i]).all()) for i in range(12)]
     assert len(set(rounds)) > 1
@@ -166,7 +182,7 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
     table = np.random.default_rng(1).normal(size=(9, 4))
     rule = rpel.rule("nnm+trimmed_mean", f=3)
     index = np.array([[0, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, -1], [2, 0, 1, 3, 4, 5, -1, -1]])
-    x, info = mix(table[:3], Inbox(table, index), rule)
+    x, info = aggregate(table[:3], Received(table, index), rule)
     np.testing.assert_array_equal(x[0], rule(table[index[0]]))
     np.testing.assert_array_equal(x[1], rule(table[index[1, :7]]))
     np.testing.assert_array_equal(x[2], table[2])
@@ -179,11 +195,11 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
     pull = 14 if method == "nna" else 8
     run = simulation(BASE.but(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
-    run.cohort.x[4] = np.inf
+    run.state.x[4] = np.inf
     for _ in range(3):
         with np.errstate(invalid="ignore"):
             run.step()
-    healed = np.asarray(np.isfinite(run.cohort.x).all(axis=1))
+    healed = np.asarray(np.isfinite(run.state.x).all(axis=1))
     assert healed[np.arange(12) != 4].all()
     assert healed[4] == (method in ("rpel", "el-local"))
 
@@ -191,40 +207,36 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     run = simulation(BASE.but(attack="label_flip"), Quadratic(nodes=15))
     info = run.step()
-    assert len(run.cohort.x) == 15
+    assert len(run.state.x) == 15
     assert info.hostile.shape == (12,)
     assert run.models().shape == (12, 7)
     assert run.evaluate(None).accuracy.shape == (12,)
-    honest = run.cohort.x[run.honest]
+    honest = run.state.x[run.honest]
     assert info.consensus == pytest.approx(spread(honest)[1])
-    assert info.consensus != pytest.approx(spread(run.cohort.x)[1])
+    assert info.consensus != pytest.approx(spread(run.state.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
-    np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, run.cohort.local[:12])[0])
+    np.testing.assert_array_equal(
+        run.evaluate(None).accuracy, run.task.evaluate(honest, run.state.local["buffers"][:12])[0]
+    )
 
 
-def test_nodes_that_train_on_flipped_labels_roam_with_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:
     run = simulation(BASE.but(attack="label_flip", roaming=True), Quadratic(nodes=15))
-    flipped, deliver = run.roster.hostile(1), run.network.deliver
-    seen: list[Inbox] = []
-
-    def kept(ask: Exchange, mine: slice) -> Inbox:
-        seen.append(deliver(ask, mine))
-        return seen[-1]
-
-    monkeypatch.setattr(run.network, "deliver", kept)
+    flipped, seen = run.roster.hostile(1), watched(run)
     for t in range(1, 5):
         info = run.step()
-        ids = run.cohort.ids
+        ids = run.network.ids(t)
         assert sorted(ids) == list(range(15))
         assert set(ids[flipped]) == set(np.flatnonzero(run.roster.hostile(t)))
         np.testing.assert_array_equal(ids[~flipped], run.roster.honest_ids(t))
-        met = np.where(seen[-1].index >= 0, flipped[seen[-1].index], False)[:, 1:].sum(axis=1)
+        index = seen[-1][1].index
+        met = np.where(index >= 0, flipped[index], False)[:, 1:].sum(axis=1)
         np.testing.assert_array_equal(info.hostile, met[~flipped])  # hostile is who trained on flipped labels
 
 
 def test_the_gradient_norm_is_that_of_several_nodes() -> None:
     run, x = simulation(), np.random.default_rng(0).normal(size=(12, 7))
-    run.cohort.x[:] = x
+    run.state.x[:] = x
     norms = np.square(x - Quadratic().targets.mean(axis=0)).sum(axis=1)
     assert run.evaluate(None).grad_norm == pytest.approx(norms[[0, 5, 11]].mean())
 
@@ -254,20 +266,6 @@ def test_a_round_reports_the_realised_contraction() -> None:
     assert 0 < info.alpha_realised < 1
     assert info.lambda_realised is not None
     assert info.consensus > 0
-
-
-def test_the_exchange_yields_once_and_returns_the_mixed_cohort() -> None:
-    """The generator is all a real peer needs: whoever drives it is the network."""
-    c = Cohort(np.array([3]), np.ones((1, 2)), np.zeros((1, 2)), np.zeros((1, 0)))
-    round_ = exchange(c, 1, Pull(10, 4, 0), rpel.rule("nnm+trimmed_mean", f=1))
-    ask = next(round_)
-    assert ask.wanted.shape == (1, 4)
-    assert 3 not in ask.wanted
-    table = np.concatenate([ask.half, np.full((4, 2), 3.0)])
-    with pytest.raises(StopIteration) as end:
-        round_.send(Inbox(table, np.arange(5)[None]))
-    cohort, _ = end.value.value
-    np.testing.assert_allclose(cohort.x, 3.0)
 
 
 def test_momentum_step_and_spread_equal_their_formulas() -> None:
@@ -303,10 +301,10 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
     assert promised is not None
     spec = BASE.but(**sizes, lr=promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
     run = simulation(spec, task)
-    gradients, alphas, lambdas = [np.square(run.cohort.x - centre).sum(axis=1)], [], []
+    gradients, alphas, lambdas = [np.square(run.state.x - centre).sum(axis=1)], [], []
     for _ in range(T):
         info = run.step(measured=True)
-        gradients.append(np.square(run.cohort.x - centre).sum(axis=1))
+        gradients.append(np.square(run.state.x - centre).sum(axis=1))
         alphas.append(info.alpha_realised)
         lambdas.append(info.lambda_realised)
     assert np.mean(gradients, axis=0).max() <= promised.bound
@@ -354,8 +352,7 @@ def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
         views.append(view)
         return forge(view)
 
-    run.network.attack = replace(run.network.attack, own=watching)
-    kept = watched(run)
+    kept = watched(with_attack(run, replace(run.network.attack, own=watching)))
     for t in range(1, 4):
         run.step()
         ask, hostile, view = kept[-1][0], run.roster.hostile(t), views[-1]

@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
-from rpel.learning import mix
+from rpel.learning import aggregate
 from rpel.peer.clock import RoundClock
 from rpel.peer.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
-from rpel.types import Inbox, Outcome, PullResult
+from rpel.types import Outcome, PullResult, Received
 
 Array = NDArray[Any]
 OK, LATE = PullResult.OK, PullResult.LATE
@@ -49,7 +49,7 @@ def test_a_peer_mixes_what_it_pulled_as_the_simulator_would(name: str, missing: 
     kept = one_round(rule, models[0], models[1:], tuple(LATE if j in missing else OK for j in range(1, 8)))
     index = np.full((1, 8), -1)
     index[0, : 1 + len(came)] = [0, *came]
-    expected, info = mix(models[:1], Inbox(models, index), rule)
+    expected, info = aggregate(models[:1], Received(models, index), rule)
     assert not info.degraded.any()
     assert info.trimmed.tolist() == [1]
     assert kept.outcome == Outcome.AGGREGATED
@@ -59,7 +59,7 @@ def test_a_peer_mixes_what_it_pulled_as_the_simulator_would(name: str, missing: 
 def test_a_peer_with_too_few_answers_keeps_its_half_step_as_the_simulator_would() -> None:
     models, rule = np.random.default_rng(4).normal(size=(8, 12)).astype(np.float32), rpel.rule("trimmed_mean", f=3)
     kept = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
-    expected, info = mix(models[:1], Inbox(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)
+    expected, info = aggregate(models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)
     assert info.degraded.all()
     assert (kept.outcome, kept.degraded) == (Outcome.LOCAL_ONLY, 1)
     np.testing.assert_array_equal(kept.x, expected[0])

@@ -1,5 +1,6 @@
 """The systems RPEL is compared with: equal budgets, connected graphs, and what each must do where that is known."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.simulation.methods import METHODS, build_network, messages, settle
 from rpel.topology import FixedGraph, Push, RandomRegular
-from support.simulations import BASE, Quadratic, schedule, simulation
+from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
 
 Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
@@ -210,7 +211,8 @@ def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str
     for before in (0, 1):
         spec = BASE.but(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
         run = simulation(spec, Quadratic(noise=0.0))
-        run.cohort.x[:], run.round = start, before
+        run.state.x[:] = start
+        run.state = replace(run.state, round=before)
         run.step()
         found.append(run.models().copy())
     assert np.allclose(found[0], found[1]) is same
@@ -222,16 +224,16 @@ def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -
     seen: list[View] = []
 
     def curious(view: View) -> Array:
-        seen.append(view)
+        seen.append(replace(view, before=None if view.before is None else view.before.copy()))
         return view.moments()
 
     spec = BASE.but(method=method, local_steps=2, lr=0.1)
     for needs in (frozenset(), frozenset({"before", "graph"})):
         curious.needs = needs  # type: ignore[attr-defined]
         run = simulation(spec, Quadratic())
-        run.network.attack = rpel.attack(curious)
+        with_attack(run, rpel.attack(curious))
         run.step()
-        before = run.cohort.x.copy()
+        before = run.state.x.copy()
         run.step()
     assert seen[1].before is None
     assert seen[1].graph is None
@@ -258,11 +260,18 @@ def test_attacks_that_see_more_run_in_every_kind_of_method(attack: str, method: 
 def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
     spec = BASE.but(method="cs-plus", attack="dissensus", pull=5, b_hat=2)
     run = simulation(spec, Quadratic())
-    seen: list[Any] = []
-    view = run.network._view
-    run.network._view = lambda *a: seen.append(view(*a)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    seen: list[View] = []
+    forge = run.network.attack.function
+
+    def kept(view: View) -> Array:
+        seen.append(view)
+        return np.asarray(forge(view))
+
+    with_attack(run, replace(run.network.attack, own=kept))
     run.step()
     v = seen[0]
+    assert v.weights is not None
+    assert v.hostile_weights is not None
     for i in range(v.victims):
         peers = v.peers[i][v.peers[i] >= 0]
         others = peers[peers != v.own[i]]
@@ -292,16 +301,14 @@ def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> 
 def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:
     """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling, and no reason to wait."""
     run = simulation(BASE.but(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
-    heard: list[Any] = []
-    answers = run.network._answers
-    run.network._answers = lambda *a: heard.append(answers(*a)) or heard[-1]  # type: ignore[func-returns-value,method-assign]
+    heard = watched(run)
     fewest = 99
     for _ in range(5):
         info = run.step()
-        index, table = heard[-1].index, heard[-1].table
+        index, table = heard[-1][1].index, heard[-1][1].table
         assert info.degraded == 0
         for i, rows in enumerate(index):
-            np.testing.assert_allclose(run.cohort.x[i], table[rows[rows >= 0]].mean(axis=0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run.state.x[i], table[rows[rows >= 0]].mean(axis=0), rtol=1e-5, atol=1e-6)
         fewest = min(fewest, int((index >= 0).sum(axis=1).min()))
     assert fewest < 2 * 4 + 1, "nobody heard of so few"
 

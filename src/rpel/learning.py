@@ -1,65 +1,106 @@
-"""Algorithm 1 of the paper and nothing else. Line numbers are the paper's.
+"""The parts of Algorithm 1 that simulator and peers share: lines 3-6 of many nodes at once, and line 9.
 
-Invariants: nothing here knows where peers live, who is hostile, or what time it is. One ``yield`` is the network:
-whoever drives the generator answers it, from a table of models; a real peer, a cohort of one, calls :func:`mix` on what
-arrived over TLS. The trim is b̂ of the number of peers *asked*, never of those that answered, so that silence cannot
-raise the hostile share.
+`rpel.algorithm` says what they mean, one node at a time; a peer is a cohort of one.
 """
 
-from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.kernels.compiled import finite_rows, momentum_step
-from rpel.types import Cohort, Exchange, Inbox, Integers, MixInfo, Models, Schedule, Topology
+from rpel.kernels import compiled
+from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 
 class Gradients(Protocol):
-    """The part of a task that Algorithm 1 needs."""
+    """The part of a task that lines 3-4 need."""
 
-    def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
+    def initial(self) -> Models:
+        """The common initial model (d,)."""
+
+    def local_state(self, h: int) -> Models:
+        """(h, q) what stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first."""
+
+    def gradient(
+        self, x: Models, local: Models, ids: Integers, t: int, k: int, out: Models | None = None
+    ) -> tuple[Models, Models]:
         """Stochastic gradients (h, d) at x on node i's data, and the nodes' new local state."""
 
 
-def local_step(
-    c: Cohort, t: int, k: int, task: Gradients, *, beta: float, lr: Schedule, decay: float, out: Models | None = None
-) -> Cohort:
-    """Lines 3-6: gradient, momentum, half-step; called for k = 0 … local_steps − 1. ``out`` takes x^{t+1/2}."""
-    g, local = task.gradient(c.x, c.local, c.ids, t, k)  # lines 3-4
-    # line 5: m = β m + (1 − β) g        line 6: x^{t+1/2} = x − η (m + λ x)
-    x, m = momentum_step(c.x, c.m, g, beta, lr(t), decay, out=out)
-    return Cohort(c.ids, x=x, m=m, local=local)
+@dataclass(frozen=True)
+class MomentumSGD:
+    """Lines 3-6, the paper's local steps: m = βm + (1 − β)g, then x − η(m + λx), ``steps`` times a round.
+
+    scratch: memory for the gradients, at least as many rows as nodes; new if left out.
+    """
+
+    task: Gradients
+    lr: Schedule
+    beta: float
+    decay: float
+    steps: int = 1
+    nodes: int = 1
+    scratch: Models | None = None
+
+    def init(self) -> tuple[Models, Arrays]:
+        """All nodes with the common initial model, momenta zero."""
+        x = np.tile(self.task.initial(), (self.nodes, 1))
+        return x, {"momentum": np.zeros_like(x), "buffers": self.task.local_state(self.nodes)}
+
+    def __call__(
+        self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
+    ) -> tuple[Models, Arrays]:
+        """The half-step models, written to ``out`` if given; the arrays of the state are written to."""
+        half, at = np.empty_like(x) if out is None else out, x
+        scratch = None if self.scratch is None else self.scratch[: len(x)]
+        for k in range(self.steps if len(nodes) else 0):
+            g, state["buffers"][:] = self.task.gradient(at, state["buffers"], nodes, t, k, out=scratch)  # lines 3-4
+            compiled.momentum_step(at, state["momentum"], g, self.beta, self.lr(t), self.decay, out=half)  # 5-6
+            at = half
+        return half, state
 
 
-def exchange(
-    c: Cohort, t: int, topology: Topology, rule: Rule, out: Models | None = None
-) -> Generator[Exchange, Inbox, tuple[Cohort, MixInfo]]:
-    """Lines 7-9: pull and aggregate."""
-    wanted = topology.sample(t, c.ids)  # line 7    S_i^t, drawn once
-    inbox = yield Exchange(t, c.ids, wanted, c.x, topology.weights(c.ids))  # line 8    whatever the network returns
-    x, info = mix(c.x, inbox, rule, out)  # line 9    R(own; received)
-    return c.with_x(x), info
+@dataclass(frozen=True)
+class Aggregation:
+    """Line 9 for a rule that may draw at random or change over time: it is told the round and the nodes' numbers.
+
+    ids(t): (n,) the numbers of all nodes in round t, of which ``nodes`` are some.
+    """
+
+    rule: Rule
+    rounds: int
+    seed: int
+    ids: Any
+
+    def __call__(
+        self, half: Models, received: Received, nodes: Integers, t: int, out: Models | None = None
+    ) -> tuple[Models, Aggregated]:
+        """x^{t+1} of these nodes, and what was done."""
+        return aggregate(half, received, self.at(t, nodes), out)
+
+    def at(self, t: int, nodes: Integers) -> Rule:
+        """The rule as it runs in a round for some nodes."""
+        return self.rule.at(round=t, rounds=self.rounds, seed=self.seed, ids=self.ids(t)[nodes])
 
 
-def mix(half: Models, inbox: Inbox, rule: Rule, out: Models | None = None) -> tuple[Models, MixInfo]:
+def aggregate(half: Models, received: Received, rule: Rule, out: Models | None = None) -> tuple[Models, Aggregated]:
     """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step."""
-    finite = np.append(finite_rows(inbox.table), False)
-    present, usable = inbox.index >= 0, finite[inbox.index]  # −1 looks up the False at the end
+    finite = np.append(compiled.finite_rows(received.table), False)
+    present, usable = received.index >= 0, finite[received.index]  # −1 looks up the False at the end
     kept = rule.unfit(present, usable)
     trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
-    info = MixInfo(kept, trimmed)
+    done = Aggregated(kept, trimmed)
     if not kept.any():
-        return _aggregated(inbox, rule, slice(None), out), info
+        return _aggregated(received, rule, slice(None), out), done
     x = np.array(half) if out is None else out
     x[kept] = half[kept]
     if not kept.all():
-        x[~kept] = _aggregated(inbox, rule, ~kept, None)
-    return x, info
+        x[~kept] = _aggregated(received, rule, ~kept, None)
+    return x, done
 
 
-def _aggregated(inbox: Inbox, rule: Rule, nodes: Any, out: Models | None) -> Models:
-    weights, hostile = (None if a is None else a[nodes] for a in (inbox.weights, inbox.hostile))
+def _aggregated(received: Received, rule: Rule, nodes: Any, out: Models | None) -> Models:
+    weights, hostile = (None if a is None else a[nodes] for a in (received.weights, received.hostile))
     rule = rule.among(nodes)
-    return np.asarray(rule.aggregate(inbox.table, inbox.index[nodes], weights=weights, hostile=hostile, out=out))
+    return np.asarray(rule.aggregate(received.table, received.index[nodes], weights=weights, hostile=hostile, out=out))

@@ -2,9 +2,9 @@
 reader wants."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ Floats = NDArray[Any]
 
 Models = Floats
 """(rows, d) models, float32 (or float64 in tests), one per row."""
+
+Arrays = dict[str, Any]
+"""What a part of Algorithm 1 remembers from round to round: arrays by name, checkpointed with the run."""
 
 Integers = NDArray[np.int64]
 Schedule = Callable[[int], float]
@@ -102,52 +105,22 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """h nodes that step together: all honest nodes in the simulator, a shard on a cluster, one on a real peer.
-
-    ids (h,) node numbers · x (h, d) models · m (h, d) momenta · local (h, q) what is never exchanged (BatchNorm's)
-    """
-
-    ids: Integers
-    x: Models
-    m: Models
-    local: Models
-
-    def with_x(self, x: Models) -> Self:
-        """The same nodes with other models."""
-        return replace(self, x=x)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What a cohort asks of the network: round t, its half-step models, and for each node the peers it wants (h, s).
-
-    On a fixed graph ``weights`` (h, 1 + s) are the gossip weights of the node itself and of those peers.
-    """
-
-    round: int
-    ids: Integers
-    wanted: Integers
-    half: Models
-    weights: Floats | None = None
-
-
-@dataclass(frozen=True)
-class Inbox:
+class Received:
     """What the network returned: a table of models and, for each node, the rows it has (h, m), own first, −1 absent.
 
     ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for the one
-    baseline that is told.
+    baseline that is told; ``met`` (h,) counts the hostile peers that each node asked.
     """
 
     table: Models
     index: Integers
     weights: Floats | None = None
     hostile: NDArray[np.bool_] | None = None
+    met: Integers | None = None
 
 
 @dataclass(frozen=True)
-class MixInfo:
+class Aggregated:
     """What line 9 did: ``degraded`` (h,) nodes that could not aggregate and kept their half-step, ``trimmed`` (h,) how
     many more hostile vectors the rule allowed for after leaving out those with non-finite entries."""
 

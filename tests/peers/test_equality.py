@@ -24,8 +24,8 @@ from rpel.peer.node import Node
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
 from rpel.randomness import stream
+from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import settle
-from rpel.simulation.simulator import Simulation
 from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models

@@ -13,14 +13,14 @@ from torch import nn
 from rpel.config.peer import Config
 from rpel.config.spec import Training
 from rpel.data import Dataset
-from rpel.learning import local_step
+from rpel.learning import MomentumSGD
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer import wire
 from rpel.peer.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.peer.wire import Signature, split
 from rpel.tasks import Classification
-from rpel.types import Cohort, Models
+from rpel.types import Models
 
 SAMPLE = Training(model="linear", batch_size=5, eval_every=2, eval_size=100)
 
@@ -150,13 +150,13 @@ def test_a_task_learner_takes_the_steps_of_algorithm_1() -> None:
     learner = TaskLearner(task, 1, SAMPLE, local_steps=2)
     x = task.initial()
     half = np.empty_like(x)
-    c = Cohort(np.array([1]), x[None].copy(), np.zeros((1, task.d), np.float32), task.local_state(1))
+    local = MomentumSGD(task, lambda t: 0.5, beta=0.9, decay=1e-4, steps=2)
+    (at, state), node = local.init(), np.array([1])
     for t in (1, 2):
         learner.load(t, x, fresh=False)
         learner.half(half, np.empty_like(half))
-        for k in range(2):
-            c = local_step(c, t, k, task, beta=0.9, lr=lambda _: 0.5, decay=1e-4)
-        assert np.array_equal(half, c.x[0])
+        at, state = local(at, state, node, t)
+        assert np.array_equal(half, at[0])
         x = half.copy()
 
 

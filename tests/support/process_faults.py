@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rpel.learning import MomentumSGD
 from rpel.peer import store
 from rpel.peer.learner import TaskLearner
 from rpel.peer.node import Node
@@ -102,15 +103,15 @@ def _before_load(round: int) -> None:
 
 
 def _in_the_step(round: int) -> None:
-    usual = TaskLearner.gradient
+    usual = MomentumSGD.__call__
 
-    def gradient(self: TaskLearner, x: Any, local: Any, ids: Any, t: int, k: int) -> Any:
-        found = usual(self, x, local, ids, t, k)
-        if self._round >= round:  # not while everything is being prepared
+    def step(self: MomentumSGD, x: Any, state: Any, nodes: Any, t: int, out: Any = None) -> Any:
+        found = usual(self, x, state, nodes, t, out)
+        if t >= round:
             die()
         return found
 
-    TaskLearner.gradient = gradient  # type: ignore[method-assign]
+    MomentumSGD.__call__ = step  # type: ignore[method-assign]
 
 
 def _while_writing(round: int) -> None:

@@ -1,16 +1,19 @@
 """The smallest simulation worth running: a quadratic task in seven dimensions, three hostile nodes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.attacks import Attack
 from rpel.config.spec import Spec
 from rpel.randomness import stream
+from rpel.simulation.delivery import Ask, SimulatedNetwork
+from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import settle
-from rpel.simulation.simulator import Simulation
-from rpel.types import Exchange, Inbox
+from rpel.types import Arrays, Integers, Models, Received
 
 Array = NDArray[Any]
 
@@ -72,14 +75,34 @@ def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
     return Simulation(settle(spec), task or Quadratic())
 
 
-def watched(run: Simulation) -> list[tuple[Exchange, Inbox]]:
+@dataclass(frozen=True)
+class Watching:
+    """A network that keeps what is asked and delivered."""
+
+    network: SimulatedNetwork
+    seen: list[tuple[Ask, Received]] = field(default_factory=list)
+
+    def init(self) -> Arrays:
+        return self.network.init()
+
+    def nodes(self, t: int) -> Integers:
+        return self.network.nodes(t)
+
+    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+        received, state = self.network(half, state, nodes, t, before)
+        self.seen.append((self.network.ask(t, nodes), received))
+        return received, state
+
+
+def watched(run: Simulation) -> list[tuple[Ask, Received]]:
     """What is asked and delivered from now on, a pair a round."""
-    seen: list[tuple[Exchange, Inbox]] = []
-    deliver = run.network.deliver
+    watching = Watching(run.network)
+    run.problem = replace(run.problem, deliver=watching)
+    return watching.seen
 
-    def watch(ask: Exchange, mine: slice = slice(None)) -> Inbox:
-        seen.append((ask, deliver(ask, mine)))
-        return seen[-1][1]
 
-    run.network.deliver = watch  # type: ignore[method-assign]
-    return seen
+def with_attack(run: Simulation, attack: Attack) -> Simulation:
+    """The simulation with another adversary."""
+    run.network = replace(run.network, attack=attack)
+    run.problem = replace(run.problem, deliver=run.network)
+    return run

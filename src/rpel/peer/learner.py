@@ -29,12 +29,12 @@ from rpel.config.peer import BUILT_IN_TASKS, TASKS, check_task
 from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.kernels.compiled import momentum_step
-from rpel.learning import local_step
+from rpel.learning import MomentumSGD
 from rpel.peer.wire import Reordering, Signature, check_layout, split
 from rpel.tasks import Classification, Task
 from rpel.tasks.task import tensor
 from rpel.text import shortened
-from rpel.types import Cohort, Integers, Models, Schedule
+from rpel.types import Integers, Models
 
 Blob = bytes | memoryview
 """Local state as it lies on disk."""
@@ -98,7 +98,7 @@ def training(table: Mapping[str, Any], own: bool = False) -> Training:
 
 
 class TaskLearner:
-    """A task's local steps by `rpel.learning.local_step`: Algorithm 1, lines 3 to 6, with a cohort of one."""
+    """A task's local steps by `rpel.learning.MomentumSGD`: Algorithm 1, lines 3 to 6, for a cohort of one."""
 
     def __init__(
         self,
@@ -130,14 +130,12 @@ class TaskLearner:
         self._m: Models = momentum.view(sig.dtype).reshape(1, sig.d)
         self._local: Models = rest.view(local.dtype).reshape(local.shape)
         self._local[:] = local
-        self._gradient: Models | None = None
         self._x: Models = self._m[0]
         self._round = 0
 
     def prepare(self, x: Models, scratch: Models) -> None:
         """One gradient at x and one tiny step, both thrown away: after that everything is compiled."""
-        self._gradient = scratch[None]
-        self.gradient(self._inwards(x)[None], self._local, self._ids, 1, 0)
+        self._task.gradient(self._inwards(x)[None], self._local, self._ids, 1, 0, out=scratch[None])
         tiny = np.zeros((1, 1), x.dtype)
         momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
 
@@ -153,28 +151,14 @@ class TaskLearner:
 
     def half(self, out: Models, scratch: Models) -> None:
         """All local steps of the round, each written to ``out``; gradients go to ``scratch``."""
-        self._gradient = scratch[None]
+        hyper, state = self._hyper, {"momentum": self._m, "buffers": self._local}
+        local = MomentumSGD(
+            self._task, hyper.rate, hyper.momentum, hyper.weight_decay, self._steps, scratch=scratch[None]
+        )
         work = out if self._own is None else self._own
-        c = Cohort(self._ids, self._x[None], self._m, self._local)
-        rate: Schedule = self._hyper.rate
-        for k in range(self._steps):
-            c = local_step(
-                c,
-                self._round,
-                k,
-                self,
-                beta=self._hyper.momentum,
-                lr=rate,
-                decay=self._hyper.weight_decay,
-                out=work[None],
-            )
-        self._local[:] = c.local
+        local(self._x[None], state, self._ids, self._round, out=work[None])
         if self._own is not None:
             self._order.outwards(self._own, out)
-
-    def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
-        """The task's gradient, written to the scratch of this step."""
-        return self._task.gradient(x, local, ids, t, k, out=self._gradient)
 
     def state(self) -> Blob:
         """A mark of whose it is, momentum, then the local state, as they lie in memory."""

@@ -29,10 +29,10 @@ import numpy as np
 
 from rpel.aggregation import Rule, rule
 from rpel.kernels.compiled import finite_rows
-from rpel.learning import mix
+from rpel.learning import aggregate
 from rpel.peer.clock import RoundClock
 from rpel.randomness import stream
-from rpel.types import Inbox, Models, Outcome, PullResult
+from rpel.types import Models, Outcome, PullResult, Received
 
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
@@ -330,10 +330,10 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
     if record.half is None:
         pulled.table[0] = state.x
     ordinary = trusted and not without_own
-    rule, inbox = terms.rule if ordinary else catching_up(b_hat), _inbox(pulled, own=not without_own)
+    rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
     rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
-    x, info = mix(pulled.table[:1], inbox, rule, out=state.x[None])  # the simulator's own, for a cohort of one
-    if info.degraded[0]:
+    x, done = aggregate(pulled.table[:1], rows, rule, out=state.x[None])  # the simulator's own, for a cohort of one
+    if done.degraded[0]:
         return _Came(Outcome.LOCAL_ONLY, None, results, offset)
     outcome = Outcome.AGGREGATED if ordinary else Outcome.CAUGHT_UP
     return _Came(outcome, x[0], results, offset, behind=state.behind if ordinary else not without_own)
@@ -370,10 +370,10 @@ def _kept(
     return state
 
 
-def _inbox(pulled: Pulled, own: bool) -> Inbox:
+def _received(pulled: Pulled, own: bool) -> Received:
     """The rows that came, in the order asked, behind the own one if that counts."""
     rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result is PullResult.OK]
-    return Inbox(pulled.table, np.array([rows], dtype=np.int64))
+    return Received(pulled.table, np.array([rows], dtype=np.int64))
 
 
 def catching_up(b_hat: int) -> Rule:

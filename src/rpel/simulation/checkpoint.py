@@ -29,9 +29,16 @@ from rpel.types import Guarantee, Seal
 Arrays = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger("rpel")
-BY_ROW = ("x", "m", "local", "chosen", "chosen_local")
-"""The arrays of a checkpoint that have a row for every node."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
+
+
+def is_by_row(key: str) -> bool:
+    """Whether an array of a checkpoint has a row for every node: models, and what stays with a node.
+
+    >>> [is_by_row(key) for key in ("x", "local.momentum", "network.past", "record.counts")]
+    [True, True, False, False]
+    """
+    return key == "x" or key.startswith(("local.", "outer.", "chosen"))
 
 
 class RunFolder:
@@ -215,7 +222,7 @@ class RunFolder:
         try:
             found = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
             if "rows" not in found:
-                return {key: array[mine] if key in BY_ROW else array for key, array in found.items()}
+                return {key: array[mine] if is_by_row(key) else array for key, array in found.items()}
             edges = [int(edge) for edge in found.pop("rows")]
             begin, end, _ = mine.indices(edges[-1])
             parts = [

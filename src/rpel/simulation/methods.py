@@ -14,7 +14,7 @@ from rpel.aggregation.coordinatewise import Mixer
 from rpel.attacks import attack as attack_by_name
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
-from rpel.simulation.adversary import Roster
+from rpel.simulation.delivery import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import Guarantee, Topology
 

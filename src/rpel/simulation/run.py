@@ -27,14 +27,14 @@ from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
 from rpel.simulation import distributed
 from rpel.simulation.certificate import certificate, versions
-from rpel.simulation.checkpoint import BY_ROW, RunFolder
+from rpel.simulation.checkpoint import RunFolder, is_by_row
 from rpel.simulation.distributed import ALONE, LostError, Workers
+from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
 from rpel.simulation.methods import METHODS, Settled, settle
 from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
-from rpel.simulation.simulator import Simulation
 from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")
@@ -334,9 +334,9 @@ class Run:
         if journal is not None:
             journal.sync()
         about = {"run.hash": np.array(self._hash), "run.code": np.array(versions()["code"])}
-        arrays, edges = {**self.simulation.state(), **self.metrics.state(self.ahead), **about}, list[int]()
+        arrays, edges = {**self.simulation.arrays(), **self.metrics.state(self.ahead), **about}, list[int]()
         if workers.size > 1:
-            rows, own = self.simulation.mine, {key: arrays.pop(key) for key in BY_ROW if key in arrays}
+            rows, own = self.simulation.mine, {key: arrays.pop(key) for key in list(arrays) if is_by_row(key)}
             workers.each(lambda: folder.save_rows(t, rows.start, own) if rows.start < rows.stop else None)
             edges = sorted({0, *(shard.stop for shard in self.simulation.shards)})
         workers.first(lambda: folder.save(t, arrays, edges))

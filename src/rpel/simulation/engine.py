@@ -1,4 +1,4 @@
-"""The simulator: the honest nodes of one worker as its cohort, driving Algorithm 1 with a simulated delivery.
+"""The simulator: the honest nodes of one worker, as a problem of Algorithm 1 with a simulated network.
 
 Alone, a worker has all nodes. Several have a shard each: they take the local steps of their own nodes, give the
 half-step models to everybody, and forge and aggregate for their own.
@@ -9,62 +9,100 @@ the exchange. Nothing else of that size is ever made.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel import algorithm
+from rpel.algorithm import Info, Problem, remembered
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels.compiled import finite_rows
-from rpel.learning import exchange, local_step
+from rpel.learning import Aggregation, MomentumSGD
 from rpel.processes import free_memory
 from rpel.randomness import draws
-from rpel.simulation.adversary import SimulatedNetwork
-from rpel.simulation.distributed import ALONE, Workers
+from rpel.simulation.delivery import SimulatedNetwork, victim_by_victim
+from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import Settled, build_network, build_rule, messages
 from rpel.tasks import Task
 from rpel.text import human_bytes
-from rpel.types import Cohort, Floats, Integers, MixInfo, Models, RoundInfo
+from rpel.types import Arrays, Floats, Integers, Models, RoundInfo
 
+_CHOSEN = "chosen", "chosen_local"
 _LOOKS = 20
 """How often an evaluation can be looked into on its way."""
 
 
+@dataclass(frozen=True)
+class Published:
+    """Lines 3-6 of one worker's nodes, whose half-steps stand in the table of every worker.
+
+    half: the table's rows of all nodes. pieces: the rows of every worker, cut; each is sent while the next is computed.
+    """
+
+    local: MomentumSGD
+    half: Models
+    workers: Workers
+    pieces: list[Shards]
+    mine: slice
+
+    def init(self) -> tuple[Models, Arrays]:
+        """The models and the local state of this worker's nodes."""
+        return self.local.init()
+
+    def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
+        """The half-steps of this worker's nodes; everybody's stand in the table."""
+        with self.workers.gathering(self.half, self.pieces) as ready:
+            for piece in self.pieces[self.workers.rank]:
+                own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)
+                part = {key: array[own] for key, array in state.items()}
+                self.local(x[own], part, nodes[own], t, out=self.half[piece])
+                ready(piece)
+        return self.half[self.mine], state
+
+
 class Simulation:
-    """Algorithm 1 among simulated nodes, a round at a time; :meth:`state` and :meth:`load` continue it bit by bit."""
+    """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
     def __init__(self, spec: Settled, task: Task, workers: Workers = ALONE) -> None:
         self.spec, self.task, self.workers = spec, task, workers
-        self.round = 0
         attack = attack_by_name(spec.attack, **spec.attack_params)
-        self.rule = build_rule(spec)
+        rule = build_rule(spec)
         self.topology, self.roster, self.graph = build_network(spec, attack.flood)
         self.everybody = attack.trains  # under label flip the hostile nodes train too
-        h = spec.nodes if self.everybody else spec.nodes - spec.byzantine
+        h = self.nodes = spec.nodes if self.everybody else spec.nodes - spec.byzantine
         self.unit: int = getattr(task, "unit", 1)
         self.shards = workers.shards(h, self.unit)
-        self.pieces = workers.pieces(self.shards, self.unit)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
-        self._stepping = self.rows
+        behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
         initial = task.initial()
-        self.network = SimulatedNetwork(
-            self.roster, self.topology, self._ids, attack, self.rule, initial[:0], h, spec.seed, spec.no_show,
-            spec.silent, spec.consistent,
-        )  # fmt: skip
-        behind = len(self.rows) if self.everybody or self.network.victim_by_victim else h
         kept = 2 + (spec.output == "uniform")
         self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes)
-        x = np.tile(initial, (len(self.rows), 1))
-        self.table: Models = np.empty((h + behind, task.d), x.dtype)
-        self.network.table = self.table
-        self._gradients = self.table[h:]  # gradients are spent before anything is forged
-        self.cohort = Cohort(self._ids(1)[self.mine], x, np.zeros_like(x), task.local_state(len(x)))
+        self.table: Models = np.empty((h + behind, task.d), initial.dtype)
+        half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
+        line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids)
+        local = MomentumSGD(
+            task, spec.rate, spec.momentum, spec.weight_decay, spec.local_steps, len(self.rows), scratch=space
+        )
+        self.network = SimulatedNetwork(
+            self.roster, self.topology, self._ids, attack, line9, self.table, h, self.mine, spec.seed, spec.no_show,
+            spec.silent, spec.consistent, everyone=self._everyone,
+        )  # fmt: skip
+        published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
+        self.problem = Problem(published, self.network, line9)
+        self.state = algorithm.init(self.problem)
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
-        self._chosen = (x.copy(), self.cohort.local.copy()) if spec.output == "uniform" else None
-        self.rule.prepare(1 + self.messages // spec.nodes, task.d, x.dtype, victims=h * spec.rounds)
+        kept_output = (self.state.x.copy(), self.state.local["buffers"].copy())
+        self._chosen = kept_output if spec.output == "uniform" else None
+        rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
+
+    def _everyone(self, own: Models) -> Models:
+        """The rows of all workers."""
+        return own if self.workers.size == 1 else self.workers.rows(own, self.shards)
 
     def _check_memory(self, needed: int) -> None:
         """ValueError if the workers on this machine need more than it has."""
@@ -72,7 +110,7 @@ class Simulation:
         if free is not None and needed * here > free:
             each = f" for each of {here} workers" if here > 1 else ""
             raise ValueError(
-                f"{self.network.models:,} models of {self.task.d:,} numbers need {human_bytes(needed)}{each}, and "
+                f"{self.nodes:,} models of {self.task.d:,} numbers need {human_bytes(needed)}{each}, and "
                 f"{human_bytes(free)} are free here: fewer nodes, a smaller model, or workers on more machines"
             )
 
@@ -84,6 +122,11 @@ class Simulation:
         ids, trained, now = np.empty(self.spec.nodes, np.int64), self.roster.hostile(1), self.roster.hostile(t)
         ids[~trained], ids[trained] = np.flatnonzero(~now), np.flatnonzero(now)
         return ids
+
+    @property
+    def round(self) -> int:
+        """Rounds played so far."""
+        return self.state.round
 
     @property
     def honest(self) -> Integers:
@@ -102,75 +145,35 @@ class Simulation:
     # --- a round ---
 
     def step(self, measured: bool = False) -> RoundInfo:
-        """One round of Algorithm 1."""
-        t, s, models = self.round + 1, self.spec, self.cohort.x
-        c = self._local_steps(t)
-        before = self._spread(c.x) if measured else None
-        self.network.rule = self.rule.at(round=t, rounds=s.rounds, seed=s.seed, ids=self._ids(t))
-        mixed = self._exchange(c, t, models)
-        self.round = t
-        self._keep_output(t)
-        return self._info(t, mixed, before)
+        """One round of Algorithm 1; measured: also how far line 9 brought the nodes together."""
+        self.state, info = algorithm.step(self.problem, self.state)
+        self._keep_output()
+        return self._measured(info, measured)
 
-    def _local_steps(self, t: int) -> Cohort:
-        """Lines 3-6: the cohort with its half-step models; everybody's stand in the table's first rows."""
-        if "before" in self.network.attack.needs:
-            self.network.before = self.workers.rows(self.cohort.x, self.shards)
-        ids, half, c = self._ids(t)[self.mine], self.table[: self.network.models], self.cohort
-        local = np.empty_like(c.local)
-        with self.workers.gathering(half, self.pieces) as ready:
-            for piece in self.pieces[self.workers.rank]:
-                own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)
-                part = Cohort(ids[own], c.x[own], c.m[own], c.local[own])
-                local[own] = self._stepped(part, t, half[piece], self.rows[own])
-                ready(piece)
-        return Cohort(ids, half[self.mine], c.m, local)
+    def _keep_output(self) -> None:
+        if self._chosen is not None:
+            now = self._chosen_round == self.state.round
+            for kept, value in zip(self._chosen, (self.state.x, self.state.local["buffers"]), strict=True):
+                kept[now] = value[now]
 
-    def _stepped(self, c: Cohort, t: int, half: Models, rows: Integers) -> Models:
-        """Half-step models into their place, momenta in theirs; returns the new local state."""
-        s, models = self.spec, c.x
-        self._stepping = rows
-        for k in range(s.local_steps if len(rows) else 0):
-            place = half if k == s.local_steps - 1 else models
-            c = local_step(c, t, k, self, beta=s.momentum, lr=s.rate, decay=s.weight_decay, out=place)
-        return c.local
-
-    def _exchange(self, c: Cohort, t: int, models: Models) -> MixInfo:
-        """Lines 7-9: the cohort with what it aggregated, written to ``models``."""
-        round_ = exchange(c, t, self.topology, self.network.rule.among(self.mine), out=models)
-        inbox = self.network.deliver(next(round_), self.mine)
-        try:
-            round_.send(inbox)
-        except StopIteration as end:
-            self.cohort, mixed = end.value
-        info: MixInfo = mixed
-        return info
-
-    def gradient(self, x: Models, local: Models, ids: Integers, t: int, k: int) -> tuple[Models, Models]:
-        """The task's gradients, written to the one buffer that is kept for them. Data stay with the row, not the id."""
-        return self.task.gradient(x, local, self._stepping, t, k, out=self._gradients[: len(x)])
+    def _measured(self, info: Info, contraction: bool) -> RoundInfo:
+        before = self._spread(info.half) if contraction else None
+        mean, consensus = self._spread(self.state.x)
+        alpha = lam = None
+        if before is not None and before[1] > 0:
+            alpha = consensus / before[1]
+            lam = float(np.square(mean - before[0]).sum()) / before[1]
+        columns = [np.asarray(info.received.met), info.aggregated.degraded, ~finite_rows(self.state.x)]
+        own = np.stack(columns, axis=1).astype(np.int32)
+        counts = self._of_honest(self.workers.rows(own, self.shards))
+        _, degraded, diverged = counts.sum(axis=0).tolist()
+        met = counts[:, 0].astype(np.int64)
+        return RoundInfo(info.round, met, degraded, self.messages, consensus, diverged, alpha, lam)
 
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
         own = x[np.isin(self.rows, self.honest)] if self.everybody else x
         return spread(own, self.workers, self.spec.nodes - self.spec.byzantine)
-
-    def _keep_output(self, t: int) -> None:
-        if self._chosen is not None:
-            now = self._chosen_round == t
-            for kept, value in zip(self._chosen, (self.cohort.x, self.cohort.local), strict=True):
-                kept[now] = value[now]
-
-    def _info(self, t: int, mixed: MixInfo, before: Any) -> RoundInfo:
-        mean, consensus = self._spread(self.cohort.x)
-        alpha = lam = None
-        if before is not None and before[1] > 0:
-            alpha = consensus / before[1]
-            lam = float(np.square(mean - before[0]).sum()) / before[1]
-        own = np.stack([self.network.hostile, mixed.degraded, ~finite_rows(self.cohort.x)], axis=1)
-        found = self._of_honest(self.workers.rows(own.astype(np.int32), self.shards))
-        _, degraded, diverged = found.sum(axis=0).tolist()
-        return RoundInfo(t, found[:, 0].astype(np.int64), degraded, self.messages, consensus, diverged, alpha, lam)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Of all workers' rows those of honest nodes."""
@@ -183,7 +186,7 @@ class Simulation:
 
         look: called a few times on the way, on every worker, with the share that is done.
         """
-        x, local = self.cohort.x, self.cohort.local
+        x, local = self.state.x, self.state.local["buffers"]
         shown = self._scores(x, local, subset, look)
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
@@ -221,13 +224,13 @@ class Simulation:
 
     def models(self) -> Models:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
-        own = self.cohort.x if self._chosen is None else self._chosen[0]
-        return self._of_honest(self._collected(own, self.table[: self.network.models]))
+        own = self.state.x if self._chosen is None else self._chosen[0]
+        return self._of_honest(self._collected(own, self.table[: self.nodes]))
 
     def local_states(self) -> Models:
         """(h, q) what stayed with the honest nodes, of the round of their output; complete at worker 0."""
-        own = self.cohort.local if self._chosen is None else self._chosen[1]
-        return self._of_honest(self._collected(own, np.empty((self.network.models, own.shape[1]), own.dtype)))
+        own = self.state.local["buffers"] if self._chosen is None else self._chosen[1]
+        return self._of_honest(self._collected(own, np.empty((self.nodes, own.shape[1]), own.dtype)))
 
     def _collected(self, own: Models, whole: Models) -> Models:
         if self.workers.size == 1:
@@ -236,21 +239,19 @@ class Simulation:
         self.workers.collect(whole, self.shards)
         return whole
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything a bit-exact continuation needs, as arrays; ``BY_ROW`` names those of this worker's nodes alone."""
-        arrays = {"round": np.array(self.round), "x": self.cohort.x, "m": self.cohort.m, "local": self.cohort.local}
-        if self._chosen is not None:
-            arrays["chosen"], arrays["chosen_local"] = self._chosen
-        arrays |= {f"attack.{key}": np.asarray(value) for key, value in self.network.state.items()}
-        return arrays
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything a bit-exact continuation needs; `checkpoint.is_by_row` says what is of this worker's nodes."""
+        kept = {} if self._chosen is None else dict(zip(_CHOSEN, self._chosen, strict=True))
+        return {key: np.asarray(value) for key, value in remembered(self.state).items()} | kept
 
-    def load(self, state: dict[str, NDArray[Any]]) -> None:
-        """Continue from a :meth:`state`."""
-        self.round = int(state["round"])
-        self.cohort.x[:], self.cohort.m[:] = state["x"], state["m"]
-        ids = self._ids(self.round + 1)[self.mine]
-        self.cohort = Cohort(ids, self.cohort.x, self.cohort.m, np.array(state["local"]))
-        if self._chosen is not None:
-            self._chosen[0][:], self._chosen[1][:] = state["chosen"], state["chosen_local"]
-        prefix = "attack."
-        self.network.state = {k.removeprefix(prefix): np.array(v) for k, v in state.items() if k.startswith(prefix)}
+    def load(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Continue from :meth:`arrays`."""
+        x, local = self.state.x, self.state.local
+        x[:] = arrays["x"]
+        for key, array in local.items():
+            array[:] = arrays[f"local.{key}"]
+        prefix = "network."
+        network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
+        self.state = replace(self.state, round=int(arrays["round"]), network=network)
+        for key, kept in zip(_CHOSEN, self._chosen or (), strict=False):
+            kept[:] = arrays[key]

@@ -5,17 +5,16 @@ forged vectors are written behind the honest rows of one table, so that nothing 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation import Rule
 from rpel.attacks import Attack, View
-from rpel.attacks.forgeries import State
+from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
-from rpel.types import Exchange, Inbox, Integers, Models, Topology
+from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
 
 _EACH_ALONE = frozenset({
     "none", "sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "mimic", "inf", "min_max",
@@ -55,66 +54,85 @@ class Roster:
         return np.flatnonzero(~self.hostile(t))
 
 
-@dataclass
-class SimulatedNetwork:
-    """Answers an :class:`Exchange` from the table: honest rows first, then room for one forged vector per victim.
+@dataclass(frozen=True)
+class Ask:
+    """Line 7 of some nodes: the peers that each of them wants (c, s), −1 where fewer, and on a fixed graph the gossip
+    weights (c, 1 + s) of the node itself and of those peers."""
 
-    After a delivery ``hostile`` (h,) holds how many hostile peers each node of the cohort pulled.
+    round: int
+    wanted: Integers
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True)
+class SimulatedNetwork:
+    """Lines 7-8 from a table: honest rows first, then room for one forged vector per victim.
+
+    ids(t): (h,) the node numbers of the table's rows in a round. models: rows of the table that hold the nodes' models,
+    all others are for forged ones. mine: the rows of the nodes that ask. everyone(x): the rows of all workers.
     """
 
     roster: Roster
     topology: Topology
-    ids: Callable[[int], Integers]  # (h,) the node numbers of the table's rows in a round
+    ids: Callable[[int], Integers]
     attack: Attack
-    rule: Rule
+    rule: Aggregation
     table: Models
-    models: int  # rows of the table that hold the nodes' models, all others are for forged ones
+    models: int
+    mine: slice
     seed: int
     no_show: float = 0.0
     silent: bool = False
     consistent: bool = False
-    state: State = field(default_factory=dict)
-    hostile: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    before: Models | None = None  # (h, d) the models before the local step, kept only for attacks that need them
+    everyone: Callable[[Models], Models] = lambda x: x
 
-    def deliver(self, ask: Exchange, mine: slice = slice(None)) -> Inbox:
-        """Line 8: honest peers answer with their half-step, hostile ones with whatever the attack forges.
+    def init(self) -> Arrays:
+        """What the attack remembers."""
+        return {}
 
-        mine: the table's rows of the cohort that asks. An attack that looks at everybody is computed for all victims,
-        by every worker alike.
+    def nodes(self, t: int) -> Integers:
+        """The rows of the nodes that act: all of this worker's, in every round."""
+        return np.arange(self.models)[self.mine]
+
+    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+        """Honest peers answer with their half-step, hostile ones with whatever the attack forges.
+
+        An attack that looks at everybody is computed for all victims, by every worker alike.
         """
-        everybody = np.arange(self.models)
+        known = self.everyone(before) if "before" in self.attack.needs else None
         forging = not (self.silent or self.attack.trains)
-        if not forging or self.victim_by_victim:
-            return self._answers(ask, everybody[mine], forging, slice(None))
-        return self._answers(self._everybody(ask.round), everybody, forging, mine)
+        if not forging or victim_by_victim(self.attack, self.consistent):
+            return self._answers(t, nodes, state, known, forging, slice(None))
+        return self._answers(t, np.arange(self.models), state, known, forging, self.mine)
 
-    def _answers(self, ask: Exchange, own: Integers, forging: bool, wanted: slice) -> Inbox:
+    def _answers(
+        self, t: int, own: Integers, state: Arrays, before: Models | None, forging: bool, wanted: slice
+    ) -> tuple[Received, Arrays]:
         """What the nodes in these rows of the table get; of the result, the part that is wanted."""
+        ask = self.ask(t, own)
         rows, hostile = self._locate(ask)
-        self.hostile = hostile.sum(axis=1)[wanted]
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
         end = self.models
         if forging and hostile.any():
             end += int(hostile.any(axis=1).sum())
-            rows = self._forge(ask, own, rows, hostile, answered)
+            rows, state = self._forge(ask, own, rows, hostile, answered, state, before)
         if not self.silent:  # where hostile nodes train, they stand in the table like the others
             answered = answered | hostile
-        return _inbox(self.table[:end], own, np.where(answered, rows, -1), hostile, ask.weights, wanted)
+        return _received(self.table[:end], own, np.where(answered, rows, -1), hostile, ask.weights, wanted), state
 
-    def _everybody(self, t: int) -> Exchange:
-        """What all nodes of the table ask."""
-        ids = self.ids(t)
-        return Exchange(t, ids, self.topology.sample(t, ids), self.table[: len(ids)], self.topology.weights(ids))
+    def ask(self, t: int, own: Integers) -> Ask:
+        """Line 7: S_i^t of the nodes in these rows, drawn once."""
+        ids = self.ids(t)[own]
+        return Ask(t, self.topology.sample(t, ids), self.topology.weights(ids))
 
-    def _locate(self, ask: Exchange) -> tuple[Integers, NDArray[np.bool_]]:
+    def _locate(self, ask: Ask) -> tuple[Integers, NDArray[np.bool_]]:
         """(c, s) the table row of every wanted node, and which of them are hostile."""
         row, ids = np.full(self.roster.nodes, -1, dtype=np.int64), self.ids(ask.round)
         row[ids] = np.arange(len(ids))
         wanted = np.maximum(ask.wanted, 0)
         return row[wanted], self.roster.hostile(ask.round)[wanted] & (ask.wanted >= 0)
 
-    def _late(self, ask: Exchange) -> NDArray[np.bool_]:
+    def _late(self, ask: Ask) -> NDArray[np.bool_]:
         """(h, s) True where the wanted node misses this round's deadline; a late node is late for everybody."""
         if self.no_show == 0:
             return np.zeros(ask.wanted.shape, dtype=bool)
@@ -122,30 +140,25 @@ class SimulatedNetwork:
         return np.asarray(late[np.maximum(ask.wanted, 0)])
 
     def _forge(
-        self, ask: Exchange, own: Integers, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_]
-    ) -> Integers:
+        self, ask: Ask, own: Integers, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_],
+        state: Arrays, before: Models | None,
+    ) -> tuple[Integers, Arrays]:  # fmt: skip
         """(c, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
         met = np.flatnonzero(hostile.any(axis=1))
         view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
         if self.attack.needs:
             asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
-            view = replace(view, before=self.before, graph=asked)
+            view = replace(view, before=before, graph=asked)
         if self.consistent and self.attack.name == "strongest":
             view = replace(view, audience=self._audience(ask, met, hostile))
-        _, self.state = self.attack(view, self.state)
+        _, state = self.attack(view, state)
         forged = np.full(len(own), -1, dtype=np.int64)
         forged[met] = self.models + np.arange(len(met))
         if not self.consistent:
-            return np.where(hostile, forged[:, None], rows)
-        return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows)
+            return np.where(hostile, forged[:, None], rows), state
+        return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
 
-    @property
-    def victim_by_victim(self) -> bool:
-        """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
-        alone = self.attack.name in _EACH_ALONE and "graph" not in self.attack.needs
-        return alone and self.attack.targeting == "all" and not self.consistent
-
-    def _meant(self, ask: Exchange, hostile: NDArray[np.bool_]) -> Integers:
+    def _meant(self, ask: Ask, hostile: NDArray[np.bool_]) -> Integers:
         """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
         victims, places = np.nonzero(hostile)
         senders = ask.wanted[victims, places]
@@ -155,7 +168,7 @@ class SimulatedNetwork:
         chosen = np.cumsum(count) - count + (coins * count).astype(np.int64)
         return np.where(count > 0, victims[order][np.minimum(chosen, len(order) - 1)], 0)
 
-    def _audience(self, ask: Exchange, victims: Integers, hostile: NDArray[np.bool_]) -> Integers:
+    def _audience(self, ask: Ask, victims: Integers, hostile: NDArray[np.bool_]) -> Integers:
         """(v, 16) places among the victims of some that pulled whoever sends a victim's vector, drawn; −1 padded."""
         place = np.full(len(hostile), -1, dtype=np.int64)
         place[victims] = np.arange(len(victims))
@@ -168,16 +181,14 @@ class SimulatedNetwork:
             found[place[meant[sender]], : len(drawn)] = place[drawn]
         return found
 
-    def _view(
-        self, ask: Exchange, met: Integers, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]
-    ) -> View:
+    def _view(self, ask: Ask, met: Integers, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
         """What the adversary sees; on a fixed graph the victim's own model is among those it starts from.
 
         met: which of those who ask are victims. victims: their rows in the table.
         """
         table = self.table[: self.models + len(victims)]
         counts = hostile.sum(axis=1)
-        common: dict[str, Any] = {"rule": self.rule.among(victims), "round": ask.round, "seed": self.seed}
+        common: dict[str, Any] = {"rule": self.rule.at(ask.round, victims), "round": ask.round, "seed": self.seed}
         if ask.weights is None:
             return View(table, victims, _to_the_front(peers), counts, **common)
         own, others = ask.weights[met, :1], ask.weights[met, 1:]
@@ -195,23 +206,30 @@ class SimulatedNetwork:
         )
 
 
-def _inbox(
+def victim_by_victim(attack: Attack, consistent: bool) -> bool:
+    """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
+    alone = attack.name in _EACH_ALONE and "graph" not in attack.needs
+    return alone and attack.targeting == "all" and not consistent
+
+
+def _received(
     table: Models,
     own: Integers,
     rows: Integers,
     hostile: NDArray[np.bool_],
     weights: NDArray[np.float64] | None,
     wanted: slice,
-) -> Inbox:
+) -> Received:
     """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
     rows, hostile, weights = rows[wanted], hostile[wanted], None if weights is None else weights[wanted]
+    met = hostile.sum(axis=1)
     index = np.concatenate([own[wanted, None], rows], axis=1)
     if weights is None:
-        return Inbox(table, _to_the_front(index))
+        return Received(table, _to_the_front(index), met=met)
     order = np.argsort(index < 0, axis=1, kind="stable")
     marks = np.concatenate([np.zeros((len(rows), 1), dtype=bool), hostile], axis=1)
     index, weights, marks = (np.take_along_axis(a, order, axis=1) for a in (index, weights, marks))
-    return Inbox(table, index, weights, marks)
+    return Received(table, index, weights, marks, met)
 
 
 def _to_the_front(rows: Integers) -> Integers:

@@ -3,7 +3,7 @@
 import pytest
 
 from rpel.peer.clock import RoundClock
-from rpel.peer.desk import EARLY, GONE, TOO_MANY, Desk
+from rpel.peer.desk import EARLY, GONE, TOO_MANY, Decision, Desk
 
 
 def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
@@ -14,6 +14,17 @@ def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
     assert desk.request(8, round=1).kind == "wait"  # others are not held up
     desk.done(7, round=1, full=False)
     assert desk.request(7, round=1).kind == "wait"
+
+
+def test_initial_models_are_given_as_often_as_half_steps_and_again_in_the_next_period() -> None:
+    desk = Desk()
+    for period in (-3, -2, 1):  # before the first round, too
+        for _ in range(2):
+            assert desk.request(7, round=0, period=period).kind == "serve"
+            desk.done(7, round=0, full=True)
+        assert desk.request(7, round=0, period=period) == Decision("refuse", TOO_MANY)
+        assert desk.request(8, round=0, period=period).kind == "serve"
+        desk.done(8, round=0, full=False)
 
 
 @pytest.mark.parametrize(("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)])

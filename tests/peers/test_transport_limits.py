@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rpel.peer.limits import Limits
-from support.loopback import SMALL, asking, loopback, model, signature, told, wanted
+from rpel.peer.transport import HttpsTransport
+from support.loopback import SMALL, asking, loopback, membership, model, signature, told, wanted
 from support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -232,3 +233,23 @@ def test_a_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_pa
             return updates[0]
 
     assert asyncio.run(scenario()) >= 1000
+
+
+def test_members_that_join_may_connect_from_the_same_address_at_once(tmp_path: Path) -> None:
+    """One address may have a connection for each member and two more; a membership that grows widens that."""
+
+    async def scenario() -> None:
+        narrow = Limits(connections=1, pending_each=1)
+        async with loopback(tmp_path, n=8) as net:
+            own, few = net.credentials[1], membership(net.membership.members[:2])
+            serving = HttpsTransport(few, own.certificate, own.key, "127.0.0.1:0", SMALL, net.stores[1], narrow)
+            await serving.start()
+            net.move({1: f"https://127.0.0.1:{serving.port}"})
+            serving.rotate(net.membership, own.certificate, own.key)
+            for asking_member in (0, 2, 3, 4, 5, 6, 7):  # one after the other; all stay open
+                answer = await net.transports[asking_member].client.status(1, asyncio.get_running_loop().time() + 5)
+                assert isinstance(answer, dict), answer
+            assert serving.server.connections() == 7
+            await serving.stop()
+
+    asyncio.run(scenario())

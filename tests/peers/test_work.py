@@ -160,6 +160,25 @@ def test_a_task_learner_takes_the_steps_of_algorithm_1() -> None:
         x = half.copy()
 
 
+def test_the_statistics_of_batch_normalisation_stay_from_round_to_round() -> None:
+    hyper = Training(model="C(2)-B-R-M-L(10)-S", batch_size=5)
+    task = built_in("mnist-sample", hyper, nodes=3, run="r")
+    learner = TaskLearner(task, 1, hyper)
+    x, scratch = task.initial(), np.empty(task.d, np.float32)
+    local = MomentumSGD(task, lambda t: 0.5, beta=0.9, decay=1e-4, steps=1)
+    (at, state), node = local.init(), np.array([1])
+    for t in (1, 2):
+        learner.load(t, x, fresh=False)
+        learner.half(x, scratch)
+        at, state = local(at, state, node, t)
+    mean = learner.buffers()["1.running_mean"]
+    assert np.array_equal(np.concatenate([value.ravel() for value in learner.buffers().values()]), state["buffers"][0])
+    assert np.abs(mean).max() > 0
+    again = TaskLearner(task, 1, hyper)
+    again.restore(bytes(learner.state()))
+    assert np.array_equal(again.buffers()["1.running_mean"], mean)
+
+
 def test_a_restored_task_continues_bit_by_bit_even_in_place() -> None:
     task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
     learner = TaskLearner(task, 2, SAMPLE)

@@ -2,7 +2,8 @@
 
 Invariants: a round is served from the moment it is published until it is the fourth newest, always the same bytes; a
 round that was passed over is never served; a member has at most two requests open and is given at most two full bodies
-of a round (two, because a peer that restarts asks again), so that one member cannot take the others' share.
+of a round (two, because a peer that restarts asks again), so that one member cannot take the others' share. The initial
+model, which everybody has and `rpel network check` measures with, is given as often in each period.
 """
 
 from collections import Counter
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
-_CHECKS = 20
-"""Initial models a member may have before the first round, and again in each: `rpel network check` measures with it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Desk:
         self.passed = 0  # the newest round that is published or will never be
         self._open: Counter[int] = Counter()
         self._given: Counter[tuple[int, int]] = Counter()
+        self._initials: dict[int, tuple[int, int]] = {}  # by member: a period, and how many it had in that
 
     def publish(self, round: int) -> list[int]:
         """Serve this round from now on; returns the rounds that are served no longer."""
@@ -57,7 +57,7 @@ class Desk:
     def _pass(self, round: int) -> None:
         self.passed = max(self.passed, round)
         held = self.passed - 2 * self.slots  # older counts decide nothing any more
-        self._given = Counter({key: count for key, count in self._given.items() if key[1] > max(0, held)})
+        self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
 
     def look(self, round: int) -> Decision:
         """Could this round be sent now? Round 0 is the common initial model, which everybody has."""
@@ -67,16 +67,25 @@ class Desk:
             return Decision("refuse", GONE)
         return _WAIT if round <= self.passed + 2 else Decision("refuse", EARLY)
 
-    def request(self, member: int, round: int) -> Decision:
-        """A member asks for a round."""
-        most = self.bodies if round else _CHECKS
-        if self._open[member] >= self.in_flight or self._given[member, round] >= most:
+    def request(self, member: int, round: int, period: int = 0) -> Decision:
+        """A member asks for a round, in this period by the peer's clock."""
+        if self._open[member] >= self.in_flight or self._had(member, round, period) >= self.bodies:
             return Decision("refuse", TOO_MANY)
         decision = self.look(round)
         if decision.kind != "refuse":
             self._open[member] += 1
-            self._given[member, round] += 1
+            if round:
+                self._given[member, round] += 1
+            else:
+                self._initials[member] = (period, self._had(member, 0, period) + 1)
         return decision
+
+    def _had(self, member: int, round: int, period: int) -> int:
+        """How many bodies of a round a member has had; of the initial model, in this period."""
+        if round:
+            return self._given[member, round]
+        when, count = self._initials.get(member, (period, 0))
+        return count if when == period else 0
 
     def open(self, member: int) -> int:
         """How many requests of a member are not answered yet."""
@@ -85,5 +94,10 @@ class Desk:
     def done(self, member: int, round: int, full: bool) -> None:
         """A request has ended; ``full``: a whole body left."""
         self._open[member] -= 1
-        if not full and self._given[member, round]:  # else it was forgotten meanwhile
+        if full:
+            return
+        if round == 0:
+            when, count = self._initials[member]
+            self._initials[member] = (when, max(0, count - 1))
+        elif self._given[member, round]:  # else it was forgotten meanwhile
             self._given[member, round] -= 1

@@ -280,8 +280,9 @@ def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
         state = replace(state, fresh=False)
     if clock.round() == record.round and began < clock.start(record.round) + terms.deadline:
         entered: Terms | None = yield Enter(record.round)
-        came = yield from _answers(record, state, entered or terms, clock)
-        return (yield from _kept(record, state, came, terms, clock, began))
+        if entered is not None:
+            came = yield from _answers(record, state, entered, clock)
+            return (yield from _kept(record, state, came, entered, clock, began))
     return state if record.half is None else replace(state, x=np.array(record.half), round=record.round)
 
 

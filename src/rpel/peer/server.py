@@ -318,7 +318,7 @@ class Server:
         """One body, if the desk gives it: now, or when its round is published."""
         desk, loop = self._service.desk, asyncio.get_running_loop()
         came = loop.time()
-        decision = desk.request(member, round)
+        decision = desk.request(member, round, int(self._service.position() // self._membership.period))
         if decision.kind == "refuse":
             return Reply(decision.code)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel.config.spec import Spec
+from rpel.config.spec import Spec, load
 from rpel.simulation.api import simulate
 from rpel.simulation.checkpoint import RunFolder
 from support.commands import loads_none_of, rpel
@@ -151,6 +151,14 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert kept["attack_params"] == {"z": 1}
     assert json.loads(rpel("show", path, "--json", capsys=capsys)[0])["threads"] == 1
     assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])["reused"]
+
+
+def test_help_does_not_call_a_default_of_the_library_a_preset_s(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rpel("run", "--help", capsys=capsys)[0]
+    assert "quickstart:" not in text
+    default, preset = Spec.model_fields["eval_every"].default, load("quickstart").eval_every
+    assert default != preset
+    assert f"[unless the source says: {default}]" in " ".join(text.split())
 
 
 def test_a_field_keeps_its_preset_value_unless_its_flag_is_given(capsys: pytest.CaptureFixture[str]) -> None:

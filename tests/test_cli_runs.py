@@ -11,9 +11,8 @@ import pytest
 from rpel.config.spec import presets
 from rpel.simulation.api import simulate
 from support.commands import loads_none_of, rpel
-from support.paths import ROOT
+from support.runs import CrashError, crash_after, tiny
 
-OLD = ROOT / "tests" / "data" / "v0.1"
 TINY: dict[str, Any] = {
     "model": "linear", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2, "eval_every": 1, "eval_size": 50, "lr": 0.1,
 }  # fmt: skip
@@ -54,20 +53,30 @@ def test_an_unknown_list_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
     assert "there is no list of 'rulez'; the nearest is 'rules'" in rpel("list", "rulez", capsys=capsys, code=2)[1]
 
 
-def test_ls_tells_finished_unfinished_and_broken_runs_of_old_folders_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder ``finished`` with a run, and ``unfinished`` with one that was killed after four of six rounds."""
+    top = tmp_path_factory.mktemp("kept")
+    simulate(**TINY, out=top / "finished")
+    with pytest.raises(CrashError):
+        tiny(top / "unfinished", progress=crash_after(4))
+    return top
+
+
+def test_ls_tells_finished_unfinished_and_broken_runs(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(OLD, tmp_path / "runs")
+    shutil.copytree(kept, tmp_path / "runs")
     shutil.copytree(tmp_path / "runs" / "finished", tmp_path / "runs" / "spoilt")
     for path in (tmp_path / "runs" / "spoilt").rglob("spec.toml"):
         path.write_text("= 1")
     rows = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
     states = {row["path"].split("/")[-2]: row["state"] for row in rows}
-    assert states == {"finished": "finished", "overflowed": "finished", "unfinished": "unfinished", "spoilt": "broken"}
+    assert states == {"finished": "finished", "unfinished": "unfinished", "spoilt": "broken"}
     (half,) = (row for row in rows if row["state"] == "unfinished")
     assert (half["done"], half["rounds"], half["attack"]) == (4, 6, "alie")
     text, _ = rpel("ls", str(tmp_path / "runs"), capsys=capsys)
-    assert text.splitlines()[-1] == "2 finished, 1 unfinished, 1 broken"
+    assert text.splitlines()[-1] == "1 finished, 1 unfinished, 1 broken"
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -81,9 +90,9 @@ def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(next((OLD / "finished").iterdir()), tmp_path / "a")
+    shutil.copytree(next((kept / "finished").iterdir()), tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b\x1b[2J")
     spec, seal = tmp_path / "b\x1b[2J" / "spec.toml", tmp_path / "b\x1b[2J" / "seal.json"
     spec.write_text(re.sub("(?m)^attack = .*", lambda _: 'attack = "foe\\u001b[2K\\n"', spec.read_text()))
@@ -106,17 +115,17 @@ def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )
 def test_a_file_in_the_place_of_a_folder_is_one_sentence_and_bad_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {"runs": str(OLD / "finished")}
+    names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {"runs": str(kept / "finished")}
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     _, err = rpel(*(word.format(**names) for word in words), capsys=capsys, code=2)
     assert err.splitlines()[-1].startswith(f"rpel: {said.format(**names)}")
 
 
-def test_ls_does_not_import_torch() -> None:
-    loads_none_of({"torch", "numba", "matplotlib"}, "ls", str(OLD))
+def test_ls_does_not_import_torch(kept: Path) -> None:
+    loads_none_of({"torch", "numba", "matplotlib"}, "ls", str(kept))
 
 
 def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +144,11 @@ def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: 
     assert "holds 2 settings" in rpel("compare", str(tmp_path), str(tmp_path), capsys=capsys, code=2)[1]
 
 
-def test_resume_of_a_folder_finishes_all_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_of_a_folder_finishes_all_below_it(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b/c"):
-        shutil.copytree(OLD / "unfinished", tmp_path / name)
+        shutil.copytree(kept / "unfinished", tmp_path / name)
     found = json.loads(rpel("resume", str(tmp_path), "--json", capsys=capsys)[0])
     assert len(found) == 2
     assert all((Path(one["path"]) / "certificate.json").is_file() for one in found)

@@ -322,7 +322,7 @@ def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypa
             pass
 
 
-# --- what is refused, and version 0.1 ---------------------------------------------------------------------------------
+# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_a_table_that_does_not_fit_is_refused_with_the_memory_it_needs(tmp_path: Path) -> None:
@@ -339,15 +339,3 @@ def test_objects_from_python_stay_with_one_worker() -> None:
 
     with pytest.raises(ValueError, match="workers=1"):
         simulate(nn.Linear(784, 10), workers=2, out=None)
-
-
-@pytest.mark.integration
-def test_workers_go_on_with_an_unfinished_run_of_version_0_1(tmp_path: Path) -> None:
-    (old,) = (TESTS / "data" / "v0.1" / "unfinished").iterdir()
-    alone, shared = (shutil.copytree(old, tmp_path / name / old.name) for name in ("alone", "shared"))
-    resume(alone)
-    command = [sys.executable, "-m", "rpel", "run", str(shared), "--out", str(shared.parent), "--workers", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "going on after round 4 of 6" in done.stderr
-    same_bytes(alone, shared)

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rpel.data import load as dataset
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, Tick, resume, simulate
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.inputs import Objects, digest, taken
+from rpel.simulation.inputs import Objects, taken
 from rpel.simulation.metrics import COLUMNS
 from rpel.simulation.result import Result, Results
 from rpel.types import Seal
@@ -100,20 +99,11 @@ def test_a_finished_run_is_not_repeated_unless_forced(tmp_path: Path, caplog: py
         stored = tiny(tmp_path, progress=ticks.append)
     assert (stored.reused, ticks) == (True, [])
     assert "is finished and not repeated" in caplog.text
-    assert "another code version" not in caplog.text
+    assert "other code" not in caplog.text
     assert np.array_equal(stored.models, first.models)
     assert stored.history.rows() == first.history.rows()
     assert not tiny(tmp_path, progress=ticks.append, force=True).reused
     assert [tick.round for tick in ticks] == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_run_by_another_code_version_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tiny(tmp_path).path
-    assert path is not None
-    proof = path / "certificate.json"
-    proof.write_text(proof.read_text().replace('"code": "', '"code": "0'))
-    tiny(tmp_path)
-    assert "another code version" in caplog.text
 
 
 def test_different_specifications_never_share_a_folder(finished: Result, tmp_path: Path) -> None:
@@ -303,7 +293,7 @@ def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> N
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     keywords = inspect.signature(simulate).parameters
-    others = {"train", "test", "loss", "metric", "progress", "force", "tensorboard"}
+    others = {"train", "test", "loss", "metric", "progress", "force", "reuse", "tensorboard"}
     assert keywords.keys() - others == Spec.model_fields.keys()
     for key, field in Spec.model_fields.items():
         if key != "model":
@@ -368,8 +358,10 @@ def test_any_module_any_data_any_loss(tmp_path: Path) -> None:
     train = torch.utils.data.TensorDataset(*(torch.from_numpy(a) for a in blobs(0)))
     a = simulate(fixed_net(), train, blobs(1), **OWN, out=tmp_path)
     b = simulate(fixed_net(), [(x, int(y)) for x, y in zip(*blobs(0), strict=True)], blobs(1), **OWN, out=tmp_path)
-    assert a.path == b.path  # equal data, however they came
-    assert b.reused
+    assert a.path is not None
+    assert b.path is not None
+    assert b.path.name.startswith(f"{a.path.name}-")  # equal data, however they came
+    assert np.array_equal(a.models, b.models)
     assert a.accuracy_mean > 0.7
     others = [
         simulate(fixed_net(1), blobs(0), blobs(1), **OWN, out=tmp_path),
@@ -379,19 +371,7 @@ def test_any_module_any_data_any_loss(tmp_path: Path) -> None:
     assert len({result.path for result in (a, *others)}) == 4
 
 
-def test_what_a_network_or_loss_hides_is_in_its_digest() -> None:
-    def scaled(factor: float) -> Any:
-        return lambda output, target: factor * (output - target).square().mean()
-
-    def with_scale(scale: float) -> Net:
-        net = fixed_net()
-        net.scale = scale  # type: ignore[assignment]
-        return net
-
-    assert digest(scaled(2.0)) == digest(scaled(2.0)) != digest(scaled(3.0))
-    assert digest(partial(scaled, 2.0)) == digest(partial(scaled, 2.0)) != digest(partial(scaled, 3.0))
-    assert digest(with_scale(1.0)) == digest(with_scale(1.0)) != digest(with_scale(2.0))
-    assert digest(nn.NLLLoss()) != digest(nn.NLLLoss(weight=torch.ones(3)))
+def test_data_sets_of_other_content_have_other_checksums() -> None:
     dataset = Dataset("mine", *blobs(0), *blobs(1), 3, (0.0,), (1.0,))
     other = Dataset("mine", *blobs(2), *blobs(1), 3, (0.0,), (1.0,))
     assert taken(dataset, None).checksums == taken(dataset, None).checksums != taken(other, None).checksums
@@ -501,7 +481,10 @@ def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
     parts = [(x[i::7], y[i::7]) for i in range(7)]
     dataset_of = [torch.utils.data.TensorDataset(torch.from_numpy(a), torch.from_numpy(b)) for a, b in parts]
     loaders = [torch.utils.data.DataLoader(one, batch_size=3) for one in dataset_of]
-    results = [simulate(fixed_net(), train, blobs(1), **OWN, out=tmp_path) for train in (parts, dataset_of, loaders)]
+    results = [
+        simulate(fixed_net(), train, blobs(1), **OWN, reuse=True, out=tmp_path)
+        for train in (parts, dataset_of, loaders)
+    ]
     assert len({result.path for result in results}) == 1
     assert results[0].accuracy_mean > 0.7
     assert results[0].spec.partition == "own"

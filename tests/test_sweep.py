@@ -13,7 +13,10 @@ import pytest
 from rich.console import Console
 
 from rpel.cli.experiments import _live as live_table
-from rpel.experiments.sweep import Sweep, cells, read
+from rpel.experiments.sweep import Sweep, cells, checked, read
+from rpel.simulation.inputs import data_checksums
+from support.commands import rpel
+from support.data_files import femnist, leaf_file
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -71,6 +74,41 @@ def test_bad_files_are_one_sentence(tmp_path: Path, text: str, sentence: str) ->
     with pytest.raises(ValueError) as told:
         read(file)
     assert sentence in str(told.value)
+
+
+def test_the_whole_grid_is_checked_before_the_first_cell_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(SMALL + 'byzantine = 1\nrounds = 1\n[grid]\nrule = ["mean", "krumm"]\n', "utf-8")
+    said = rpel("sweep", str(file), "--out", str(tmp_path / "out"), capsys=capsys, code=2)[1]
+    assert "rule krumm: there is no rule 'krumm'; the nearest is 'krum'" in said
+    assert not (tmp_path / "out").exists()
+    found = checked(cells({"nodes": 8, "grid": {"byzantine": [1, 2], "pull": [2, 4]}}))
+    assert [cell.spec is None for cell in found] == [False, False, True, False], "a combination stops no other"
+    assert "best_below_half" in found[2].error
+
+
+def test_a_cell_is_another_one_with_other_code_and_with_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweptrule.py").write_text("def agg(x, f=0):\n    return x.mean(axis=0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def key(**fields: str) -> str:
+        sys.modules.pop("sweptrule", None)
+        data_checksums.cache_clear()
+        return cells({"cells": [fields]})[0].key
+
+    first = key(rule="sweptrule:agg")
+    assert key(rule="sweptrule:agg") == first
+    (tmp_path / "sweptrule.py").write_text("def agg(x, f=0):\n    return 0 * x.mean(axis=0)\n")
+    assert key(rule="sweptrule:agg") != first
+    folder = femnist(tmp_path, leaf_file({"a": [0, 1]}), leaf_file({"b": [1]}))
+    first = key(dataset="femnist", data_dir=str(folder))
+    femnist(tmp_path, leaf_file({"a": [1, 0]}), leaf_file({"b": [1]}))
+    assert key(dataset="femnist", data_dir=str(folder)) != first
 
 
 def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:

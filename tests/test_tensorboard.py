@@ -129,7 +129,7 @@ def test_without_the_package_it_is_one_sentence_and_status_2(
 ) -> None:
     path = crashed(tmp_path / "runs")
     monkeypatch.setattr(metrics, "find_spec", lambda name: None)
-    (tmp_path / "grid.toml").write_text("[grid]\nnodes = [8]\n", "utf-8")
+    (tmp_path / "grid.toml").write_text("[grid]\nnodes = [20]\n", "utf-8")
     for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
         monkeypatch.chdir(tmp_path)
         _, said = rpel(*words, "--tensorboard", capsys=capsys, code=2)

@@ -289,5 +289,5 @@ def test_the_code_of_ones_own_is_part_of_a_runs_identity(tmp_path: Path, monkeyp
         result = rpel.simulate(out=tmp_path / "runs", rule="my_own_rule:rule", **SMALL)
         assert result.path is not None
         found.append(result.path.name)
-        assert "my_own_rule:rule" in result.certificate["objects"]
+        assert "my_own_rule:rule" in result.certificate["versions"]
     assert len(set(found)) == 3

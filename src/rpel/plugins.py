@@ -3,14 +3,18 @@
 Invariant: nothing is imported before a name is asked for that only a package can have.
 """
 
+import ast
+import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rpel.errors import nearest
 
@@ -24,19 +28,34 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-_HANDED: dict[str, Any] = {}
+_HANDED: MutableMapping[str, Any] = WeakValueDictionary()
+"""Objects handed over from Python by the names they were given, while somebody holds them."""
+_KEPT: dict[str, Any] = {}
+"""Those that do not say when they are gone."""
 
 
 def named(thing: Any) -> str:
-    """A name ``module:object`` under which :func:`load` finds an object handed over from Python, in this process.
+    """A name ``module:object`` under which :func:`load` finds an object handed over from Python, while it lives.
+
+    No two living objects share one, so that of two lambdas each is found.
 
     >>> named(len), load(named(len), "rule") is len
     ('builtins:len', True)
+    >>> one, other = (lambda x: 1), (lambda x: 2)
+    >>> load(named(one), "rule") is one, load(named(other), "rule") is other
+    (True, True)
     """
     own = getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__qualname__)
-    name = f"{getattr(thing, '__module__', None) or type(thing).__module__}:{own}".replace("+", "-")
-    _HANDED[name] = thing
+    first = f"{getattr(thing, '__module__', None) or type(thing).__module__}:{own}".replace("+", "-")
+    where = _HANDED if getattr(type(thing), "__weakrefoffset__", 0) else _KEPT
+    names = (first if i == 1 else f"{first}-{i}" for i in count(1))
+    name = next(name for name in names if (held := _handed(name)) is None or held is thing)
+    where[name] = thing
     return name
+
+
+def _handed(name: str) -> Any:
+    return _HANDED.get(name, _KEPT.get(name))
 
 
 def load(name: str, what: str, folder: Path | None = None) -> Any:
@@ -50,8 +69,8 @@ def load(name: str, what: str, folder: Path | None = None) -> Any:
     Traceback (most recent call last):
     ValueError: rule 'math:sqr': module math has no 'sqr'
     """
-    if name in _HANDED:
-        return _HANDED[name]
+    if (handed := _handed(name)) is not None:
+        return handed
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ValueError(f"{what} {name!r} is not of the form module:name")
@@ -133,11 +152,59 @@ def _version(module: str) -> str:
     return ""
 
 
-def file_of(thing: Any) -> bytes:
-    """The bytes of the file that defines an object; empty where there is none."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
-    path = Path(getattr(module, "__file__", None) or "")
-    return path.read_bytes() if path.is_file() else b""
+# --- which code that is ----------------------------------------------------------------------------------------------
+
+_SEEN: dict[str, tuple[Any, str]] = {}
+
+
+def code_digest(name: str, thing: Any) -> str:
+    """Twelve digits of the files that define an object: its module, and those that it imports from the same folder.
+
+    In one process they stay what they were as long as the object does: a file that is edited after its import has not
+    changed what runs.
+    """
+    if name not in _SEEN or _SEEN[name][0] is not thing:
+        digest = hashlib.sha256()
+        for path in _files(getattr(thing, "__module__", None) or type(thing).__module__):
+            content = path.read_bytes()
+            digest.update(f"{path.name} {len(content)} ".encode() + content)
+        _SEEN[name] = thing, digest.hexdigest()[:12]
+    return _SEEN[name][1]
+
+
+def _files(module: str) -> list[Path]:
+    """The source files of a module and of what it imports from the folder that it lies in, in a fixed order."""
+    top = sys.modules.get(module.partition(".")[0])
+    start = Path(getattr(top, "__file__", None) or "")
+    if not start.is_file():
+        return []
+    package = start.name == "__init__.py"
+    folder = start.parents[1] if package else start.parent
+    found, todo = set[Path](), sorted(start.parent.rglob("*.py")) if package else [start]
+    installed = folder.name in ("site-packages", "dist-packages")  # there, others are told by their version
+    while todo:
+        path = todo.pop()
+        if path not in found and path.suffix == ".py":
+            found.add(path)
+            todo += [] if installed else _imported(path, folder)
+    return sorted(found)
+
+
+def _imported(path: Path, folder: Path) -> Iterator[Path]:
+    """The files in a folder that a source file imports, packages whole."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            top = name.partition(".")[0]
+            if (folder / f"{top}.py").is_file():
+                yield folder / f"{top}.py"
+            yield from (folder / top).rglob("*.py") if (folder / top).is_dir() else ()
 
 
 def _first_line(thing: Any) -> str:

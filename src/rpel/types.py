@@ -48,16 +48,6 @@ class Guarantee(StrEnum):
     NONE = "none"
     VOID = "void"
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Guarantee | None":
-        """Also from the sentences of version 0.1.
-
-        >>> Guarantee("the plan's probability"), Guarantee("void: whoever pushes chooses whom it reaches")
-        (<Guarantee.PLAN: 'plan'>, <Guarantee.VOID: 'void'>)
-        """
-        first = str(value).partition(" ")[0].rstrip(":")
-        return {"the": cls.PLAN, "none": cls.NONE, "void": cls.VOID}.get(first)
-
     @property
     def meaning(self) -> str:
         """The word as a sentence."""
@@ -69,7 +59,7 @@ class Guarantee(StrEnum):
 
 
 class Seal(StrEnum):
-    """Whether a finished run folder is as the run left it; folders of version 0.1 carry no digest."""
+    """Whether a finished run folder is as the run left it; archives of a few of its files carry no digest."""
 
     SEALED = "sealed"
     EDITED = "edited"

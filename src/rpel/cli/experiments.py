@@ -16,8 +16,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, TensorBoard, Threads, Yes
-from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, read
+from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, Reuse, TensorBoard, Threads, Yes
+from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, checked, read
 from rpel.text import count, duration
 
 if TYPE_CHECKING:
@@ -36,19 +36,21 @@ def sweep(
     jobs: Jobs = None,
     engine: Engine = "local",
     address: Address = None,
+    reuse: Reuse = False,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
 
     The file holds preset = "quickstart" and any fields, [grid] with lists such as attack = ["alie", "foe"], and, if you
-    like, [[cells]] with combinations of their own. A run that fails does not stop the others.
+    like, [[cells]] with combinations of their own. The whole grid is checked first; a run that fails does not stop the
+    others.
 
     Example: rpel sweep attacks.toml --jobs 2
     """
-    found = read(file)
+    found = checked(read(file))
     with _engine(engine, address) as ray, terminal.interruptible(), _watching(terminal.stderr()) as watch:
-        work = Sweep(found, out or Path("sweeps") / file.stem, jobs, tensorboard, ray)
+        work = Sweep(found, out or Path("sweeps") / file.stem, jobs, tensorboard, ray, reuse)
         work.run(watch)
     if not terminal.printed(work.rows(), as_json):
         terminal.stdout(wrap=True).print(_table(work, work.states, ""))
@@ -162,6 +164,7 @@ def arena(
     engine: Engine = "local",
     address: Address = None,
     data_dir: DataDir = None,
+    reuse: Reuse = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -180,7 +183,7 @@ def arena(
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
     console = terminal.stderr()
     with _engine(engine, address) as ray:
-        work = Sweep([trial.cell for trial in played], out, jobs, ray=ray)
+        work = Sweep([trial.cell for trial in played], out, jobs, ray=ray, reuse=reuse)
         work.recall()
         if not terminal.agreed(_needed(base, work, console), yes, console):
             raise typer.Exit(0)
@@ -255,6 +258,7 @@ def reproduce(
     address: Address = None,
     listed: Annotated[bool, Option("--list", help="List the panels and leave.")] = False,
     extra: Annotated[bool, Option("--extra", help="With --list: those beyond the paper.")] = False,
+    reuse: Reuse = False,
     tensorboard: TensorBoard = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -274,7 +278,7 @@ def reproduce(
         selection = Selection(_split(attacks), _split(methods), seeds, eval_every, part)
         folder = out or Path("reproduced") / scale
         work = prepare(
-            names or [], scale, folder, selection=selection, data_dir=data_dir, threads=threads,
+            names or [], scale, folder, selection=selection, data_dir=data_dir, threads=threads, reuse=reuse,
             tensorboard=tensorboard, download=shown.download,
         )  # fmt: skip
         needed = _estimated(work, shown)
@@ -284,7 +288,7 @@ def reproduce(
         with _engine(engine, address) as ray, terminal.interruptible(), _watching(shown.console) as watch:
             if ray is not None and work.open:
                 open_runs = [Cell({}, spec, name=path.name) for path, spec in work.open.items()]
-                Sweep(open_runs, folder, tensorboard=tensorboard, ray=ray).run(watch)
+                Sweep(open_runs, folder, tensorboard=tensorboard, ray=ray, reuse=reuse).run(watch)
         if shown.console.is_terminal:
             shown.bars.start()
         try:

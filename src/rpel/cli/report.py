@@ -33,10 +33,10 @@ def report(
     """
     from rpel.files import write_text
     from rpel.plots import save
-    from rpel.report import chart_groups, collect, drawing, group_runs, page
+    from rpel.report import by_code, chart_groups, collect, drawing, group_runs, page
     from rpel.report.groups import METRICS, groups_as_latex, to_csv
 
-    found = collect(paths)
+    found = by_code(collect(paths), terminal.say)
     if output.is_dir():
         raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}")
     groups = group_runs(found.runs)
@@ -173,9 +173,9 @@ def compare(
 
 
 def _one_group(path: Path) -> "Group":
-    from rpel.report import collect, group_runs
+    from rpel.report import by_code, collect, group_runs
 
-    groups = group_runs(collect([path]).runs)
+    groups = group_runs(by_code(collect([path]), terminal.say).runs)
     if len(groups) != 1:
         raise ValueError(f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each")
     return groups[0]

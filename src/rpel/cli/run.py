@@ -9,19 +9,19 @@ from typing import Annotated, Any, get_args
 import typer
 
 from rpel.cli import terminal
-from rpel.cli.terminal import ALIASES, Json, TensorBoard
+from rpel.cli.terminal import ALIASES, Json, Reuse, TensorBoard
 from rpel.config import spec as specs
 from rpel.config.record import choices
 from rpel.errors import nearest
 from rpel.text import count
 
 
-def run(source: str, force: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
+def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
     Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m. A file holds the fields
-    below (see rpel show). A field keeps its value from there unless its option is given. A finished run is not
-    repeated, an unfinished one goes on from its last checkpoint.
+    below (see rpel show). A field keeps its value from there unless its option is given. A run that is known to be the
+    same (specification, data, code) is not repeated if it is finished, and goes on from its last checkpoint if not.
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """
@@ -29,7 +29,9 @@ def run(source: str, force: bool, tensorboard: bool, as_json: bool, **options: A
     with terminal.display() as shown:
         from rpel.simulation.supervision import run as run_spec
 
-        result = run_spec(spec, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
+        result = run_spec(
+            spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse, tensorboard=tensorboard
+        )
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(terminal.stdout(), result.summary())
 
@@ -38,30 +40,33 @@ def resume(
     path: Annotated[
         Path, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder above some.", show_default=False)
     ],
+    force: Annotated[bool, typer.Option("--force", help="Also if other code has begun it.")] = False,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint, as if it had not stopped; or with all below a folder.
 
+    Where several codes have made a run, the one of the running code is meant.
+
     Example: rpel resume runs/quickstart-0123456789ab
     """
     if not (path / "spec.toml").is_file() and path.is_dir():
-        _resume_all(path, tensorboard, as_json)
+        _resume_all(path, force, tensorboard, as_json)
         return
     specs.load_folder(path)
     with terminal.display() as shown:
         from rpel.simulation import api
 
-        result = api.resume(path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
+        result = api.resume(path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(terminal.stdout(), result.summary())
 
 
-def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
+def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> None:
     """Every unfinished run below a folder, one after the other; one that fails does not stop the others."""
-    from rpel.report import collect
+    from rpel.report import by_code, collect
 
-    found = collect([top])
+    found = by_code(collect([top]), lambda sentence: None)
     results, failed = [], 0
     with terminal.display() as shown:
         from rpel.simulation import api
@@ -69,7 +74,9 @@ def _resume_all(top: Path, tensorboard: bool, as_json: bool) -> None:
         shown.say(f"{count(len(found.unfinished), 'unfinished run')} below {top}")
         for one in found.unfinished:
             try:
-                result = api.resume(one.path, progress=shown.tick, download=shown.download, tensorboard=tensorboard)
+                result = api.resume(
+                    one.path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
+                )
             except ValueError as error:
                 shown.say(f"rpel: {one.path}: {error}")
                 failed += 1
@@ -106,7 +113,7 @@ def _options() -> Iterator[inspect.Parameter]:
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
         names = [flag, ALIASES[key]] if key in ALIASES else [flag]
-        default = "" if field.default is None or field.default == {} else f" [quickstart: {field.default}]"
+        default = "" if field.default is None or field.default == {} else f" [unless the source says: {field.default}]"
         about = field.description or key
         text = f"{about[0].upper()}{about[1:]}.{default}"
         if field.annotation is bool:
@@ -117,6 +124,7 @@ def _options() -> Iterator[inspect.Parameter]:
     yield _parameter(
         "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
     )
+    yield _parameter("reuse", Reuse, False)
     yield _parameter("tensorboard", TensorBoard, False)
     yield _parameter("as_json", Json, False)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Findings = Annotated[bool, Option("--json", help="Print the findings as JSON.")]
+Reuse = Annotated[bool, Option("--reuse", help="Take finished runs of other code, too.")]
 TensorBoard = Annotated[bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
 Nodes = Annotated[int, Option("--nodes", "--peers", help="Number of nodes, n.")]
 Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]

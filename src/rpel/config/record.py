@@ -81,8 +81,8 @@ def validated(where: str, content: Mapping[str, Any], adapter: TypeAdapter[T], c
 class Identity(Enum):
     """Whether a field enters a run's hash. A field without such a mark always does.
 
-    LATER is for fields added after version 0.1: they enter only where they differ from their default, so that hashes
-    made before stay what they were.
+    LATER is for fields that came after others: they enter only where they differ from their default, so that the
+    hashes of runs made before stay what they were.
     """
 
     LATER = "where it differs from its default"

@@ -1,4 +1,4 @@
-"""What a run is, as one frozen record: its fields, their defaults (the quickstart), TOML in and out. `Training` is the
+"""What a run is, as one frozen record: its fields, their defaults, TOML in and out. `Training` is the
 part that a network of peers shares: how each node trains.
 
 Invariants: TOML, command line and Python go through the same checks; nothing here imports torch or numba.
@@ -89,7 +89,7 @@ class Training(CheckedRecord):
 
 
 class Spec(Training):
-    """Everything that defines a run. Fields left out have the quickstart's values; pull and b_hat are then planned.
+    """Everything that defines a run. Fields left out have the defaults below; pull and b_hat are then planned.
 
     >>> Spec(nodes=30, byzantine=6, attack="alie").rounds
     60
@@ -133,7 +133,7 @@ class Spec(Training):
     checkpoint_every: Annotated[int, Identity.NEVER] = Field(
         20, description="rounds between checkpoints; 0: only when interrupted", ge=0
     )
-    device: Annotated[Literal["cpu", "cuda"], Identity.NEVER] = Field("cpu", description="where gradients are computed")
+    device: Annotated[Literal["cpu", "cuda"], Identity.LATER] = Field("cpu", description="where gradients are computed")
     threads: Annotated[int | None, Identity.NEVER] = Field(None, description="threads (unset: as many as cores)", ge=1)
     workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
     engine: Annotated[Literal["local", "ray"], Identity.NEVER] = Field("local", description="who starts the workers")
@@ -236,9 +236,6 @@ def _made(content: dict[str, Any], name: str, where: str, run_folder: bool = Fal
         if base not in presets():
             raise ValueError(f"{where}: there is no preset {base!r}; {nearest(str(base), presets())}")
         return load(base).but(**fields)
-    first = str(fields["name"]).partition("-")[0]
-    if run_folder and "scale" not in fields and first in (Scale.SMOKE, Scale.SHORT):
-        fields["scale"] = first  # version 0.1 said it in the run's name alone
     return Spec(**fields)
 
 

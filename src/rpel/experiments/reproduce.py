@@ -3,15 +3,16 @@
 Scales: full is the paper's sizes and seeds, unchanged; short keeps data, network and plan and shortens the schedule;
 smoke keeps who talks to whom and replaces what is learned, so it shows that everything works and nothing else.
 
-Invariants: a run that is finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written as soon as
-its runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named with its
-reason and does not stop the rest; a figure and its runs carry their scale, so nobody takes them for the paper's.
+Invariants: a run that this code has finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written
+as soon as its runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named
+with its reason and does not stop the rest; a figure and its runs carry their scale, so nobody takes them for the
+paper's.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,12 @@ from rpel.experiments.bench import costs, kind
 from rpel.experiments.panels import PANELS, Curve, Panel, chosen
 from rpel.files import write_text
 from rpel.processes import Stop
-from rpel.simulation.certificate import versions
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import settle
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result, Table
-from rpel.simulation.run import Progress, folder_name, run
+from rpel.simulation.run import Progress, folder_name, placed, run
 from rpel.text import count
 from rpel.types import Scale
 
@@ -190,10 +190,7 @@ class PanelRuns:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that was asked for: panels, and what cannot be made with the reason.
-
-    ``of_another_version`` fills with the runs that were there and came from another version of the code.
-    """
+    """Everything that was asked for: panels, and what cannot be made with the reason."""
 
     out: Path
     scale: Scale
@@ -201,7 +198,7 @@ class Work:
     missing: dict[str, str]
     datasets: "Datasets"
     tensorboard: bool = False
-    of_another_version: list[str] = field(default_factory=list)
+    reuse: bool = False
 
     @property
     def specs(self) -> dict[Path, Spec]:
@@ -244,10 +241,14 @@ def prepare(
     selection: Selection | None = None,
     data_dir: str | None = None,
     threads: int | None = None,
+    reuse: bool = False,
     tensorboard: bool = False,
     download: Download | None = None,
 ) -> Work:
-    """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made."""
+    """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made.
+
+    reuse: finished runs of other code are taken, too.
+    """
     if tensorboard:
         check_tensorboard()
     size, wanted = scale_named(scale), chosen(names)
@@ -255,23 +256,34 @@ def prepare(
         raise ValueError("name a panel, or all: rpel reproduce --list shows the names")
     where = {"out": str(Path(out) / "runs"), "data_dir": data_dir, "threads": threads}
     datasets = Datasets(download)
+    folders = Folders(datasets)
     panels: list[PanelRuns] = []
     missing: dict[str, str] = {}
     for panel in wanted:
         try:
             asked = sized(panel, size, selection, **where)
-            curves = tuple({_folder(spec, datasets): spec for spec in curve} for curve in asked.runs)
+            curves = tuple({folders.of(spec, reuse): spec for spec in curve} for curve in asked.runs)
             panels.append(PanelRuns(asked, curves))
         except ValueError as error:
             missing[panel.name] = str(error)
     if not panels:
         raise ValueError(next(iter(missing.values())))
-    return Work(Path(out), size, tuple(panels), missing, datasets, tensorboard)
+    return Work(Path(out), size, tuple(panels), missing, datasets, tensorboard, reuse)
 
 
-def _folder(spec: Spec, datasets: Datasets) -> Path:
-    """Where :func:`rpel.simulation.run.run` will keep it."""
-    return Path(spec.out) / folder_name(settle(spec), datasets.take(spec))
+class Folders:
+    """Where :func:`rpel.simulation.run.run` will keep each run; what is not reused is said once."""
+
+    def __init__(self, datasets: Datasets) -> None:
+        self.datasets = datasets
+        self.found: dict[str, Path] = {}
+
+    def of(self, spec: Spec, reuse: bool) -> Path:
+        settled, inputs = settle(spec), self.datasets.take(spec)
+        name = folder_name(settled, inputs)
+        if name not in self.found:
+            self.found[name] = placed(settled, inputs, reuse=reuse)
+        return self.found[name]
 
 
 def seconds_needed(work: Work) -> dict[Path, float]:
@@ -312,9 +324,6 @@ def make(
             made.append(_write(work, panel_runs, finished))
     for number in dict.fromkeys(panel_runs.panel.number for panel_runs in work.panels):
         _write_together(work, number)
-    if work.of_another_version:
-        runs, example = count(len(work.of_another_version), "run"), work.of_another_version[0]
-        say(f"{runs} came from another code version and were kept, such as {example}: remove them to repeat")
     return made
 
 
@@ -337,14 +346,11 @@ def _result(
 ) -> Result:
     stop.check()
     folder = RunFolder(path, work.tensorboard)
-    proof = folder.certificate()
-    if proof is not None:
-        if proof["versions"].get("code") != versions()["code"]:
-            work.of_another_version.append(path.name)
+    if folder.certificate() is not None:
         folder.copy_events()
         return Result.load(path, reused=True)
     begun = time.perf_counter()
-    result = run(spec, progress=progress, tensorboard=work.tensorboard, stop=stop)
+    result = run(spec, progress=progress, reuse=work.reuse, tensorboard=work.tensorboard, stop=stop)
     stop.check()
     left = clock.done(path, time.perf_counter() - begun)
     if clock.runs:

@@ -3,9 +3,10 @@
 A sweep file is a run file with more: ``preset`` and fields (at the top or under [base]), [grid] with lists of values,
 all combinations of which are run, and [[cells]] with further combinations.
 
-Invariants: a field that does not exist is an error of the file; a value that is not valid is a failed cell, and the
-others run. A cell is one ``rpel run`` in a process of its own, so a failure stays there; a cell that has its result is
-not run again; a stopped sweep has every run saved; the result is a table with a row for every cell, failed ones with
+Invariants: the whole grid is checked before the first cell runs. A field that does not exist, and a value that no cell
+can run with, are errors of the file; a combination that cannot run is a failed cell, and the others run. A cell is one
+``rpel run`` in a process of its own, so a failure stays there; a cell that has its result, from the same data and code,
+is not run again; a stopped sweep has every run saved; the result is a table with a row for every cell, failed ones with
 their sentence.
 """
 
@@ -16,8 +17,8 @@ import signal
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,25 @@ class Cell:
     def label(self) -> str:
         return self.name or ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items()) or "base"
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """Twelve hexadecimal digits of what is run."""
-        fields = {} if self.spec is None else self.spec.model_dump(exclude=_NOT_MEANING)
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+        """Twelve hexadecimal digits of what is run: the fields, the code, and the data as they lie here."""
+        if self.spec is None:
+            return hashlib.sha256(self.label.encode()).hexdigest()[:12]
+        from rpel.simulation.inputs import code_versions, data_checksums
+
+        what = [
+            self.spec.model_dump(exclude=_NOT_MEANING), code_versions(self.spec)["code"],
+            data_checksums(self.spec.dataset, self.spec.data_dir),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def forget_checksums() -> None:
+    """Look at the data anew: they may have changed since."""
+    from rpel.simulation.inputs import data_checksums
+
+    data_checksums.cache_clear()
 
 
 def read(path: str | Path) -> list[Cell]:
@@ -101,8 +116,37 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     found: dict[str, Cell] = {}
     for values in combinations:
         cell = _cell(preset, fixed, values)
-        found.setdefault(cell.key if cell.spec else cell.label, cell)  # the same run only once
+        found.setdefault(repr(cell.spec) if cell.spec else cell.label, cell)  # the same run only once
     return list(found.values())
+
+
+def checked(found: list[Cell]) -> list[Cell]:
+    """The cells, those that cannot run with their sentence; ValueError for a value that no cell can run with.
+
+    >>> [cell.error for cell in checked(cells({"grid": {"nodes": [6, 20], "byzantine": [1, 4]}}))][1]
+    'byzantine 4 is not a minority of nodes 6: the most is 2'
+    >>> checked(cells({"grid": {"rule": ["mean", "krumm"]}}))
+    Traceback (most recent call last):
+    ValueError: rule krumm: there is no rule 'krumm'; the nearest is 'krum'
+    """
+    tried = [_tried(cell) for cell in found]
+    good = {(key, repr(value)) for cell in tried if cell.spec is not None for key, value in cell.values.items()}
+    for cell in tried:
+        for key, value in cell.values.items():
+            if cell.spec is None and (key, repr(value)) not in good:
+                raise ValueError(f"{key} {value_text(value)}: {cell.error}")
+    return tried
+
+
+def _tried(cell: Cell) -> Cell:
+    from rpel.simulation.methods import settle
+
+    try:
+        if cell.spec is not None:
+            settle(cell.spec)
+    except ValueError as error:
+        return replace(cell, spec=None, error=str(error))
+    return cell
 
 
 def _base(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,15 +203,20 @@ class Sweep:
         jobs: int | None = None,
         tensorboard: bool = False,
         ray: Any = None,
+        reuse: bool = False,
     ) -> None:
-        """ray: the module, connected to a cluster, that runs the cells as its tasks; else they run here."""
+        """ray: the module, connected to a cluster, that runs the cells as its tasks; else they run here.
+
+        reuse: finished runs of other code are taken, too.
+        """
         if tensorboard:
             check_tensorboard()
-        self.out, self.tensorboard = Path(out).resolve() if ray else Path(out), tensorboard
+        self.out, self.tensorboard, self.reuse = Path(out).resolve() if ray else Path(out), tensorboard, reuse
         self.start: Callable[..., Any] = start if ray is None else partial(Task, ray)
         available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
         self.jobs = max(1, min(jobs or available, len(found)))
         self.threads = max(1, available // self.jobs)
+        forget_checksums()
         self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in found]
         self.processes: dict[int, Any] = {}  # as subprocess.Popen: poll, returncode, send_signal, kill, wait
         self.stopping = False
@@ -179,6 +228,7 @@ class Sweep:
         """Run everything; Ctrl-C lets the runs save, then passes on."""
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
         self.recall()
+        watch(self)  # what cannot run is said before the first cell does
         waiting = iter([i for i, state in enumerate(self.states) if state.status == "waiting"])
         with Stop() as stop:
             try:
@@ -227,7 +277,7 @@ class Sweep:
         spec = cell.spec.but(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
-        command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard]
+        command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard, *["--reuse"] * self.reuse]
         self.processes[i] = self.start(command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1)
         state.status, state.begun = "running", time.monotonic()
 
@@ -244,6 +294,7 @@ class Sweep:
         if code == 0:
             text = output.read_text("utf-8")
             state.result, state.status = json.loads(text), "done"
+            state.reused = state.result["reused"]
             write_text(self._file(state.cell, "json"), text)
         else:
             state.status = "stopped" if self.stopping else "failed"

@@ -5,8 +5,8 @@ Invariants: whatever comes from disk is checked when it is read and escaped wher
 reported and stops nothing; equal runs give equal bytes; the page asks no other machine for anything.
 """
 
-from rpel.report.collect import Collection, collect
+from rpel.report.collect import Collection, by_code, collect
 from rpel.report.groups import Chart, Group, chart_groups, group_runs
 from rpel.report.page import page
 
-__all__ = ["Chart", "Collection", "Group", "chart_groups", "collect", "group_runs", "page"]
+__all__ = ["Chart", "Collection", "Group", "by_code", "chart_groups", "collect", "group_runs", "page"]

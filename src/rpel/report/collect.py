@@ -4,8 +4,8 @@ import math
 import os
 import shlex
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load, load_folder, presets
-from rpel.simulation.certificate import Robustness, Survival, survival
-from rpel.simulation.checkpoint import RunFolder
+from rpel.simulation.certificate import Robustness, Survival, made_here, survival
+from rpel.simulation.checkpoint import RunFolder, base_of
 from rpel.simulation.metrics import COLUMNS, Row
 from rpel.text import value_text
 from rpel.types import Guarantee
@@ -167,6 +167,27 @@ def collect(paths: Iterable[str | Path]) -> Collection:
         tuple(one for one in read if isinstance(one, Unfinished)),
         tuple(one for one in read if isinstance(one, Broken)),
     )
+
+
+def by_code(found: Collection, say: Callable[[str], None]) -> Collection:
+    """Of a run that several codes have made, the one by the running code; where there is none, all, and they are named.
+
+    What is left out, or stands beside each other, is said.
+    """
+    alike: dict[Path, list[Run]] = {}
+    for run in found.runs:
+        alike.setdefault(base_of(Path(run.place)), []).append(run)
+    out: set[str] = set()
+    for runs in alike.values():
+        names = ", ".join(run.place for run in runs)
+        if len(runs) > 1 and (ours := [run for run in runs if made_here(dict(run.proof.versions))]):
+            out |= {run.place for run in runs} - {run.place for run in ours}
+            say(f"of {names} only what this code has made is shown: {', '.join(run.place for run in ours)}")
+        elif len(runs) > 1:
+            say(f"one run by several other codes, all shown: {names}")
+    done = {base for base, runs in alike.items() if any(made_here(dict(run.proof.versions)) for run in runs)}
+    waiting = tuple(one for one in found.unfinished if base_of(Path(one.place)) not in done)
+    return replace(found, runs=tuple(run for run in found.runs if run.place not in out), unfinished=waiting)
 
 
 def shown(path: Path) -> str:

@@ -69,6 +69,7 @@ def simulate(
     metric: Loss | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
+    reuse: bool = False,
     tensorboard: bool = False,
 ) -> Result:
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
@@ -93,6 +94,9 @@ def simulate(
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
         out, name: the folder for run folders and the first part of the run folder's name; out=None keeps nothing.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
+        reuse: a run that is finished in ``out`` is returned if specification, data and code are the same. With a model,
+        loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a folder of its own;
+        reuse=True takes the finished one all the same, also one that other code has made.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
         engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long last
@@ -107,7 +111,8 @@ def simulate(
     (2, True, (5, 7850))
     """
     given = {key: value for key, value in locals().items() if key in Spec.model_fields and key not in ("model", "out")}
-    own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric)
+    code = not isinstance(rule, str | None) or not (isinstance(attack, str) or _is_ours(attack))
+    own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric, code)
     if isinstance(model, str):
         given["model"] = model
     if rule is not None and not isinstance(rule, str):
@@ -121,7 +126,13 @@ def simulate(
     if tensorboard and out is None:
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
     told = _printed if progress is True else progress or None
-    return _run(Spec(**given), own, keep=out is not None, progress=told, force=force, tensorboard=tensorboard)
+    return _run(
+        Spec(**given), own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
+    )
+
+
+def _is_ours(attack: Any) -> bool:
+    return isinstance(attack, Attack) and attack.own is None
 
 
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
@@ -143,11 +154,13 @@ def resume(
     *,
     progress: bool | Progress | None = None,
     download: Download | None = None,
+    force: bool = False,
     tensorboard: bool = False,
 ) -> Result:
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again.
+    force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
     >>> import tempfile
@@ -157,7 +170,7 @@ def resume(
     True
     """
     own, told = Objects(model, train, test, loss, metric), _printed if progress is True else progress or None
-    return _resume(Path(path), own, progress=told, download=download, tensorboard=tensorboard)
+    return _resume(Path(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> Result:

@@ -5,6 +5,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 import math
 import platform
 from collections.abc import Callable, Mapping
@@ -72,15 +73,52 @@ def certificate(
 
 
 @cache
-def versions() -> dict[str, str]:
-    """What the result depends on beside the specification; ``code`` is a digest of rpel's own source files."""
+def _sources() -> str:
+    """A digest of rpel's own source files."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "numba", "scipy")}
-    own = {"rpel": __version__, "code": digest.hexdigest()[:12], "python": platform.python_version()}
-    return own | packages
+    return digest.hexdigest()
+
+
+def versions(device: str = "cpu", modules: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a result depends on beside its specification and data.
+
+    ``code`` is one digest of all that decides it: rpel's sources, torch, numpy and numba, the class of the device, and
+    ``modules``, digests of what runs by ``module:name``. What cannot be seen is not in it: other packages, environment
+    variables, files that such a module reads.
+
+    >>> versions()["code"] == versions()["code"], versions()["code"] == versions("cuda")["code"]
+    (True, False)
+    """
+    decides = {"source": _sources()[:12]}
+    decides |= {name: importlib.metadata.version(name) for name in ("torch", "numpy", "numba")}
+    decides |= {"device": device.partition(":")[0], **(modules or {})}
+    code = hashlib.sha256(json.dumps([_sources(), sorted(decides.items())]).encode()).hexdigest()
+    others = {"python": platform.python_version(), "scipy": importlib.metadata.version("scipy")}
+    return {"rpel": __version__, "code": code, **decides, **others}
+
+
+_DO_NOT_DECIDE = ("rpel", "code", "python", "scipy")
+
+
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """In which parts of the code two runs differ, in a few words; empty if in none.
+
+    >>> differences({"code": "a", "torch": "2.6"}, {"code": "b", "torch": "2.7", "device": "cpu"})
+    'torch 2.6, now 2.7'
+    """
+    if theirs.get("code") == ours["code"]:
+        return ""
+    keys = [key for key in ours if key not in _DO_NOT_DECIDE and key in theirs and theirs[key] != ours[key]]
+    return ", ".join(f"{key} {theirs[key]}, now {ours[key]}" for key in keys) or f"code {theirs.get('code', '?')[:8]}"
+
+
+def made_here(theirs: Mapping[str, str]) -> bool:
+    """Whether a run was made by the running rpel and its libraries; devices and user's modules are not looked at."""
+    ours = versions()
+    return all(theirs.get(key) == ours[key] for key in ("source", "torch", "numpy", "numba"))
 
 
 # --- the rule --------------------------------------------------------------------------------------------------------

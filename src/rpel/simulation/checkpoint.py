@@ -20,16 +20,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.config.record import OWN
 from rpel.config.spec import load_folder, spec_hash
 from rpel.files import atomic, locked
 from rpel.simulation.metrics import EVENTS, Events, Journal, Row, lines, read_rows, remove_events
-from rpel.types import Guarantee, Seal
+from rpel.types import Seal
 
 Arrays = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger("rpel")
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
+_NAME = re.compile(r"(?P<base>.*-(?P<hash>[0-9a-f]{12}))(?:-[0-9a-f]{8}(?:-\d+)?)?")
+
+
+def hash_of(name: str) -> str | None:
+    """The hash in a run folder's name, if it has one.
+
+    >>> hash_of("run-0123456789ab"), hash_of("run-0123456789ab-89abcdef"), hash_of("elsewhere")
+    ('0123456789ab', '0123456789ab', None)
+    """
+    found = _NAME.fullmatch(name)
+    return None if found is None else found["hash"]
+
+
+def base_of(path: Path) -> Path:
+    """The folder that a run has if no other code made one before.
+
+    >>> base_of(Path("runs/run-0123456789ab-89abcdef")).name
+    'run-0123456789ab'
+    """
+    found = _NAME.fullmatch(path.name)
+    return path if found is None else path.with_name(found["base"])
 
 
 def is_by_row(key: str) -> bool:
@@ -114,8 +134,17 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / "certificate.json").read_text("utf-8"))
         except FileNotFoundError:
             return None
-        found["guarantee"] = Guarantee(found.get("guarantee", "plan")).value  # version 0.1 wrote sentences
         return found
+
+    def code(self) -> str | None:
+        """The digest of the code that finished the run or wrote its newest checkpoint; None before that."""
+        if (found := self.certificate()) is not None:
+            return str(found["versions"].get("code"))
+        for _, path in self.checkpoints:
+            damage = contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+            with damage, path.open("rb") as file, np.load(file, allow_pickle=False) as state:  # read: one member
+                return str(state["run.code"])
+        return None
 
     # --- the seal ---
 
@@ -146,13 +175,10 @@ class RunFolder:
 
     def _named_by_hash(self) -> bool:
         """Whether the hash in the folder's name, if it has one, is that of its spec.toml and its certificate's data."""
-        found, named = self.certificate(), re.search(r"-([0-9a-f]{12})$", self.path.resolve().name)
+        found, named = self.certificate(), hash_of(self.path.resolve().name)
         if found is None or named is None:
             return True
-        spec, objects = load_folder(self.path), found.get("objects")
-        if objects is None and OWN in (spec.dataset, spec.model):
-            return True  # version 0.1 did not keep the digests of what was handed over
-        return spec_hash(spec, found["data"], objects) == named[1]
+        return spec_hash(load_folder(self.path), found["data"], found["objects"]) == named
 
     # --- metrics.jsonl ---
 

@@ -204,7 +204,7 @@ class Workers:
         first, ours, processor, _ = found[0]
         for rank, (other, theirs, its, host) in enumerate(found):
             if theirs != ours:
-                key = next(key for key in theirs if theirs[key] != ours[key])
+                key = next(key for key in theirs if key != "code" and theirs[key] != ours[key])
                 raise ValueError(
                     f"worker {rank} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
                     "install the same everywhere"

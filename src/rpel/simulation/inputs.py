@@ -1,16 +1,14 @@
 """What a run trains on and with: data, network and loss, by name or handed over from Python, made into a Task.
 
-Invariant: equal digests mean equal behaviour. A digest covers the code of an object as far as it can be read, every
-value inside, and what a function has captured; an object that cannot be described counts as new in each process.
+What an object does cannot be known from outside, so a run with objects from Python is never taken for another one that
+is finished; their digests tell folders apart and no more.
 """
 
-import functools
 import hashlib
-import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from rpel.attacks import BACKDOOR, attack
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset
+from rpel.simulation.certificate import versions
 from rpel.simulation.methods import Settled, build_network
 from rpel.tasks import Classification, Trigger
 from rpel.types import Integers
@@ -42,6 +41,8 @@ class Objects:
     test: Any = None
     loss: Loss | None = None
     metric: Loss | None = None
+    code: bool = False
+    """Whether the rule or the attack is an object, too; the Spec has a name for it that only this process knows."""
 
     def named(self, spec: Spec) -> Spec:
         """The Spec with the word "own" where something was handed over."""
@@ -55,9 +56,11 @@ class Objects:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Data, network and loss of a run; ``digests`` identify what was handed over from Python.
+    """Data, network and loss of a run; ``digests`` tell what was handed over from Python apart.
 
     shards: the training examples of each honest node, where the user brought one data set for each.
+    versions: the code of the run, see :func:`rpel.simulation.certificate.versions`.
+    known: whether all of it has a name, so that an equal run can be known to be equal.
     """
 
     dataset: Dataset
@@ -66,6 +69,8 @@ class Inputs:
     metric: Loss | None = None
     shards: list[Integers] | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=versions)
+    known: bool = True
 
     def subset(self, size: int) -> Integers:
         """The test examples of an evaluation: as many of every class, and the same for every seed."""
@@ -112,19 +117,29 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     if _is_regression(dataset):
         _check_regression(spec, own)
     handed = {"model": own.model, "loss": own.loss, "metric": own.metric}
-    digests = {key: digest(thing) for key, thing in handed.items() if thing is not None} | _code(spec)
+    digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
     metric = _minus(own.loss) if own.loss is not None and own.metric is None and _is_regression(dataset) else own.metric
-    return Inputs(dataset, own.model, own.loss, metric, shards, digests)
+    known = not digests and not own.code  # data are known by their content
+    return Inputs(dataset, own.model, own.loss, metric, shards, digests, code_versions(spec), known)
 
 
-def _code(spec: Spec) -> dict[str, str]:
-    """Digests of the rules and the attack that are not the library's: the object, its file, its package's version."""
+def code_versions(spec: Spec) -> dict[str, str]:
+    """The code that this Spec runs: ours, and the files of the rules and the attack that are not ours."""
     used = (("rpel.rules", (spec.rule or "").split("+")), ("rpel.attacks", [spec.attack]))
     found = [item for group, names in used for item in plugins.origins(group, names)]
-    return {
-        f"{name} ({package})" if package else name: digest((digest(thing), plugins.file_of(thing)))
-        for name, thing, package in found
+    modules = {
+        f"{name} ({package})" if package else name: plugins.code_digest(name, thing) for name, thing, package in found
     }
+    return versions(spec.device, modules)
+
+
+@cache
+def data_checksums(dataset: str, data_dir: str | None) -> tuple[tuple[str, str], ...]:
+    """The checksums of a data set's files as they lie here now; none where it is missing or damaged."""
+    try:
+        return tuple(data.load(dataset, data_dir, download=False).checksums.items())
+    except (ValueError, OSError):
+        return ()
 
 
 # --- data from Python ------------------------------------------------------------------------------------------------
@@ -140,7 +155,7 @@ def taken(train: Any, test: Any) -> Dataset:
     if isinstance(train, Dataset):
         data.check_examples(train.train_x, train.test_x)
         content = (train.train_x, train.train_y, train.test_x, train.test_y)
-        return replace(train, checksums=train.checksums or {train.name: digest(content)})
+        return replace(train, checksums=train.checksums or {train.name: digest(*content)})
     (x, y), (test_x, test_y) = _arrays(train, "train"), _arrays(test, "test")
     if y.dtype.kind != "f":
         return data.from_arrays((x, y), (test_x, test_y))
@@ -149,7 +164,7 @@ def taken(train: Any, test: Any) -> Dataset:
             raise ValueError(f"the {part} examples {examples.shape} and float targets {targets.shape} do not fit")
         data.check_finite(targets, f"{part} targets")
     data.check_examples(x, test_x)
-    checksums = {"own/train": digest((x, y)), "own/test": digest((test_x, test_y))}
+    checksums = {"own/train": digest(x, y), "own/test": digest(test_x, test_y)}
     return Dataset(OWN, x, y.astype(np.float32), test_x, test_y.astype(np.float32), 0, (0.0,), (1.0,), checksums)
 
 
@@ -278,68 +293,27 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
 # --- digests ---------------------------------------------------------------------------------------------------------
 
 
-def digest(thing: Any) -> str:
-    """SHA-256 of all that :func:`parts` says about a thing.
+def digest(*arrays: NDArray[Any]) -> str:
+    """SHA-256 of the content of arrays, one after the other.
 
-    >>> scaled = lambda factor: lambda output, target: factor * output
-    >>> digest(scaled(2)) == digest(scaled(2)), digest(scaled(2)) == digest(scaled(3))
+    >>> digest(np.zeros(2)) == digest(np.zeros(2)), digest(np.zeros(2)) == digest(np.zeros((2, 1)))
     (True, False)
     """
+    each = (_sha256(f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()) for array in arrays)
+    return _sha256(*(one.encode() for one in each))
+
+
+def _sha256(*parts: bytes) -> str:
     found = hashlib.sha256()
-    for part in parts(thing):
+    for part in parts:
         found.update(len(part).to_bytes(8, "little") + part)
     return found.hexdigest()
 
 
-def parts(thing: Any) -> Iterator[bytes]:
-    """The description of a thing, piece by piece."""
-    if isinstance(thing, torch.Tensor):
-        thing = thing.detach().cpu().contiguous().numpy()
-    if isinstance(thing, np.ndarray):
-        yield f"{thing.dtype} {thing.shape}".encode()
-        yield np.ascontiguousarray(thing).tobytes()
-    elif isinstance(thing, nn.Module):
-        yield from _module(thing)
-    elif isinstance(thing, functools.partial):
-        yield from _each(thing.func, thing.args, thing.keywords)
-    elif isinstance(thing, MethodType):
-        yield from _each(thing.__func__, thing.__self__)
-    elif isinstance(thing, FunctionType):
-        yield f"{thing.__module__}.{thing.__qualname__}".encode()
-        yield _source(thing) or thing.__code__.co_code
-        yield from _each(thing.__defaults__, thing.__kwdefaults__, *(c.cell_contents for c in thing.__closure__ or ()))
-    elif isinstance(thing, Mapping):
-        yield from _each(*(pair for item in thing.items() for pair in item))
-    elif isinstance(thing, tuple | list):
-        yield from _each(*thing)
-    elif isinstance(thing, type):
-        yield str(thing).encode() + _source(thing)
-    elif callable(thing) and hasattr(thing, "__dict__"):
-        yield from _each(type(thing), vars(thing))
-    else:
-        yield repr(thing).encode()
-
-
-def _each(*things: Any) -> Iterator[bytes]:
-    for thing in things:
-        yield digest(thing).encode()
-
-
-def _module(module: nn.Module) -> Iterator[bytes]:
-    """Structure, code, plain attributes and every value of a network."""
-    yield repr(module).encode()
-    for name, part in module.named_modules():
-        own = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
-        yield from _each(name, type(part), own)
-    for name, value in module.state_dict().items():
-        yield from _each(name, value)
-
-
-def _source(thing: Any) -> bytes:
-    """The source where it can be read and is not torch's own."""
-    if str(getattr(thing, "__module__", "")).startswith("torch."):
-        return b""
-    try:
-        return inspect.getsource(thing).encode()
-    except (OSError, TypeError):
-        return b""
+def described(thing: Any) -> str:
+    """A digest that tells objects apart by what is seen at once: a network's parts and values, a function's name."""
+    if isinstance(thing, nn.Module):
+        values = {key: value for key, value in thing.state_dict().items() if isinstance(value, Tensor)}
+        arrays = [value.detach().cpu().reshape(-1).view(torch.uint8).numpy() for value in values.values()]
+        return _sha256(repr(thing).encode(), repr(list(values)).encode(), digest(*arrays).encode())
+    return _sha256(plugins.place_of(thing).encode())

@@ -37,8 +37,6 @@ COLUMNS = (
 )  # fmt: skip
 _EVALUATED = COLUMNS[1:8]
 _AHEAD = "record.ahead."
-_OVERFLOWED = 1.797e308
-"""What version 0.1 wrote for a number that overflowed is larger than this."""
 
 
 class Metrics:
@@ -117,12 +115,12 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
 
 
 def number(value: float | None) -> float | None:
-    """A number as a row holds it: None where there is none, where it overflowed, and where version 0.1 says so.
+    """A number as a row holds it: None where there is none and where it overflowed.
 
-    >>> number(0.5), number(float("nan")), number(1.7976931348623157e308)
+    >>> number(0.5), number(float("nan")), number(float("inf"))
     (0.5, None, None)
     """
-    return None if value is None or not abs(value) < _OVERFLOWED else value
+    return None if value is None or not math.isfinite(value) else value
 
 
 # --- metrics.jsonl ---------------------------------------------------------------------------------------------------
@@ -138,8 +136,7 @@ def read_rows(path: Path) -> list[Row]:
             break
         if not line.endswith("\n") or row["round"] != len(rows) + 1:
             break
-        numbers = {key: number(value) for key, value in row.items() if isinstance(value, float)}
-        rows.append(dict.fromkeys(COLUMNS) | row | numbers)
+        rows.append(dict.fromkeys(COLUMNS) | row)
     return rows
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import functools
 import html
 import io
 import logging
@@ -180,9 +179,7 @@ class Results(Result):
 
     def __init__(self, runs: Sequence[Result]) -> None:
         first = runs[0]
-        rounds = functools.reduce(np.intersect1d, [run.nodes["round"] for run in runs])  # version 0.1 has no round 0
-        each = [run.nodes["accuracy"][np.isin(run.nodes["round"], rounds)] for run in runs]
-        nodes = {"round": rounds, "accuracy": np.stack(each)}
+        nodes = {"round": first.nodes["round"], "accuracy": np.stack([run.nodes["accuracy"] for run in runs])}
         super().__init__(
             spec=first.spec,
             history=_together([run.history for run in runs]),

@@ -1,15 +1,15 @@
 """Run a Spec, keep it in its folder, continue it where it stopped.
 
-Invariants: a folder belongs to one meaning (its hash); a finished run is not repeated; an unfinished one goes on from
-its last checkpoint; a round is wholly in the checkpoint or not at all, so a resumed run ends with the same bytes; a
-signal is obeyed between rounds, and in the last evaluation, which can be long: the last round is then kept without it.
+Invariants: a folder belongs to one meaning (its hash) and one code; a finished run is not repeated, an unfinished one
+goes on from its last checkpoint, where both are the same (:mod:`rpel.simulation.reuse`); a round is wholly in the
+checkpoint or not at all, so a resumed run ends with the same bytes; a signal is obeyed between rounds, and in the last
+evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
-import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,15 +26,16 @@ from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
 from rpel.simulation import distributed
-from rpel.simulation.certificate import certificate, versions
-from rpel.simulation.checkpoint import RunFolder, is_by_row
+from rpel.simulation.certificate import certificate, differences, versions
+from rpel.simulation.checkpoint import RunFolder, hash_of, is_by_row
 from rpel.simulation.distributed import ALONE, LostError, Workers
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
-from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, gather
+from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, code_versions, gather
 from rpel.simulation.methods import METHODS, Settled, settle
 from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
+from rpel.simulation.reuse import choose, resumed
 from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")
@@ -96,11 +97,13 @@ def run(
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
+    reuse: bool = False,
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> Result:
     """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``.
 
+    reuse: a finished run of other code, or with objects from Python, is taken, too.
     stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
     """
     if tensorboard:
@@ -113,7 +116,10 @@ def run(
         for seed in seeds:
             one = spec.but(seed=seed, seeds=None)
             settled, inputs = workers.together(partial(prepared, one, own, download))
-            folder = RunFolder(Path(spec.out) / folder_name(settled, inputs), tensorboard) if keep else None
+            folder = None
+            if keep:
+                place = partial(placed, settled, inputs, reuse=reuse, force=force)
+                folder = RunFolder(workers.first(place), tensorboard)
             if (result := _run_one(settled, inputs, folder, progress, stop, force, workers)) is not None:
                 runs.append(result)
             if workers.any(stop.asked) and seed != seeds[-1]:
@@ -148,27 +154,42 @@ def folder_name(spec: Settled, inputs: Inputs) -> str:
     return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
 
 
+def placed(spec: Settled, inputs: Inputs, *, reuse: bool = False, force: bool = False) -> Path:
+    """Where a run is kept: in the folder of its hash, unless another code has made that."""
+    base = Path(spec.out) / folder_name(spec, inputs)
+    return choose(base, inputs.versions, known=inputs.known, reuse=reuse, force=force)
+
+
 def resume(
     path: Path,
     own: Objects,
     *,
+    force: bool = False,
     progress: Progress | None = None,
     download: Download | None = None,
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> Result:
-    """Go on with the run in a folder; a finished one is returned."""
+    """Go on with the run in a folder; a finished one is returned. force: also if other code has begun it."""
     if tensorboard:
         check_tensorboard()
-    folder = RunFolder(path, tensorboard)
-    spec = load_folder(folder.path)
-    if not distributed.placed() and (found := stored(folder)) is not None:
+    spec = load_folder(path)
+    try:
+        ours = code_versions(spec)
+    except ValueError:  # a rule or an attack that is not here: a finished run can be returned all the same
+        ours = versions(spec.device)
+    folder = RunFolder(path if force else resumed(path, ours), tensorboard)
+    if not distributed.placed() and (found := stored(folder, ours)) is not None:
         return found
+    code = folder.code()
+    if not force and code not in (None, ours["code"]):
+        raise ValueError(
+            f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes on with it"
+        )
     with joined(spec, own) as workers:
         settled, inputs = workers.together(lambda: prepared(spec, own, download))
-        now = folder_name(settled, inputs)[-12:]
-        named = re.search(r"-([0-9a-f]{12})$", folder.path.resolve().name)
-        if named and named[1] != now:
+        now, named = hash_of(folder_name(settled, inputs)), hash_of(folder.path.resolve().name)
+        if named not in (None, now):
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
@@ -188,10 +209,10 @@ def _run_one(
     workers: Workers,
 ) -> Result | None:
     """The stored result, or the rest of the run; None but for worker 0."""
-    workers.agree(folder_name(spec, inputs))
+    workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
     with ExitStack() as stack:
         if folder is not None and not force and workers.first(lambda: folder.certificate() is not None):
-            return None if workers.rank else stored(folder)
+            return None if workers.rank else stored(folder, inputs.versions)
         count = spec.threads or threads()
         stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
         spec = spec.model_copy(update={"threads": count})
@@ -202,22 +223,18 @@ def _run_one(
             if force:
                 workers.first(folder.clear)
             elif workers.first(lambda: folder.certificate() is not None):  # finished by another process in between
-                return None if workers.rank else stored(folder)
+                return None if workers.rank else stored(folder, inputs.versions)
         return run.result()
 
 
-def stored(folder: RunFolder) -> Result | None:
+def stored(folder: RunFolder, ours: Mapping[str, str]) -> Result | None:
     """The result of a finished run, with a word about it; None when there is none."""
     proof = folder.certificate()
     if proof is None:
         return None
     log.info("%s is finished and not repeated", folder.path)
-    theirs, ours = proof["versions"], versions()
-    if theirs.get("code") != ours["code"]:
-        log.warning(
-            "it was made by another code version (rpel %s, code %s; this is rpel %s, code %s): --force repeats it",
-            theirs.get("rpel"), theirs.get("code"), ours["rpel"], ours["code"],
-        )  # fmt: skip
+    if different := differences(proof["versions"], ours):
+        log.warning("it was made by other code (%s)", different)
     folder.copy_events()
     return Result.load(folder.path, reused=True)
 
@@ -333,7 +350,7 @@ class Run:
             return
         if journal is not None:
             journal.sync()
-        about = {"run.hash": np.array(self._hash), "run.code": np.array(versions()["code"])}
+        about = {"run.hash": np.array(self._hash), "run.code": np.array(self.inputs.versions["code"])}
         arrays, edges = {**self.simulation.arrays(), **self.metrics.state(self.ahead), **about}, list[int]()
         if workers.size > 1:
             rows, own = self.simulation.mine, {key: arrays.pop(key) for key in list(arrays) if is_by_row(key)}
@@ -349,8 +366,8 @@ class Run:
             return
         if str(state.pop("run.hash", "")) != self._hash:
             raise ValueError(f"the checkpoint in {folder.path} belongs to another specification or other data")
-        if str(state.pop("run.code", "")) != versions()["code"]:
-            self._warn("the checkpoint was made by another code version: the rest may differ in the last bits")
+        if str(state.pop("run.code", "")) != self.inputs.versions["code"]:
+            self._warn("the checkpoint was made by other code: the rest may differ")
         rows, done = self.workers.first(folder.metrics), len(state["record.counts"])
         if len(rows) < done:
             self._warn(f"metrics.jsonl ends before the checkpoint of round {done}: starting again from round 0")
@@ -385,7 +402,7 @@ class Run:
             self.spec.b_hat,
             self.simulation.roster.honest_ids,
             seed=self.spec.seed,
-            versions=versions(),
+            versions=self.inputs.versions,
             threads=self.spec.threads or threads(),
             data=self.inputs.dataset.checksums,
             rule=self.spec.rule,

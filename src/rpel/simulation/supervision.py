@@ -20,7 +20,7 @@ from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.methods import Settled
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result, Results
-from rpel.simulation.run import WHEN, Interrupted, Progress, folder_name, prepared, stored, tick
+from rpel.simulation.run import WHEN, Interrupted, Progress, placed, prepared, stored, tick
 
 _LOOK = 0.5
 
@@ -33,21 +33,25 @@ def run(
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
+    reuse: bool = False,
     tensorboard: bool = False,
 ) -> Result:
     """Run a Spec, or each of its seeds, where its engine says; see :func:`rpel.simulation.run.run`."""
     if spec.engine == "local":
         return runs_here.run(
-            spec, own, keep=keep, progress=progress, download=download, force=force, tensorboard=tensorboard
-        )
+            spec, own, keep=keep, progress=progress, download=download, force=force, reuse=reuse,
+            tensorboard=tensorboard,
+        )  # fmt: skip
     if own not in (None, Objects()) or not keep:
         raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
     if tensorboard:
         check_tensorboard()
-    return _on_ray(spec, progress, download, force, tensorboard)
+    return _on_ray(spec, progress, download, force, reuse, tensorboard)
 
 
-def _on_ray(spec: Spec, progress: Progress | None, download: Download | None, force: bool, tensorboard: bool) -> Result:
+def _on_ray(
+    spec: Spec, progress: Progress | None, download: Download | None, force: bool, reuse: bool, tensorboard: bool
+) -> Result:
     """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
     seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
     here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
@@ -57,11 +61,11 @@ def _on_ray(spec: Spec, progress: Progress | None, download: Download | None, fo
         for seed in seeds:
             one = spec.but(seed=seed, **here)
             settled, inputs = prepared(one, Objects(), download)
-            folder = RunFolder(Path(one.out) / folder_name(settled, inputs), tensorboard)
+            folder = RunFolder(placed(settled, inputs, reuse=reuse, force=force), tensorboard)
             if force:
                 with folder.locked():
                     folder.clear()
-            if (found := stored(folder)) is None:
+            if (found := stored(folder, inputs.versions)) is None:
                 _supervise(one, settled, spec.workers, folder, progress, stop)
                 found = Result.load(folder.path)
             runs.append(found)

@@ -8,15 +8,20 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
-from rpel import theory
+from rpel import data, theory
 from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View
+from rpel.config.spec import load
 from rpel.kernels import compiled
+from rpel.kernels.backend import backend
 from rpel.learning import Aggregation, MomentumSGD, aggregate
+from rpel.models import model
 from rpel.simulation.certificate import certificate
 from rpel.simulation.delivery import Roster
+from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import spread
 from rpel.simulation.methods import Settled, settle
+from rpel.tasks import Classification
 from rpel.topology import AllToAll, Pull
 from rpel.types import Received
 from support.simulations import BASE, Quadratic, simulation, watched, with_attack
@@ -77,6 +82,28 @@ def test_each_fast_part_equals_its_plain_one() -> None:
     np.testing.assert_allclose(
         rule(x, received, np.arange(h), 1)[0], PlainRule(f)(y, received, np.arange(h), 1)[0], rtol=0, atol=1e-12
     )
+
+
+class Wide(Classification):
+    """In double precision, where two backends can be told from rounding."""
+
+    def initial(self) -> Any:
+        return super().initial().astype(np.float64)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("changes", [{}, {"method": "cs-plus"}, {"attack": "fang"}], ids=["rpel", "graph", "fang"])
+def test_the_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
+    spec = settle(load("quickstart").but(rounds=10, model="mlp", **changes))
+    dataset = data.load("mnist-sample")
+    shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
+    found = {}
+    for name in ("numba", "plain"):
+        task = Wide(dataset, shards, lambda: model(spec.model), batch_size=spec.batch_size, seed=0)
+        run = Simulation(spec, task, arrays=backend(name))
+        infos = [run.step(measured=True) for _ in range(spec.rounds)]
+        found[name] = np.r_[run.models().ravel(), [info.consensus for info in infos]]
+    np.testing.assert_allclose(found["plain"], found["numba"], rtol=0, atol=1e-9)
 
 
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:

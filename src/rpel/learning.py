@@ -3,13 +3,14 @@
 `rpel.algorithm` says what they mean, one node at a time; a peer is a cohort of one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.kernels import compiled
+from rpel.kernels.backend import Backend, backend
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 
@@ -42,21 +43,22 @@ class MomentumSGD:
     steps: int = 1
     nodes: int = 1
     scratch: Models | None = None
+    backend: Backend = field(default_factory=lambda: backend("numba"))
 
     def init(self) -> tuple[Models, Arrays]:
         """All nodes with the common initial model, momenta zero."""
-        x = np.tile(self.task.initial(), (self.nodes, 1))
-        return x, {"momentum": np.zeros_like(x), "buffers": self.task.local_state(self.nodes)}
+        x = self.backend.repeated(self.task.initial(), self.nodes)
+        return x, {"momentum": self.backend.zeros_like(x), "buffers": self.task.local_state(self.nodes)}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Arrays]:
         """The half-step models, written to ``out`` if given; the arrays of the state are written to."""
-        half, at = np.empty_like(x) if out is None else out, x
+        half, at = self.backend.empty(len(x), x) if out is None else out, x
         scratch = None if self.scratch is None else self.scratch[: len(x)]
         for k in range(self.steps if len(nodes) else 0):
             g, state["buffers"][:] = self.task.gradient(at, state["buffers"], nodes, t, k, out=scratch)  # lines 3-4
-            compiled.momentum_step(at, state["momentum"], g, self.beta, self.lr(t), self.decay, out=half)  # 5-6
+            self.backend.momentum_step(at, state["momentum"], g, self.beta, self.lr(t), self.decay, out=half)  # 5-6
             at = half
         return half, state
 
@@ -71,36 +73,43 @@ class Aggregation:
     rule: Rule
     rounds: int
     seed: int
-    ids: Any
+    ids: Callable[[int], Integers]
+    backend: Backend | None = None
 
     def __call__(
         self, half: Models, received: Received, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Aggregated]:
         """x^{t+1} of these nodes, and what was done."""
-        return aggregate(half, received, self.at(t, nodes), out)
+        return aggregate(half, received, self.at(t, nodes), out, self.backend)
 
     def at(self, t: int, nodes: Integers) -> Rule:
         """The rule as it runs in a round for some nodes."""
         return self.rule.at(round=t, rounds=self.rounds, seed=self.seed, ids=self.ids(t)[nodes])
 
 
-def aggregate(half: Models, received: Received, rule: Rule, out: Models | None = None) -> tuple[Models, Aggregated]:
+def aggregate(
+    half: Models, received: Received, rule: Rule, out: Models | None = None, kernels: Backend | None = None
+) -> tuple[Models, Aggregated]:
     """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step."""
-    finite = np.append(compiled.finite_rows(received.table), False)
+    kernels = kernels or backend("numba")
+    finite = np.append(kernels.finite_rows(received.table), False)
     present, usable = received.index >= 0, finite[received.index]  # −1 looks up the False at the end
     kept = rule.unfit(present, usable)
     trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
     done = Aggregated(kept, trimmed)
     if not kept.any():
-        return _aggregated(received, rule, slice(None), out), done
+        return _aggregated(received, rule, slice(None), out, kernels), done
     x = np.array(half) if out is None else out
     x[kept] = half[kept]
     if not kept.all():
-        x[~kept] = _aggregated(received, rule, ~kept, None)
+        x[~kept] = _aggregated(received, rule, ~kept, None, kernels)
     return x, done
 
 
-def _aggregated(received: Received, rule: Rule, nodes: Any, out: Models | None) -> Models:
+def _aggregated(received: Received, rule: Rule, nodes: Any, out: Models | None, kernels: Backend) -> Models:
     weights, hostile = (None if a is None else a[nodes] for a in (received.weights, received.hostile))
     rule = rule.among(nodes)
-    return np.asarray(rule.aggregate(received.table, received.index[nodes], weights=weights, hostile=hostile, out=out))
+    models: Models = rule.aggregate(
+        received.table, received.index[nodes], weights=weights, hostile=hostile, out=out, kernels=kernels
+    )
+    return models

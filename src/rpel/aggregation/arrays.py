@@ -6,12 +6,11 @@ NumPy arrays, torch tensors, and lists of arrays, of tensors or of state_dicts. 
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from rpel.kernels import compiled
+from rpel.kernels.backend import Backend, backend
 from rpel.types import Integers
 
 Array = Any
@@ -23,13 +22,13 @@ def is_tensor(x: Array) -> bool:
     return hasattr(x, "detach")
 
 
-def kernels_for(table: Array) -> ModuleType:
+def kernels_for(table: Array) -> Backend:
     """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
     if is_tensor(table):
         from rpel.kernels import tensor
 
-        return tensor
-    return compiled
+        return cast(Backend, tensor)
+    return backend("numba")
 
 
 def to_kernels(x: Array, name: str) -> tuple[Array, Any]:

@@ -15,7 +15,6 @@ groups are cut so that their (h, m, m) distances stay small beside the table.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -33,6 +32,7 @@ from rpel.aggregation.arrays import (
     stacked,
     to_kernels,
 )
+from rpel.kernels.backend import Backend
 from rpel.randomness import Purpose, draws
 from rpel.types import Floats, Integers
 
@@ -58,7 +58,7 @@ class Group:
     """Some victims: their rows of the table, and who does the arithmetic. Where :meth:`Rule.run` gets one, they all
     aggregate equally many vectors, present and finite."""
 
-    kernels: ModuleType
+    kernels: Backend
     table: Array
     index: Integers
     f: int
@@ -223,7 +223,7 @@ class Rule(ABC):
         hostile: Array | None = None,
         f: int | None = None,
         out: Array | None = None,
-        kernels: ModuleType | None = None,
+        kernels: Backend | None = None,
     ) -> Array:
         """(h, d): one result for each row of ``index``, which names that victim's rows of ``table`` (n, d).
 

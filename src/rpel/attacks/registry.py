@@ -12,7 +12,7 @@ from rpel import plugins
 from rpel.aggregation import Rule
 from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, check_spectral, families
 from rpel.attacks.view import View
-from rpel.kernels import plain
+from rpel.kernels.backend import backend
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"
@@ -141,7 +141,7 @@ class Attack:
             seed=seed,
             weights=None if shares is None else shares[None, 1 : k + 1],
             hostile_weights=None if shares is None else shares[None, k + 1 :],
-            kernels=plain,
+            kernels=backend("plain"),
             before=None if change is None else table[:-1].astype(np.float64) - np.asarray(change),
             graph=graph,
         )

@@ -6,12 +6,11 @@ same compiled kernels as aggregating, because it is as hot.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
 
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.kernels import compiled
+from rpel.kernels.backend import Backend, backend
 from rpel.types import Floats, Integers, Models
 
 
@@ -29,7 +28,7 @@ class Spread:
     to_mean: Floats
 
 
-def _spread(kernels: ModuleType, models: Models, rows: Integers) -> Spread:
+def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
     """From the distances between the models of A, some victims at a time (a piece of distances stays below 32 MB)."""
     present = rows >= 0
     full = np.where(present, rows, rows[:, :1])
@@ -75,7 +74,7 @@ class View:
     seed: int = 0
     weights: Floats | None = None
     hostile_weights: Floats | None = None
-    kernels: ModuleType = field(default=compiled)
+    kernels: Backend = field(default_factory=lambda: backend("numba"))
     before: Models | None = None
     graph: Integers | None = None
     audience: Integers | None = None
@@ -125,8 +124,10 @@ class View:
 
     def moments(self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0) -> Models:
         """mean · μ + deviation · σ, written to the forged rows; factors are numbers or one per victim."""
-        factors = [np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy() for a in (mean, deviation)]
-        self.kernels.moments(self.honest, self.sources, *factors, out=self.space)
+        means, deviations = (
+            np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy() for a in (mean, deviation)
+        )
+        self.kernels.moments(self.honest, self.sources, means, deviations, out=self.space)
         return self.space
 
     def combine(self, own: Floats, peers: Floats) -> Models:

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from rpel.kernels import coordinates, distances, pool, sorting
 from rpel.kernels.cache import compiled
 from rpel.kernels.coordinates import unit_bounds
-from rpel.kernels.plain import Operation, check_index, check_mix, check_operation, check_table, result_array
+from rpel.kernels.plain import (
+    Operation,
+    check_index,
+    check_mix,
+    check_operation,
+    check_table,
+    empty,
+    repeated,
+    result_array,
+    zeros_like,
+)
 from rpel.kernels.pool import set_threads, threads
 from rpel.kernels.vectors import fetch, moments_of_rows, weigh_rows
 from rpel.types import Floats, Integers
@@ -28,15 +38,18 @@ __all__ = [
     "combine",
     "coordinatewise",
     "distances_to",
+    "empty",
     "finite_rows",
     "moments",
     "momentum_step",
     "nearest",
     "prepare",
+    "repeated",
     "set_threads",
     "squared_distances",
     "sum_columns",
     "threads",
+    "zeros_like",
 ]
 
 _COLUMNS = 1024  # whose deviations are summed before they join the total

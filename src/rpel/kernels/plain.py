@@ -271,3 +271,64 @@ def moments(
         deviation = x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(table.shape[1])
         result[i] = mean_factor[i] * mean + (std_factor[i] * deviation if std_factor[i] else 0.0)
     return result
+
+
+# --- arrays, the local step, and sums over nodes ----------------------------------------------------------------------
+
+
+def repeated(row: Floats, rows: int) -> Floats:
+    """(rows, d) copies of a row (d,).
+
+    >>> repeated(np.array([1.0, 2.0]), 2)
+    array([[1., 2.], [1., 2.]])
+    """
+    return np.tile(row, (rows, 1))
+
+
+def empty(rows: int, like: Floats) -> Floats:
+    """(rows, d) numbers of any value, of the kind of an array (…, d)."""
+    return np.empty((rows, like.shape[-1]), like.dtype)
+
+
+def zeros_like(x: Floats) -> Floats:
+    """Zeros of the shape and kind of x."""
+    return np.zeros_like(x)
+
+
+def momentum_step(
+    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left, unless it is ``out``.
+
+    >>> momentum_step(np.ones((1, 1)), np.zeros((1, 1)), np.ones((1, 1)), 0.9, 0.5, 0.0)[0].round(3)
+    array([[0.95]])
+    """
+    m[:] = beta * m + (1 - beta) * g
+    half = np.empty_like(x) if out is None else out
+    half[:] = x - lr * (m + decay * x)
+    return half, m
+
+
+def add_rows(x: Floats, columns: slice, total: Floats) -> None:
+    """total[c] += Σ_i x[i, c] for these columns, row after row: a sum may be continued with further rows.
+
+    >>> total = np.zeros(2); add_rows(np.array([[1.0, 2.0], [3.0, 4.0]]), slice(0, 2), total); total
+    array([4., 6.])
+    """
+    for row in x:
+        total[columns] += row[columns]
+
+
+def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> None:
+    """total[c] += Σ_i (x[i, c] − mean[c])² for these columns, row after row.
+
+    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1), total); total
+    array([2.])
+    """
+    for row in x:
+        total[columns] += np.square(row[columns] - mean[columns])
+
+
+def sum_columns(values: Floats) -> float:
+    """The sum of (d,) values."""
+    return float(np.sum(values))

@@ -5,13 +5,14 @@ forged vectors are written behind the honest rows of one table, so that nothing 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.attacks import Attack, View
+from rpel.kernels.backend import Backend, backend
 from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
 from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
@@ -85,6 +86,7 @@ class SimulatedNetwork:
     silent: bool = False
     consistent: bool = False
     everyone: Callable[[Models], Models] = lambda x: x
+    backend: Backend = field(default_factory=lambda: backend("numba"))
 
     def init(self) -> Arrays:
         """What the attack remembers."""
@@ -188,7 +190,9 @@ class SimulatedNetwork:
         """
         table = self.table[: self.models + len(victims)]
         counts = hostile.sum(axis=1)
-        common: dict[str, Any] = {"rule": self.rule.at(ask.round, victims), "round": ask.round, "seed": self.seed}
+        common: dict[str, Any] = {
+            "rule": self.rule.at(ask.round, victims), "round": ask.round, "seed": self.seed, "kernels": self.backend,
+        }  # fmt: skip
         if ask.weights is None:
             return View(table, victims, _to_the_front(peers), counts, **common)
         own, others = ask.weights[met, :1], ask.weights[met, 1:]

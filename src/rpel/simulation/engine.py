@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rpel import algorithm
 from rpel.algorithm import Info, Problem, remembered
 from rpel.attacks import attack as attack_by_name
-from rpel.kernels.compiled import finite_rows
+from rpel.kernels.backend import Backend, backend
 from rpel.learning import Aggregation, MomentumSGD
 from rpel.processes import free_memory
 from rpel.randomness import draws
@@ -67,8 +67,9 @@ class Published:
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
-    def __init__(self, spec: Settled, task: Task, workers: Workers = ALONE) -> None:
+    def __init__(self, spec: Settled, task: Task, workers: Workers = ALONE, arrays: Backend | None = None) -> None:
         self.spec, self.task, self.workers = spec, task, workers
+        self.backend = arrays or backend("numba")
         attack = attack_by_name(spec.attack, **spec.attack_params)
         rule = build_rule(spec)
         self.topology, self.roster, self.graph = build_network(spec, attack.flood)
@@ -82,15 +83,22 @@ class Simulation:
         initial = task.initial()
         kept = 2 + (spec.output == "uniform")
         self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes)
-        self.table: Models = np.empty((h + behind, task.d), initial.dtype)
+        self.table = self.backend.empty(h + behind, initial)
         half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
-        line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids)
+        line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
         local = MomentumSGD(
-            task, spec.rate, spec.momentum, spec.weight_decay, spec.local_steps, len(self.rows), scratch=space
+            task,
+            spec.rate,
+            spec.momentum,
+            spec.weight_decay,
+            spec.local_steps,
+            len(self.rows),
+            space,
+            self.backend,
         )
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, line9, self.table, h, self.mine, spec.seed, spec.no_show,
-            spec.silent, spec.consistent, everyone=self._everyone,
+            spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend,
         )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         self.problem = Problem(published, self.network, line9)
@@ -163,7 +171,7 @@ class Simulation:
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
             lam = float(np.square(mean - before[0]).sum()) / before[1]
-        columns = [np.asarray(info.received.met), info.aggregated.degraded, ~finite_rows(self.state.x)]
+        columns = [np.asarray(info.received.met), info.aggregated.degraded, ~self.backend.finite_rows(self.state.x)]
         own = np.stack(columns, axis=1).astype(np.int32)
         counts = self._of_honest(self.workers.rows(own, self.shards))
         _, degraded, diverged = counts.sum(axis=0).tolist()
@@ -173,7 +181,7 @@ class Simulation:
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
         own = x[np.isin(self.rows, self.honest)] if self.everybody else x
-        return spread(own, self.workers, self.spec.nodes - self.spec.byzantine)
+        return spread(own, self.workers, self.spec.nodes - self.spec.byzantine, self.backend)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Of all workers' rows those of honest nodes."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rpel.kernels import compiled
+from rpel.kernels.backend import Backend, backend
 from rpel.simulation.distributed import ALONE, Workers
 from rpel.tasks import Classification, Task
 from rpel.types import Floats, Integers, Models
@@ -54,19 +54,22 @@ def gradient_norms(task: Task, x: Models, local: Models) -> Floats:
     return np.array([np.square(g.astype(np.float64)).sum() for g in found])
 
 
-def spread(x: Models, workers: Workers = ALONE, nodes: int | None = None) -> tuple[Floats, float]:
+def spread(
+    x: Models, workers: Workers = ALONE, nodes: int | None = None, arrays: Backend | None = None
+) -> tuple[Floats, float]:
     """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h, of all.
 
     >>> mean, distance = spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
     >>> mean.tolist(), distance
     ([1.0, 0.0], 1.0)
     """
+    arrays = arrays or backend("numba")
     h, d = len(x) if nodes is None else nodes, x.shape[1]
     mean, deviation = np.zeros(d), np.zeros(d)
-    workers.add(mean, lambda columns: compiled.add_rows(x, columns, mean))
+    workers.add(mean, lambda columns: arrays.add_rows(x, columns, mean))
     mean /= h
     workers.tell_last(mean)
-    workers.add(deviation, lambda columns: compiled.add_deviations(x, mean, columns, deviation))
-    distance = np.array([compiled.sum_columns(deviation) / h])
+    workers.add(deviation, lambda columns: arrays.add_deviations(x, mean, columns, deviation))
+    distance = np.array([arrays.sum_columns(deviation) / h])
     workers.tell_last(distance)
     return mean, float(distance[0])

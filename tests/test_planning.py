@@ -121,6 +121,18 @@ def test_no_shows_are_planned_for_on_top_of_silence() -> None:
     assert (p.pull, p.b_hat) == (8, 2)
 
 
+@pytest.mark.parametrize(("silent", "no_shows"), [(False, 0), (False, 1), (True, 0), (True, 2)])
+def test_a_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, no_shows: int) -> None:
+    """2b̂ answers must come when F honest peers are late and, under silence, b̂ hostile ones say nothing."""
+    answers = 3 if silent else 2
+    judged = {}
+    for pull in range(4, 17):
+        p = plan(nodes=20, byzantine=3, rounds=200, pull=pull, silent=silent, no_shows=no_shows)
+        assert p.b_hat == 3
+        judged[pull] = p.feasible
+    assert judged == {pull: pull >= answers * 3 + no_shows for pull in judged}
+
+
 @pytest.mark.parametrize(
     ("n", "p", "s", "b_hat"), [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)]
 )

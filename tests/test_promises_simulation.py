@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.plain import Case, hostile
+from rpel.randomness import stream
+from support.plain import PARAMETERS, Case, examples, gradient, hostile, network
 
 AT_NODE_0 = 1
 """A seed that places a hostile node at number 0, which is also what a careless reader takes padding for."""
@@ -42,6 +43,9 @@ def test_a_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], t
     rounds = range(1, expected["rounds"] + 1)
     ids = [expected.honest(t) for t in rounds] if expected["roaming"] else expected.honest(1)
     np.testing.assert_array_equal(found["ids"], ids)
+    sent = {"all-to-all": 12 * 11}.get(expected["method"], expected["nodes"] * expected["pull"])
+    for row, met in zip(result.history, expected.counts(), strict=True):
+        assert (row["messages"], row["bytes"], row["byzantine_max"]) == (sent, sent * 4 * PARAMETERS, max(met))
 
 
 def test_the_cases_have_what_they_are_named_for() -> None:
@@ -57,3 +61,52 @@ def test_who_is_hostile_follows_from_the_seed_in_every_version() -> None:
     fixed, roaming = (Case({"roaming": roams, "rounds": 1, "rule": "mean"}).run() for roams in (False, True))
     assert fixed.tensors["ids"].tolist() == [0, 1, 2, 3, 7, 8, 9, 10, 11]
     assert roaming.tensors["ids"].tolist() == [0, 1, 2, 3, 5, 7, 8, 9, 11]
+
+
+def test_a_search_for_one_vector_for_many_looks_at_sixteen_drawn_victims() -> None:
+    """Of 22 or so that pull the one hostile node; seen by a rule that is asked what it would do with each factor."""
+    asked: list[Any] = []
+
+    def noticed(x: Any, f: int = 0) -> Any:
+        asked.append(np.array(x[0], np.float64))
+        return np.median(x, axis=0)
+
+    fields = {
+        "nodes": 24, "byzantine": 1, "pull": 21, "b_hat": 1, "rounds": 1, "rule": noticed, "consistent": True,
+        "attack": "strongest", "attack_params": {"of": "foe", "evaluations": 3},
+    }  # fmt: skip
+    case = Case(fields)
+    case.run()
+    (sender,) = case.hostile(1)
+    pullers = [row for row, node in enumerate(case.honest(1)) if sender in case.wanted(1, node)]
+    drawn = stream(0, "audience", 1, sender).permutation(pullers)[:16]
+    assert len(pullers) > 16
+    assert sorted(drawn) != pullers[:16]
+    nearest = [int(np.argmin(np.abs(half_steps(case) - own).max(axis=1))) for own in asked]
+    often = {row for row in range(23) if nearest.count(row) > 2}
+    assert often == set(drawn.tolist())
+
+
+def half_steps(case: Case) -> Any:
+    """(h, d) of the first round."""
+    x, y = examples(case.honest_count)
+    module = network()
+    start = np.concatenate([part.detach().numpy().ravel().astype(np.float64) for part in module.parameters()])
+    gradients = np.array([gradient(start, x[i], y[i]) for i in range(case.honest_count)])
+    return start - case["lr"] * ((1 - case["momentum"]) * gradients + case["weight_decay"] * start)
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nodes(seed: int, tmp_path: Path) -> None:
+    """Not simply those with the most neighbours: an edge between two of them is lost on both."""
+    fields = {"method": "cs-plus", "placement": "adversarial", "rounds": 1, "pull": 6, "b_hat": 3, "seed": seed}
+    path = Case(fields).run(tmp_path).path
+    graph = np.load(path / "graph.npz")
+    adjacency, chosen = graph["adjacency"], list[int]()
+    for _ in range(3):
+        reach = [-1 if i in chosen else sum(adjacency[i, j] and j not in chosen for j in range(12)) for i in range(12)]
+        chosen.append(reach.index(max(reach)))
+    assert set(np.flatnonzero(graph["hostile"])) == set(chosen)
+    most = set(np.argsort(-adjacency.sum(axis=1), kind="stable")[:3].tolist())
+    assert most != set(chosen)
+    assert np.load(path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]

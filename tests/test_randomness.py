@@ -58,6 +58,17 @@ def test_samples_are_distinct_others_and_do_not_depend_on_who_else_is_asked(
     )
 
 
+def test_so_it_is_for_tens_of_thousands_who_are_drawn_for_in_blocks() -> None:
+    """What one block of rows has taken is not taken for the next, whichever thread draws it."""
+    ids, size = np.arange(20_000), 6
+    whole = sample_without_replacement(4, "pull", 2, ids, 20_000, size)
+    parts = [sample_without_replacement(4, "pull", 2, part, 20_000, size) for part in np.split(ids, 10)]
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+    small = np.arange(17_000) % 40  # of few others, nearly all are taken
+    drawn = sample_without_replacement(4, "pull", 2, small, 40, 30)
+    np.testing.assert_array_equal(drawn, drawn[:40][small])
+
+
 def test_asking_for_everyone_gives_all_others() -> None:
     ids = np.arange(50)
     sample = sample_without_replacement(3, "pull", 1, ids, 50, 49)

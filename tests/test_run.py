@@ -610,13 +610,6 @@ def test_a_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
     assert proof["violations_total"] == len(listed)
 
 
-def test_rule_method_and_faults_reach_the_engine() -> None:
-    base = tiny(None)
-    assert tiny(None, method="all-to-all", pull=None).final["messages"] == 8 * 7
-    for fields in ({"rule": "mean"}, {"silent": True}, {"no_show": 0.5}, {"roaming": True}, {"attack": "foe"}):
-        assert not np.array_equal(tiny(None, **fields).models, base.models), fields
-
-
 def test_overflow_stays_plain_json(tmp_path: Path) -> None:
     result = tiny(tmp_path, rule="mean", attack="foe", attack_params={"zeta": 1e30}, rounds=4)
     assert result.path is not None

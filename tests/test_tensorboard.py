@@ -18,6 +18,14 @@ from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 pytestmark = pytest.mark.integration
 
 Scalars = dict[str, list[tuple[int, Any]]]
+TAGS = {
+    "accuracy/mean": "accuracy_mean", "accuracy/worst": "accuracy_worst", "accuracy/median": "accuracy_median",
+    "loss": "loss", "grad_norm": "grad_norm", "realised/alpha": "alpha_realised", "realised/lambda": "lambda_realised",
+    "consensus": "consensus", "diverged": "diverged", "hostile/byzantine_max": "byzantine_max",
+    "hostile/degraded": "degraded", "hostile/attack_success_mean": "attack_success_mean",
+    "hostile/attack_success_worst": "attack_success_worst",
+}  # fmt: skip
+"""What people have on their screens, and the column of metrics.jsonl that it must show."""
 
 
 def accumulator(path: Path) -> Any:
@@ -37,7 +45,7 @@ def expected(path: Path) -> Scalars:
     rows = RunFolder(path).metrics()
     series = {
         tag: [(row["round"], pytest.approx(row[key])) for row in rows if row[key] is not None]
-        for key, tag in metrics.TAGS.items()
+        for tag, key in TAGS.items()
     }
     return {tag: points for tag, points in series.items() if points}
 
@@ -61,6 +69,17 @@ def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
     assert found == expected(with_events)
     assert [step for step, _ in found["consensus"]] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in found["accuracy/worst"]] == [2, 4, 6]
+
+
+def test_every_tag_shows_the_column_that_it_is_named_for(tmp_path: Path) -> None:
+    """In a run in which no two columns are equal: a backdoor, and so many late nodes that some keep their half-step."""
+    path = tiny(tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2).path
+    assert path is not None
+    found = scalars(accumulator(path))
+    assert found == expected(path)
+    last = {tag: points[-1][1] for tag, points in found.items()}
+    assert last.keys() == TAGS.keys()
+    assert len({value for tag, value in last.items() if tag != "diverged"}) == len(TAGS) - 1
 
 
 @pytest.mark.parametrize("began", [True, False], ids=["began with", "began without"])

@@ -11,6 +11,7 @@ the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemma), `pl
 from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
 from rpel.planning.planner import Choice, Method, Plan, draw, mis_specified, plan, theorem
+from rpel.planning.windows import window_probability, window_quantile
 
 __all__ = [
     "Choice",
@@ -24,4 +25,6 @@ __all__ = [
     "quantiles",
     "simulate_max",
     "theorem",
+    "window_probability",
+    "window_quantile",
 ]

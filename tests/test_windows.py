@@ -1,0 +1,55 @@
+"""The exact law of hostile answers in windows of several rounds, against published values and against draws."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpel.planning import max_byzantine_cdf, window_probability, window_quantile
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((100, 10, 8, 200, 2), {7: 0.949845, 8: 0.998895, 9: 0.999991}),
+        ((1000, 100, 13, 500, 3), {15: 0.926378, 16: 0.990199, 17: 0.998871}),
+    ],
+)
+def test_window_probability_has_the_published_values(sizes: tuple[int, ...], expected: dict[int, float]) -> None:
+    assert {k: round(window_probability(*sizes, k), 6) for k in expected} == expected
+
+
+@given(st.integers(4, 60), st.data())
+def test_a_window_of_one_round_is_the_law_of_algorithm_1(nodes: int, data: st.DataObject) -> None:
+    byzantine = data.draw(st.integers(0, (nodes - 1) // 2))
+    pull, rounds = data.draw(st.integers(1, nodes - 1)), data.draw(st.integers(1, 300))
+    cdf = max_byzantine_cdf(nodes, byzantine, pull, rounds)
+    found = [window_probability(nodes, byzantine, pull, rounds, 1, k) for k in range(len(cdf))]
+    np.testing.assert_allclose(found, cdf, rtol=1e-10, atol=1e-300)
+
+
+@pytest.mark.parametrize(("memory", "pull"), [(2, 5), (3, 4)])
+def test_the_law_of_windows_is_that_of_disjoint_draws(memory: int, pull: int) -> None:
+    """20,000 histories of one node, drawn as REFERENCE says; |share − p| > 5 σ would be one false alarm in a million."""
+    nodes, byzantine, rounds, histories = 30, 6, 12, 20_000
+    source, worst = np.random.default_rng(0), np.zeros(histories, int)
+    marked = np.arange(nodes - 1) < byzantine
+    for run in range(histories):
+        window: list[np.ndarray] = list(np.split(source.permutation(nodes - 1)[: memory * pull], memory))
+        most = sum(int(marked[one].sum()) for one in window)
+        for _ in range(rounds - 1):
+            free = np.setdiff1d(np.arange(nodes - 1), np.concatenate(window[1:]))
+            window = [*window[1:], source.choice(free, pull, replace=False)]
+            most = max(most, sum(int(marked[one].sum()) for one in window))
+        worst[run] = most
+    for k in range(2, byzantine):
+        p = window_probability(nodes, byzantine, pull, rounds, memory, k) ** (1 / (nodes - byzantine))
+        assert abs((worst <= k).mean() - p) < 5 * np.sqrt(p * (1 - p) / histories) + 1e-9
+
+
+def test_longer_windows_are_bounded_from_below_and_too_long_ones_refused() -> None:
+    exact, bound = (window_probability(1000, 100, 9, 500, c, 15) for c in (3, 4))
+    assert bound < exact
+    assert window_quantile(100, 10, 8, 200, 2, 0.99) == 8
+    with pytest.raises(ValueError, match="33"):
+        window_probability(100, 10, 40, 200, 3, 8)

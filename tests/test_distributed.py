@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from rpel.aggregation import rule
 from rpel.aggregation.coordinatewise import Mixer
 from rpel.aggregation.registry import RULES
-from rpel.attacks.forgeries import ATTACKS, TRAINING
+from rpel.attacks import ATTACKS
 from rpel.config.spec import Spec
 from rpel.processes import free_memory
 from rpel.simulation import distributed
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
 MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
 NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
 AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), Mixer) else name for name in NAMES]
-FORGE = [*ATTACKS, *TRAINING]
+FORGE = [*ATTACKS]
 CASES: list[dict[str, Any]] = [
     *({"method": method, "attack": "dissensus"} for method in METHODS),
     *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel import data, theory
 from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
-from rpel.attacks import View
+from rpel.attacks import View, declare
 from rpel.config.spec import load
 from rpel.kernels import compiled
 from rpel.kernels.backend import backend
@@ -375,11 +375,12 @@ def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
     views: list[Any] = []
     forge = run.network.attack.function
 
+    @declare(searches=True)
     def watching(view: View) -> Any:
         views.append(view)
         return forge(view)
 
-    kept = watched(with_attack(run, replace(run.network.attack, own=watching)))
+    kept = watched(with_attack(run, replace(run.network.attack, function=watching)))
     for t in range(1, 4):
         run.step()
         ask, hostile, view = kept[-1][0], run.roster.hostile(t), views[-1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import rpel
-from rpel.attacks import View
+from rpel.attacks import View, declare
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, random_graph
 from rpel.simulation.methods import METHODS, build_network, messages, settle
@@ -219,9 +219,8 @@ def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -
 
     spec = BASE.but(method=method, local_steps=2, lr=0.1)
     for needs in (frozenset(), frozenset({"before", "graph"})):
-        curious.needs = needs  # type: ignore[attr-defined]
         run = simulation(spec, Quadratic())
-        with_attack(run, rpel.attack(curious))
+        with_attack(run, rpel.attack(declare(needs=needs)(curious)))
         run.step()
         before = run.state.x.copy()
         run.step()
@@ -257,7 +256,7 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
         seen.append(view)
         return np.asarray(forge(view))
 
-    with_attack(run, replace(run.network.attack, own=kept))
+    with_attack(run, replace(run.network.attack, function=kept))
     run.step()
     v = seen[0]
     assert v.weights is not None
@@ -271,21 +270,24 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
         alone = rpel.attack("dissensus").forge(
             v.honest[others], v.honest[v.own[i]], byzantine=int(v.hostile[i]), weights=row
         )
-        np.testing.assert_allclose(v.space[i], alone, atol=1e-9)
+        np.testing.assert_allclose(v.out[i], alone, atol=1e-9)
 
 
 def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> None:
     run = simulation(BASE.but(method="d-psgd", attack="mimic", pull=5, b_hat=2), Quadratic())
-    seen: list[Any] = []
-    view = run.network._view
-    run.network._view = lambda *a: seen.append(view(*a)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
-    run.step()
+    seen, forge = [], run.network.attack.function
+
+    def kept(view: View) -> Array:
+        seen.append(view)
+        return np.asarray(forge(view))
+
+    with_attack(run, replace(run.network.attack, function=kept)).step()
     v = seen[0]
     neighbours = [[j for j in v.peers[i] if j >= 0 and j != v.own[i]] for i in range(v.victims)]
     assert v.victims
     assert all(neighbours)
     for i, near in enumerate(neighbours):
-        np.testing.assert_array_equal(v.space[i], v.honest[near[0]])
+        np.testing.assert_array_equal(v.out[i], v.honest[near[0]])
 
 
 def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:

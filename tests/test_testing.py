@@ -16,7 +16,7 @@ import rpel
 from rpel import testing
 from rpel.aggregation.base import Group, Rule
 from rpel.aggregation.registry import about as about_rules
-from rpel.attacks import ATTACKS, View
+from rpel.attacks import ATTACKS, View, declare
 from rpel.attacks.registry import about as about_attacks
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES
@@ -30,7 +30,7 @@ def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
 
 
 RULES = [(name, {**p, "m": m, "moves": not measures_from_the_origin(name, p)}) for name, p, m, _ in CASES]
-FORGING = [(name, {"per_victim": name != "gaussian"}) for name in ATTACKS]
+FORGING = [name for name in ATTACKS if not rpel.attack(name).trains]
 
 
 @testing.parametrize(rules=[*RULES, *GRAPH_RULES], attacks=[*FORGING, ("strongest", {"of": "all"})])
@@ -73,12 +73,17 @@ def spiteful(view: View) -> Array:
     return view.moments()
 
 
+@declare(per_victim=True)
 def together(view: View) -> Array:
     return view.moments() + view.victims
 
 
 def dicing(view: View) -> Array:
-    return np.random.default_rng().normal(size=view.space.shape)
+    return np.random.default_rng().normal(size=view.out.shape)
+
+
+def secretive(view: View) -> Array:
+    return view.moments() + view.change
 
 
 def outermost(view: View) -> Array:
@@ -89,12 +94,13 @@ def outermost(view: View) -> Array:
     ("attack", "words"),
     [
         (lambda view: np.zeros((3, 2)), "one row"),
-        (lambda view: view.space, "one row"),
+        (lambda view: view.out, "one row"),
         (spiteful, "honest models unchanged"),
         (forgetful, "state can be kept"),
         (dicing, "equal views"),
         (together, "sent alone"),
         (outermost, "without honest peers"),
+        (secretive, "before"),
     ],
 )
 def test_a_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -> None:
@@ -150,8 +156,8 @@ def test_a_rule_a_constructor_and_an_attack_of_ones_own_are_taken_too() -> None:
         (lambda: rpel.rule(middle, f=1, shares=1), ["'shares'", "'share'"]),
         (lambda: rpel.rule(lambda: 3), ["Rule", "3"]),
         (lambda: rpel.attack("math:pi"), ["math:pi", "float"]),
-        (lambda: rpel.attack(lambda view: view.space[:, :1]).forge(np.ones((2, 3))), ["(1, 3)", "(1, 1)"]),
-        (lambda: rpel.attack(lambda view: view.space, z=1), ["'z'"]),
+        (lambda: rpel.attack(lambda view: view.out[:, :1]).forge(np.ones((2, 3))), ["(1, 3)", "(1, 1)"]),
+        (lambda: rpel.attack(lambda view: view.out, z=1), ["'z'"]),
         (lambda: rpel.attack(rpel.attack("sf"), z=1), ["sign_flipping"]),
         (lambda: testing.check_rule("nnm", f=1), ["nnm+median"]),
         (lambda: testing.check_attack("label_flip"), ["label_flip"]),

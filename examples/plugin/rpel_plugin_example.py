@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rpel import View
+from rpel.attacks import declare
 from rpel.data import Dataset
 from rpel.tasks import Classification
 
@@ -24,9 +25,10 @@ def winsorized_mean(x: Array, f: int) -> Array:
     return np.asarray(np.clip(x, low, high).mean(axis=0))
 
 
+@declare(per_victim=True)
 def echo(view: View, gain: float = 1.5) -> Array:
     """What the victim's honest peers sent, on average, amplified."""
-    return view.moments(mean=gain)
+    return view.moments(mean=gain, out=view.out)
 
 
 def quadrants(index: int, nodes: int, seed: int) -> Classification:

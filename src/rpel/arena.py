@@ -121,9 +121,10 @@ def _takes_models(name: str) -> bool:
 
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:
     """The attacks of these names, else all; ``strongest`` adds those that search for their best factor."""
+    from rpel.attacks import attack
     from rpel.attacks.registry import about
 
-    names = list(attacks) or [name for name, _ in about() if name != "strongest"]
+    names = list(attacks) or [name for name, _ in about() if not attack(name).searches]
     if strongest:
         names += [f"strongest(of={name})" for name in ADAPTIVE]
     found = [Opponent.parse(name) for name in names]

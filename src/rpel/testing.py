@@ -199,8 +199,8 @@ def _rule_checks(rule: Any, *, moves: bool = True, m: int | None = None, **param
 # --- attacks ---------------------------------------------------------------------------------------------------------
 
 
-def _view(dtype: type = np.float64, kernels: Any = compiled, alone: bool = False) -> View:
-    """Five victims among twelve honest nodes, one to three of their seven peers hostile."""
+def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alone: bool = False) -> View:
+    """Five victims among twelve honest nodes, one to three of their seven peers hostile; what it declares to need."""
     coins, hostile = np.random.default_rng(4), np.array([1, 2, 3, 1, 2])
     peers = np.full((5, 7), -1)
     for i, b in enumerate(hostile):
@@ -209,6 +209,10 @@ def _view(dtype: type = np.float64, kernels: Any = compiled, alone: bool = False
     if alone:
         peers[2] = -1
     table: Array = np.concatenate([models, np.full((5, 9), np.nan, dtype)])
+    given = {
+        "before": (models - 0.1 * coins.normal(size=models.shape)).astype(dtype),
+        "graph": np.array([np.delete(coins.permutation(12), 0)[:4] for _ in range(12)]),
+    }
     return View(
         table,
         np.arange(5),
@@ -218,8 +222,7 @@ def _view(dtype: type = np.float64, kernels: Any = compiled, alone: bool = False
         round=3,
         seed=1,
         kernels=kernels,
-        before=(models - 0.1 * coins.normal(size=models.shape)).astype(dtype),
-        graph=np.array([np.delete(coins.permutation(12), 0)[:4] for _ in range(12)]),
+        **{key: value for key, value in given.items() if key in attack.needs},
     )
 
 
@@ -233,7 +236,7 @@ def _one(view: View, i: int) -> View:
 
 def _rows(attack: Attack, per_victim: bool) -> None:
     for dtype in (np.float32, np.float64):
-        view = _view(dtype)
+        view = _view(attack, dtype)
         before = view.honest.copy()
         forged, _ = attack(view, {})
         assert forged.shape == (5, 9), f"it forged {forged.shape} for five victims of nine parameters"
@@ -243,8 +246,8 @@ def _rows(attack: Attack, per_victim: bool) -> None:
 
 
 def _repeats(attack: Attack, per_victim: bool) -> None:
-    first, state = attack(_view(), {})
-    again, _ = attack(_view(), {})
+    first, state = attack(_view(attack), {})
+    again, _ = attack(_view(attack), {})
     assert np.array_equal(first, again), "equal views gave different rows: draw from rpel.randomness.stream"
     for key, value in state.items():
         assert np.asarray(value).dtype.kind in "fiub", f"state {key!r} is no number or array, for a checkpoint to keep"
@@ -253,37 +256,38 @@ def _repeats(attack: Attack, per_victim: bool) -> None:
 def _singly(attack: Attack, per_victim: bool) -> None:
     if not per_victim:
         return
-    view = _view()
+    view = _view(attack)
     forged = attack(view, {})[0].copy()
     for i in range(5):
-        _same(forged[i], attack(_one(_view(), i), {})[0][0], f"victim {i} of five")
+        _same(forged[i], attack(_one(_view(attack), i), {})[0][0], f"victim {i} of five")
 
 
 def _twins(attack: Attack, per_victim: bool) -> None:
-    _same(attack(_view(kernels=plain), {})[0], attack(_view(), {})[0], "by the plain kernels")
+    _same(attack(_view(attack, kernels=plain), {})[0], attack(_view(attack), {})[0], "by the plain kernels")
 
 
 def _lonely(attack: Attack, per_victim: bool) -> None:
-    forged, _ = attack(_view(alone=True), {})
+    forged, _ = attack(_view(attack, alone=True), {})
     assert not np.isnan(forged).any(), "a victim without honest peers was forgotten"
 
 
 ATTACK_PROMISES: dict[str, Callable[[Attack, bool], None]] = {
     "one row of the models' dtype for each victim, honest models unchanged": _rows,
     "equal views and states give equal rows, and the state can be kept": _repeats,
-    "many victims at once are sent what each would be sent alone": _singly,
+    "where it declares per_victim, victims are sent what each would be sent alone": _singly,
     "the plain kernels forge what the compiled ones forge": _twins,
     "a victim without honest peers is attacked from its own model": _lonely,
 }
 
 
-def check_attack(attack: Any, *, per_victim: bool = True, **parameters: Any) -> None:
+def check_attack(attack: Any, *, per_victim: bool | None = None, **parameters: Any) -> None:
     """Hold an attack (whatever :func:`rpel.attack` takes) to what all promise; AssertionError names the promise.
 
-    ``per_victim=False`` for an attack whose rows depend on who else is attacked.
+    What it declares (:func:`rpel.attacks.declare`) is checked, too, and it is shown nothing that it does not declare to
+    need. ``per_victim`` True or False: hold it to that promise, or do not, whatever it declares.
 
     >>> check_attack("alie", z=2.0)
-    >>> check_attack(lambda view: view.space * 0)
+    >>> check_attack(lambda view: view.out * 0)
     Traceback (most recent call last):
     AssertionError: attack rpel.testing:<lambda> breaks "one row of the models' dtype ...
     """
@@ -291,12 +295,13 @@ def check_attack(attack: Any, *, per_victim: bool = True, **parameters: Any) -> 
         check()
 
 
-def _attack_checks(attack: Any, *, per_victim: bool = True, **parameters: Any) -> Iterator[partial[None]]:
+def _attack_checks(attack: Any, *, per_victim: bool | None = None, **parameters: Any) -> Iterator[partial[None]]:
     made = attack_by_name(attack, **parameters)
+    alone = made.per_victim if per_victim is None else per_victim
     if made.trains:
         raise ValueError(f"{made.name} forges nothing: its nodes train")
     for promise, check in ATTACK_PROMISES.items():
-        yield partial(_held, f"attack {made.name}", promise, check, made, per_victim)
+        yield partial(_held, f"attack {made.name}", promise, check, made, alone)
 
 
 # --- both ------------------------------------------------------------------------------------------------------------

@@ -1,17 +1,21 @@
 """Forgeries: what the hostile peers answer, one vector per victim and round, for all victims at once.
 
 An attack is **one function** from a :class:`View` to the forged rows and **one row** of the table ``ATTACKS`` at the
-end. μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's honest
-peers sent. No Python loop over victims.
+end; what it needs and does stands above it (:func:`declare`). It returns what it forges. The memory for that may be the
+view's ``out``, which is handed out so that nothing has to be copied; nothing else of a view is written to.
+
+μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's honest peers
+sent. No Python loop over victims.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from rpel.attacks.traits import Poison, declare, traits_of
 from rpel.attacks.view import View
 from rpel.randomness import stream
 from rpel.types import Floats, Integers, Models
@@ -20,39 +24,37 @@ State = dict[str, Any]
 """What an attack remembers from round to round: arrays and numbers, checkpointed with the run."""
 
 
-def needs(*what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare what an attack must see besides the half-steps, which is kept only then: "before" or "graph"."""
-
-    def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.needs = frozenset(what)  # type: ignore[attr-defined]
-        return function
-
-    return declared
+per_victim = declare(per_victim=True)
 
 
+@per_victim
 def none(view: View) -> Models:
     """No attack: hostile peers answer μ, as if they were average honest ones."""
-    return view.moments()
+    return view.moments(out=view.out)
 
 
+@per_victim
 def sign_flipping(view: View) -> Models:
     """SF: −μ (Li et al., 2020)."""
-    return view.moments(-1.0)
+    return view.moments(-1.0, out=view.out)
 
 
+@declare(per_victim=True, factor="zeta")
 def foe(view: View, zeta: float | Floats = 3.0) -> Models:
     """Fall of Empires: (1 − ζ)μ (Xie et al., 2020)."""
-    return view.moments(1.0 - np.asarray(zeta))
+    return view.moments(1.0 - np.asarray(zeta), out=view.out)
 
 
+@declare(per_victim=True, factor="tau")
 def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
     """IPM: −τμ, the same family as FOE (Xie et al., 2020)."""
-    return view.moments(-np.asarray(tau))
+    return view.moments(-np.asarray(tau), out=view.out)
 
 
+@declare(per_victim=True, factor="z")
 def alie(view: View, z: float | str | Floats = 1.5) -> Models:
     """A Little Is Enough: μ + zσ (Baruch et al., 2019); z="max" hides as far out as the honest majority allows."""
-    return view.moments(1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z)
+    return view.moments(1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z, out=view.out)
 
 
 def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
@@ -66,6 +68,7 @@ def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
     return np.array([NormalDist().inv_cdf(float(p)) for p in share])
 
 
+@declare(per_victim=True, needs={"own"}, factor="epsilon")
 def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
     """x_i − (ε / Σ_hostile W_ij) Σ_honest W_ik (x_k − x_i): push the victim away from its peers (He et al., 2022)."""
     present = view.peers >= 0
@@ -73,9 +76,10 @@ def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
     total = view.hostile if view.hostile_weights is None else view.hostile_weights.sum(axis=1)
     scale = np.where(total > 0, np.asarray(epsilon) / np.where(total > 0, total, 1.0), 0.0)  # nobody hostile: no push
     pull = weights * scale[:, None]
-    return view.combine(1.0 + pull.sum(axis=1), -pull)
+    return view.combine(1.0 + pull.sum(axis=1), -pull, out=view.out)
 
 
+@per_victim
 def mimic(view: View, epsilon: int = 0) -> Models:
     """One honest peer's model, the epsilon-th of A: all hostile peers over-represent it (Karimireddy et al., 2022)."""
     peers = np.where(view.peers == view.own[:, None], -1, view.peers)  # on a graph the victim itself is one of A
@@ -83,8 +87,7 @@ def mimic(view: View, epsilon: int = 0) -> Models:
     order = np.argsort(rows < 0, axis=1, kind="stable")
     column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
     chosen = np.take_along_axis(order, column[:, None], axis=1)
-    view.space[:] = view.table[np.take_along_axis(rows, chosen, axis=1)[:, 0]]
-    return view.space
+    return _filled(view, view.honest[np.take_along_axis(rows, chosen, axis=1)[:, 0]])
 
 
 def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tuple[Models, State]:
@@ -103,8 +106,7 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
         z = z / max(float(np.linalg.norm(z)), np.finfo(np.float64).tiny)
         node = int(np.argmax(np.abs(centred @ z)))
         state = {"rounds": rounds + 1, "node": node, "direction": z}
-    view.space[:] = view.honest[node]
-    return view.space, state
+    return _filled(view, view.honest[node]), state
 
 
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
@@ -112,27 +114,32 @@ def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
     past = state.get("past", np.empty((0, view.honest.shape[1]), view.honest.dtype))
     now = view.honest.mean(axis=0, dtype=np.float64).astype(view.honest.dtype)
     past = np.concatenate([past, now[None]])[-(delay + 1) :]
-    view.space[:] = past[0]
-    return view.space, {"past": past}
+    return _filled(view, past[0]), {"past": past}
 
 
+@per_victim
 def inf(view: View) -> Models:
     """+∞ everywhere: a crash test for rules that add before they look."""
-    view.space[:] = np.inf
-    return view.space
+    return _filled(view, np.inf)
 
 
 def gaussian(view: View, mu: float = 0.0, sigma: float = 1.0) -> Models:
     """Noise N(μ, σ²), fresh for every victim and round."""
-    noise = stream(view.seed, "gaussian", view.round).standard_normal(view.space.shape, dtype=np.float32)
-    np.multiply(noise, sigma, out=view.space)
-    np.add(view.space, mu, out=view.space)
-    return view.space
+    noise = stream(view.seed, "gaussian", view.round).standard_normal(view.out.shape, dtype=np.float32)
+    forged = np.multiply(noise, sigma, out=view.out)
+    return np.add(forged, mu, out=forged)
+
+
+def _filled(view: View, rows: Any) -> Models:
+    """(v, d) these rows, or copies of one."""
+    view.out[:] = rows
+    return view.out
 
 
 # --- hidden in the spread of the honest models -----------------------------------------------------------------------
 
 
+@declare(per_victim=True, factor="a")
 def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
     """As far along a direction as no honest model is from another: μ + aγp (Shejwalkar, Houmansadr, 2021).
 
@@ -148,6 +155,7 @@ def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
     return _along(view, direction, np.asarray(a) * np.where(hides, steps, 0.0))
 
 
+@declare(per_victim=True, factor="a")
 def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
     """The same with squared distances summed: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (Shejwalkar, Houmansadr, 2021)."""
     spread, (length, _) = view.spread, _aside(view, direction)
@@ -159,18 +167,19 @@ def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
 
 
 def _along(view: View, direction: str, gamma: Floats) -> Models:
-    """μ + γp, written to the forged rows; γ (v,)."""
+    """μ + γp; γ (v,)."""
     if direction == "std":
-        return view.moments(1.0, -gamma)
-    view.moments(1.0)
+        return view.moments(1.0, -gamma, out=view.out)
+    mean = view.moments(1.0, out=view.out)
     if direction == "unit":
-        norm = _norms(view)
-        return view.moments(1.0 - np.where(norm > 0, gamma / np.where(norm > 0, norm, 1.0), 0.0))
+        norm = _norms(view, mean)
+        factor = 1.0 - np.where(norm > 0, gamma / np.where(norm > 0, norm, 1.0), 0.0)
+        return view.moments(factor, out=view.out)
     block = max(1, 4_000_000 // view.victims)
-    for start in range(0, view.space.shape[1], block):
-        part = view.space[:, start : start + block]
+    for start in range(0, mean.shape[1], block):
+        part = mean[:, start : start + block]
         part -= gamma[:, None] * np.sign(part)
-    return view.space
+    return mean
 
 
 def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
@@ -179,21 +188,21 @@ def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
     if direction == "std":
         length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
     else:
-        view.moments(1.0)
-        length = np.count_nonzero(view.space, axis=1) if direction == "sign" else np.where(_norms(view) > 0, 1.0, 0.0)
+        mean = view.moments(1.0, out=view.out)
+        length = np.count_nonzero(mean, axis=1) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
     moved = _along(view, direction, np.ones(view.victims))
     reached = np.asarray(view.kernels.distances_to(view.honest, view.sources, moved))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(length, np.float64), (reached - length[:, None] - spread.to_mean) / 2
 
 
-def _norms(view: View) -> Floats:
-    """(v,) the lengths of the forged rows."""
-    squared = view.kernels.distances_to(view.space, np.arange(view.victims)[:, None], None)
+def _norms(view: View, rows: Models) -> Floats:
+    """(v,) the lengths of the rows."""
+    squared = view.kernels.distances_to(rows, np.arange(view.victims)[:, None], None)
     return np.asarray(np.sqrt(squared[:, 0]))
 
 
-@needs("before")
+@declare(per_victim=True, needs={"before"})
 def fang(view: View) -> Models:
     """Against the honest change of each coordinate, beyond the honest extremes (after Fang et al., 2020).
 
@@ -210,8 +219,8 @@ def fang(view: View) -> Models:
         x = view.honest[:, at][rows]
         low, high = x.min(axis=1).astype(np.float64), x.max(axis=1).astype(np.float64)
         beyond = np.where(high > low, u[at] * (high - low), 1e-3 * np.abs(low))
-        view.space[:, at] = np.where(rising[at], low - beyond, high + beyond)
-    return view.space
+        view.out[:, at] = np.where(rising[at], low - beyond, high + beyond)
+    return view.out
 
 
 # --- along the honest graph's weakest cut ----------------------------------------------------------------------------
@@ -219,15 +228,7 @@ def fang(view: View) -> Models:
 MOST_SPECTRAL = 2000
 
 
-def check_spectral(honest: int) -> None:
-    """Refuse a graph of so many nodes that a round would take minutes."""
-    if honest > MOST_SPECTRAL:
-        raise ValueError(
-            f"spectral needs all eigenvalues of the honest graph: at most {MOST_SPECTRAL} honest nodes, not {honest}"
-        )
-
-
-@needs("graph")
+@declare(needs={"own", "graph"}, factor="a", most=(MOST_SPECTRAL, "all eigenvalues of the honest graph"))
 def spectral(view: View, a: float | Floats = 1.0) -> Models:
     """SpH: x_i + a·v_i·Σ_j v_j x_j, v the second eigenvector of the honest graph (Gaucher et al., 2025).
 
@@ -237,15 +238,16 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
     if view.graph is None:
         raise ValueError("spectral needs the round's graph (needs = {'graph'})")
     n = len(view.honest)
-    check_spectral(n)
+    traits_of(spectral).check_size("spectral", n)
     adjacency = np.zeros((n, n), dtype=bool)
     who, whom = np.repeat(np.arange(n), view.graph.shape[1]), view.graph.reshape(-1)
     adjacency[who[whom >= 0], whom[whom >= 0]] = True
     v = second_eigenvector(np.packbits(adjacency | adjacency.T).tobytes(), n, view.seed)
     push = np.asarray(view.kernels.combine(view.honest, np.arange(n)[None], v[None]))[0]
-    np.multiply((np.asarray(a) * v[view.own])[:, None], push[None], out=view.space, casting="same_kind")
-    np.add(view.space, view.honest[view.own], out=view.space)
-    return view.space
+    forged = view.out
+    np.multiply((np.asarray(a) * v[view.own])[:, None], push[None], out=forged, casting="same_kind")
+    forged += view.honest[view.own]
+    return forged
 
 
 @lru_cache(maxsize=2)
@@ -277,21 +279,16 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
 
 # --- strongest: a search of the factor against the victim's actual rule ----------------------------------------------
 
-FACTORS = {
-    "alie": "z",
-    "foe": "zeta",
-    "inner_product_manipulation": "tau",
-    "dissensus": "epsilon",
-    "min_max": "a",
-    "min_sum": "a",
-    "spectral": "a",
-}
-"""The attacks that have a factor a ≥ 0, and what it is called there."""
-
 _CACHED = 1 << 17  # numbers in double precision that stay in the second cache
 PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
 
 
+def _searched(parameters: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """The attacks whose factor ``strongest`` searches, by name."""
+    return {name: ATTACKS[name] for name in families(parameters.get("of", "alie"))}
+
+
+@declare(per_victim=True, needs={"own", "rule"}, searches=True, parts=_searched)
 def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
     """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
@@ -302,34 +299,32 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
-    names, honest = families(of), _honest_mean(view)
-    most, kept = np.full(view.victims, -1.0), np.empty_like(view.space) if len(names) > 1 else view.space
-    for name in names:
-        forge, key = ATTACKS[name], FACTORS[name]
+    searched, honest = _searched({"of": of}), _honest_mean(view)
+    most, kept = np.full(view.victims, -1.0), np.empty_like(view.out) if len(searched) > 1 else view.out
+    for name, forge in searched.items():
+        key = FACTORS[name]
 
         def harm(a: Floats, forge: Any = forge, key: str = key) -> Floats:
-            forge(view, **{key: a})
-            return _harm(view, honest)
+            return _harm(view, forge(view, **{key: a}), honest)
 
         best, reached = _search(harm, view.victims, evaluations)
-        forge(view, **{key: best})
+        forged = forge(view, **{key: best})
         better = reached > most
         most = np.where(better, reached, most)
-        if len(names) > 1:
-            kept[better] = view.space[better]
-    if len(names) > 1:
-        view.space[:] = kept
-    return view.space
+        if len(searched) > 1:
+            kept[better] = forged[better]
+    return kept
 
 
-def _harm(view: View, honest: Models) -> Floats:
-    """(v,) how far the forged rows as they stand move the aggregates from the honest means (v, d)."""
+def _harm(view: View, forged: Models, honest: Models) -> Floats:
+    """(v,) how far the forged rows move the aggregates from the honest means (v, d)."""
+    table = view.with_forged(forged)
     if view.audience is None:
-        return _moved(_aggregated(view), honest)
+        return _moved(_aggregated(view, table), honest)
     harm, heard = np.zeros(view.victims), view.audience >= 0
     for sent in np.flatnonzero(heard.any(axis=1)).tolist():
         to = view.audience[sent, heard[sent]]
-        harm[sent] = _moved(_aggregated(view, to, sent), honest[to]).mean()
+        harm[sent] = _moved(_aggregated(view, table, to, sent), honest[to]).mean()
     return harm
 
 
@@ -401,10 +396,11 @@ def _honest_mean(view: View) -> Models:
     return view.average(np.concatenate([view.own[:, None], others], axis=1))
 
 
-def _aggregated(view: View, victims: Integers | None = None, sent: int | None = None) -> Models:
+def _aggregated(view: View, table: Models, victims: Integers | None = None, sent: int | None = None) -> Models:
     """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step.
 
-    ``victims``: of these alone, when they all receive the vector forged for victim ``sent``.
+    ``table`` (n + v, d): the honest models, then the forged rows. ``victims``: of these alone, when they all receive
+    the vector forged for victim ``sent``.
     """
     assert view.rule is not None
     index, weights = view.answers()
@@ -413,14 +409,27 @@ def _aggregated(view: View, victims: Integers | None = None, sent: int | None = 
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    usable = np.append(view.kernels.finite_rows(view.table), False)[index]
+    usable = np.append(view.kernels.finite_rows(table), False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     result = np.array(view.honest[view.own[places]])
     if able.any():
         among = places[able]
         graph: dict[str, Any] = {} if weights is None else {"weights": weights[among], "hostile": forged[able]}
-        result[able] = view.rule.among(among).aggregate(view.table, index[able], **graph, kernels=view.kernels)
+        result[able] = view.rule.among(among).aggregate(table, index[able], **graph, kernels=view.kernels)
     return result
+
+
+# --- nothing forged --------------------------------------------------------------------------------------------------
+
+
+@declare(poisons=Poison.LABELS)
+def label_flip() -> None:
+    """Hostile nodes train beside the honest ones, on labels C − 1 − y."""
+
+
+@declare(poisons=Poison.PATCH)
+def backdoor(target: int = 0, share: float = 0.5) -> None:
+    """Hostile nodes train on images of which a share carry a patch and the label target."""
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -428,9 +437,9 @@ def _aggregated(view: View, victims: Integers | None = None, sent: int | None = 
 ATTACKS: dict[str, Callable[..., Any]] = {
     "none": none,
     "sign_flipping": sign_flipping,
+    "alie": alie,
     "foe": foe,
     "inner_product_manipulation": inner_product_manipulation,
-    "alie": alie,
     "dissensus": dissensus,
     "mimic": mimic,
     "mimic_heuristic": mimic_heuristic,
@@ -442,14 +451,12 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "fang": fang,
     "spectral": spectral,
     "strongest": strongest,
+    "label_flip": label_flip,
+    "backdoor": backdoor,
 }
-"""Every forgery by its name. A new attack is a function above and a row here."""
+"""Every attack by its name. A new one is a function above and a row here."""
 
 ALIASES = {"sf": "sign_flipping", "ipm": "inner_product_manipulation"}
 
-LABEL_FLIP, BACKDOOR = "label_flip", "backdoor"
-TRAINING: dict[str, dict[str, float]] = {LABEL_FLIP: {}, BACKDOOR: {"target": 0, "share": 0.5}}
-"""Not forgeries, with their parameters: their nodes follow the protocol on data of their own; their rows are pulled.
-
-Under label_flip labels are C − 1 − y; under backdoor a share of the images carry a patch and the label `target`.
-"""
+FACTORS = {name: factor for name, attack in ATTACKS.items() if (factor := traits_of(attack).factor)}
+"""The attacks that have a factor a ≥ 0, and what it is called there."""

@@ -1,6 +1,6 @@
 """Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``; own functions, and those of packages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rpel import plugins
 from rpel.aggregation import Rule
-from rpel.attacks.forgeries import ALIASES, ATTACKS, BACKDOOR, LABEL_FLIP, TRAINING, State, check_spectral, families
+from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
+from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
 from rpel.kernels.backend import backend
 from rpel.types import Floats, Integers, Models
@@ -23,43 +24,61 @@ GROUP = "rpel.attacks"
 class Attack:
     """An attack with its parameters; call it on a view and a state, or :meth:`forge` for one victim.
 
+    ``function`` forges: ``f(view, **parameters)``, or ``f(view, state, **parameters)`` if it remembers; what it needs
+    and does is declared beside it (:func:`rpel.attacks.declare`).
     ``targeting="most-exposed"`` strikes only the victims with the most hostile peers this round; the others get μ.
     ``flood`` makes the hostile nodes push to every honest node every round, where nodes push (Epidemic Learning).
-    ``own`` is the function of an attack that is not one of the library's.
     """
 
     name: str
+    function: Callable[..., Any]
     parameters: dict[str, Any] = field(default_factory=dict)
     targeting: str = "all"
     flood: bool = False
-    own: Callable[..., Any] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What its function declares, with what those declare that it is made of."""
+        parts = parts_of(self.function, self.parameters)
+        return joined(traits_of(self.function), [traits_of(part) for part in parts.values()])
+
+    @property
+    def per_victim(self) -> bool:
+        """True when what one victim is sent depends on no other victim, and nothing is remembered.
+
+        >>> attack("alie").per_victim, attack("alie", targeting="most-exposed").per_victim, attack("stale").per_victim
+        (True, False, False)
+        """
+        return self.traits.per_victim and self.targeting == "all"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it must be given besides the half-steps: "own", "rule", "before" (the models x^t), "graph".
+
+        >>> attack("fang").needs, attack("alie").needs, sorted(attack("strongest", of="alie+spectral").needs)
+        (frozenset({'before'}), frozenset(), ['graph', 'own', 'rule'])
+        """
+        return self.traits.needs
 
     @property
     def trains(self) -> bool:
         """True when hostile nodes train beside the honest ones instead of forging."""
-        return self.name in TRAINING
+        return self.traits.trains
 
     @property
-    def function(self) -> Callable[..., Any]:
-        """What forges: ``f(view, **parameters)``, or ``f(view, state, **parameters)`` if it remembers."""
-        return ATTACKS[self.name] if self.own is None else self.own
+    def poisons(self) -> Poison | None:
+        """What hostile nodes that train do to their examples."""
+        return self.traits.poisons
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What must be kept for it besides the half-steps: "before" (the models x^t), "graph" (who asks whom).
-
-        >>> attack("fang").needs, attack("alie").needs, attack("strongest", of="alie+spectral").needs
-        (frozenset({'before'}), frozenset(), frozenset({'graph'}))
-        """
-        return frozenset().union(*(getattr(function, "needs", ()) for function in self._functions))
+    def searches(self) -> bool:
+        """True when it evaluates the victims' rules to find what harms them most."""
+        return self.traits.searches
 
     @property
-    def _functions(self) -> list[Callable[..., Any]]:
-        """What forges, with those it searches; nothing where nodes train."""
-        if self.trains:
-            return []
-        searched = families(self.parameters.get("of", "alie")) if self.name == "strongest" else []
-        return [self.function, *(ATTACKS[name] for name in searched)]
+    def built_in(self) -> bool:
+        """Whether it is one of the library's own."""
+        return ATTACKS.get(self.name) is self.function
 
     def check_size(self, honest: int) -> None:
         """Refuse more honest nodes than it can look at, before a run begins.
@@ -68,35 +87,34 @@ class Attack:
         Traceback (most recent call last):
         ValueError: spectral needs all eigenvalues of the honest graph: at most 2000 honest nodes, not 3000
         """
-        if ATTACKS["spectral"] in self._functions:
-            check_spectral(honest)
+        for name, function in {self.name: self.function, **parts_of(self.function, self.parameters)}.items():
+            traits_of(function).check_size(name, honest)
 
     def __call__(self, view: View, state: State | None = None) -> tuple[Models, State]:
-        """(forged (v, d), new state). The forged rows are the view's own space."""
+        """(forged (v, d), new state). The forged rows are an array of their own, or the view's ``out``."""
         state = {} if state is None else state
         if self.trains:
             raise ValueError(f"{self.name} forges nothing: its nodes train on data of their own")
         if not view.victims:
-            return view.space, state
-        if "state" in signature(self.function).parameters:
+            return view.out, state
+        if _remembers(self.function):
             forged, state = self.function(view, state, **self.parameters)
         else:
             forged = self.function(view, **self.parameters)
-        self._deliver(view, forged)
+        rows = self._rows(view, forged)
         if self.targeting == "most-exposed":
-            _spare(view, view.hostile < view.hostile.max())
-        return view.space, state
+            rows = _sparing(view, rows, view.hostile < view.hostile.max())
+        return rows, state
 
-    def _deliver(self, view: View, forged: Any) -> None:
-        """Own functions may return rows of their own making; ours have written to the view's space."""
-        if forged is view.space:
-            return
+    def _rows(self, view: View, forged: Any) -> Models:
+        """What a function returned as rows of the models' dtype; one vector stands for all victims."""
         rows = np.asarray(forged)
-        if rows.shape not in (view.space.shape, view.space.shape[1:]) or rows.dtype.kind not in "fiu":
-            right = f"rows of numbers of shape {view.space.shape}"
+        if rows.shape not in (view.out.shape, view.out.shape[1:]) or rows.dtype.kind not in "fiu":
+            right = f"rows of numbers of shape {view.out.shape}"
             raise ValueError(f"attack {self.name} must give {right}, not {rows.shape} {rows.dtype}")
-        if not np.shares_memory(rows, view.space):
-            view.space[:] = rows
+        if rows.dtype == view.out.dtype and rows.shape == view.out.shape:
+            return rows
+        return np.array(np.broadcast_to(rows, view.out.shape), view.out.dtype)
 
     def forge(
         self,
@@ -125,7 +143,7 @@ class Attack:
             raise ValueError(
                 f"{self.name} forges from honest models (k, d) of floats, not {honest.shape} {honest.dtype}"
             )
-        if own is None and (not len(honest) or self.name in ("dissensus", "strongest", "spectral")):
+        if own is None and (not len(honest) or "own" in self.needs):
             raise ValueError(f"{self.name} needs the victim's own model")
         k = len(honest)
         first = honest.mean(axis=0) if own is None else np.asarray(own)
@@ -148,10 +166,18 @@ class Attack:
         return np.asarray(self(view)[0][0])
 
 
-def _spare(view: View, spared: NDArray[np.bool_]) -> None:
-    """Overwrite the forged rows of the spared victims with μ."""
-    if spared.any():
-        view.space[spared] = view.average(view.sources[spared])
+def _sparing(view: View, forged: Models, spared: NDArray[np.bool_]) -> Models:
+    """The forged rows, but μ for the spared victims."""
+    if not spared.any():
+        return forged
+    rows = view.out if forged is view.out else np.array(forged)  # what others made is not ours to write to
+    rows[spared] = view.average(view.sources[spared])
+    return rows
+
+
+def _remembers(function: Callable[..., Any]) -> bool:
+    """Whether a function is called ``f(view, state, …)``."""
+    return list(signature(function).parameters)[1:2] == ["state"]
 
 
 def attack(
@@ -173,29 +199,44 @@ def attack(
         return name
     if targeting not in ("all", "most-exposed"):
         raise ValueError(f"targeting is 'all' or 'most-exposed', not {targeting!r}")
-    full, own = _found(name)
+    full, function = _found(name)
     if full == "alie" and "tau" in parameters:
         parameters["z"] = parameters.pop("tau")
-    takes = {} if full in TRAINING else dict(signature(own or ATTACKS[full]).parameters)
-    known = set(TRAINING.get(full, set(takes) - {"view", "state"} - {next(iter(takes), "")}))
-    anything = any(p.kind is Parameter.VAR_KEYWORD for p in takes.values())
-    for key, value in parameters.items():
-        if key not in known and not anything:
-            raise ValueError(f"{full} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
-        if own is None:
-            _check_parameter(full, key, value)
-    return Attack(full, parameters, targeting, flood, own)
+    _check_parameters(full, function, parameters)
+    return Attack(full, function, parameters, targeting, flood)
 
 
-def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any] | None]:
-    """(its full name, the function where it is not one of ours)."""
+def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """(its full name, its function)."""
     full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
-    if full in ATTACKS or full in TRAINING:
-        return full, None
-    found = plugins.find(GROUP, name, [*ATTACKS, *ALIASES, *TRAINING]) if isinstance(name, str) else name
+    if full in ATTACKS:
+        return full, ATTACKS[full]
+    found = plugins.find(GROUP, name, [*ATTACKS, *ALIASES]) if isinstance(name, str) else name
     if not callable(found):
         raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(found).__name__}")
     return full, found
+
+
+def _check_parameters(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """ValueError unless the function can be called as f(view, …) or f(view, state, …) with what is given."""
+    takes = list(signature(function).parameters.values())
+    if not traits_of(function).trains:
+        if not takes or takes[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            raise ValueError(f"attack {name} must be a function of a view, f(view, …), not {name}{signature(function)}")
+        takes = takes[2 if _remembers(function) else 1 :]
+        if _remembers(function) and traits_of(function).per_victim:
+            raise ValueError(f"attack {name} takes a state, so it cannot be declared per_victim")
+    variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    known = {p.name for p in takes if p.kind not in variable}
+    anything = any(p.kind is Parameter.VAR_KEYWORD for p in takes)
+    for key, value in given.items():
+        if key not in known and not anything:
+            raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
+        if ATTACKS.get(name) is function:
+            _check_parameter(name, key, value)
+    for p in takes:
+        if p.name not in given and p.default is Parameter.empty and p.kind not in variable:
+            raise ValueError(f"attack {name} needs its parameter {p.name!r}")
 
 
 def about() -> list[tuple[str, str]]:
@@ -204,10 +245,7 @@ def about() -> list[tuple[str, str]]:
     >>> dict(about())["sign_flipping"]
     'SF: −μ (Li et al., 2020).'
     """
-    flipped = (LABEL_FLIP, "Hostile nodes train beside the honest ones, on labels C − 1 − y.")
-    marked = (BACKDOOR, "Hostile nodes train on images of which a share carry a patch and the label target.")
-    found = plugins.about(GROUP, ATTACKS)
-    return [*found[: len(ATTACKS)], flipped, marked, *found[len(ATTACKS) :]]
+    return plugins.about(GROUP, ATTACKS)
 
 
 def _check_parameter(name: str, key: str, value: Any) -> None:

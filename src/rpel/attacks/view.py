@@ -48,11 +48,11 @@ def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
 
 @dataclass(frozen=True)
 class View:
-    """What the omniscient adversary sees in one round, and where it writes.
+    """What the omniscient adversary sees in one round, and memory for what it makes of that.
 
     Shapes, with n honest nodes, v victims and d parameters::
 
-      table    (n + v, d): n honest half-step models, then v rows of space, one for each victim's forged vector
+      table    (n + v, d): n honest half-step models, then v rows of memory, ``out``
       own      (v,) the victims' own rows
       peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the
                victim's own row is one of them; under pulling it is not)
@@ -88,10 +88,19 @@ class View:
         """(n, d) all honest half-step models."""
         return self.table[: len(self.table) - self.victims]
 
-    @property
-    def space(self) -> Models:
-        """(v, d) where the forged vectors go."""
+    @cached_property
+    def out(self) -> Models:
+        """(v, d) memory in which an attack may make the rows that it returns; what stands there before means nothing.
+
+        Rows returned here need not be copied to be aggregated.
+        """
         return self.table[len(self.table) - self.victims :]
+
+    def with_forged(self, forged: Models) -> Models:
+        """(n + v, d) the honest models, then these forged rows (v, d), which are put into ``out`` if not there."""
+        if forged is not self.out:
+            self.out[:] = forged
+        return self.table
 
     @property
     def sources(self) -> Integers:
@@ -122,19 +131,20 @@ class View:
         """How far the models of A are from each other and from μ, for every victim."""
         return _spread(self.kernels, self.honest, self.sources)
 
-    def moments(self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0) -> Models:
-        """mean · μ + deviation · σ, written to the forged rows; factors are numbers or one per victim."""
+    def moments(
+        self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0, *, out: Models | None = None
+    ) -> Models:
+        """(v, d) mean · μ + deviation · σ; factors are numbers or one per victim. ``out`` takes the result."""
         means, deviations = (
             np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy() for a in (mean, deviation)
         )
-        self.kernels.moments(self.honest, self.sources, means, deviations, out=self.space)
-        return self.space
+        return self.kernels.moments(self.honest, self.sources, means, deviations, out=out)
 
-    def combine(self, own: Floats, peers: Floats) -> Models:
-        """own · x_i + Σ_k peers_k · x_k, written to the forged rows; own (v,), peers (v, k)."""
+    def combine(self, own: Floats, peers: Floats, *, out: Models | None = None) -> Models:
+        """(v, d) own · x_i + Σ_k peers_k · x_k; own (v,), peers (v, k). ``out`` takes the result."""
         index = np.concatenate([self.own[:, None], self.peers], axis=1)
-        self.kernels.combine(self.honest, index, np.concatenate([own[:, None], peers], axis=1), out=self.space)
-        return self.space
+        weights = np.concatenate([own[:, None], peers], axis=1)
+        return self.kernels.combine(self.honest, index, weights, out=out)
 
     def average(self, rows: Integers) -> Models:
         """(…, d) the mean of the honest models in each row of an index, −1 left out."""

@@ -232,7 +232,9 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
 
 def _kind(spec: "Spec") -> str:
     """Runs of one kind cost about the same: a search multiplies what the rule costs."""
-    return f"{spec.method} {spec.rule} {spec.attack == 'strongest'}"
+    from rpel.experiments.bench import searches
+
+    return f"{spec.method} {spec.rule} {searches(spec)}"
 
 
 # --- reproduce -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rpel import planning
 from rpel.aggregation import rule
+from rpel.attacks import attack
 from rpel.config.spec import Spec
 from rpel.kernels import compiled, plain
 from rpel.simulation.inputs import Inputs
@@ -185,9 +186,16 @@ def kind(spec: Spec) -> str:
     >>> kind(Spec(nodes=30, local_steps=3))
     'mnist-sample with mnist, n = 30, batch 25, 3 local steps'
     """
-    searched = ", adaptive attack" if spec.attack == "strongest" else ""
+    searched = ", adaptive attack" if searches(spec) else ""
     steps = count(spec.local_steps, "local step")
     return f"{spec.dataset} with {spec.model}, n = {spec.nodes}, batch {spec.batch_size}, {steps}{searched}"
+
+
+def searches(spec: Spec) -> bool:
+    """Whether the run's attack searches, which multiplies what the rule costs; False for one that does not exist."""
+    with suppress(ValueError):
+        return attack(spec.attack, **spec.attack_params).searches
+    return False
 
 
 def measure(spec: Spec, inputs: Inputs) -> Cost:
@@ -208,7 +216,7 @@ def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[S
 
     Such a run will say so itself, and the others go on.
     """
-    cheapest_first = sorted(specs, key=lambda s: (s.pull or 0, s.attack in ("alie", "strongest"), -s.byzantine))
+    cheapest_first = sorted(specs, key=lambda s: (s.pull or 0, searches(s), -s.byzantine))
     found: dict[str, Cost] = {}
     for name, spec in {kind(spec): spec for spec in cheapest_first}.items():
         found[name] = Cost(0.0, 0.0, 0.0, 0.0)

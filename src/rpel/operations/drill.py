@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rpel.aggregation import Rule
-from rpel.attacks import ATTACKS, TRAINING, Attack, View, attack
+from rpel.attacks import ATTACKS, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
 from rpel.errors import nearest
 from rpel.kernels.compiled import finite_rows
@@ -174,12 +174,12 @@ def drill(name: str, parameters: Mapping[str, Any]) -> Drill:
 def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
     choices = [*ATTACKS, *ALIASES, *MISBEHAVIOURS]
     if name not in ATTACKS and name not in ALIASES:
-        if name in TRAINING:
-            raise ValueError(
-                f"{name} forges nothing: its peer trains on data of its own, so give such data to rpel peer run"
-            )
         raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
     found = attack(name, **parameters)
+    if found.trains:
+        raise ValueError(
+            f"{name} forges nothing: its peer trains on data of its own, so give such data to rpel peer run"
+        )
     if "graph" in found.needs:
         raise ValueError(f"{name} needs to know who asks whom in this round, which real peers draw in secret")
     return found

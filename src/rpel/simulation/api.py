@@ -132,7 +132,7 @@ def simulate(
 
 
 def _is_ours(attack: Any) -> bool:
-    return isinstance(attack, Attack) and attack.own is None
+    return isinstance(attack, Attack) and attack.built_in
 
 
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, 
         return {"attack": named(attack), "attack_params": parameters}
     whole = attack.parameters | ({"flood": True} if attack.flood else {})
     whole |= {} if attack.targeting == "all" else {"targeting": attack.targeting}
-    return {"attack": attack.name if attack.own is None else named(attack.own), "attack_params": whole}
+    return {"attack": attack.name if attack.built_in else named(attack.function), "attack_params": whole}
 
 
 def resume(

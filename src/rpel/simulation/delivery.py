@@ -17,12 +17,6 @@ from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
 from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
 
-_EACH_ALONE = frozenset({
-    "none", "sign_flipping", "foe", "inner_product_manipulation", "alie", "dissensus", "mimic", "inf", "min_max",
-    "min_sum", "fang", "strongest",
-})  # fmt: skip
-"""Attacks whose vector for one victim depends on no other victim."""
-
 _AUDIENCE = 16
 """Victims over which a search takes the mean harm of a vector that goes to many."""
 
@@ -148,17 +142,16 @@ class SimulatedNetwork:
         """(c, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
         met = np.flatnonzero(hostile.any(axis=1))
         view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
-        if self.attack.needs:
-            asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
-            view = replace(view, before=before, graph=asked)
-        if self.consistent and self.attack.name == "strongest":
-            view = replace(view, audience=self._audience(ask, met, hostile))
-        _, state = self.attack(view, state)
-        forged = np.full(len(own), -1, dtype=np.int64)
-        forged[met] = self.models + np.arange(len(met))
+        asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
+        audience = self._audience(ask, met, hostile) if self.consistent and self.attack.searches else None
+        view = replace(view, before=before, graph=asked, audience=audience)
+        forged, state = self.attack(view, state)
+        view.with_forged(forged)
+        row = np.full(len(own), -1, dtype=np.int64)
+        row[met] = self.models + np.arange(len(met))
         if not self.consistent:
-            return np.where(hostile, forged[:, None], rows), state
-        return np.where(hostile, forged[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
+            return np.where(hostile, row[:, None], rows), state
+        return np.where(hostile, row[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
 
     def _meant(self, ask: Ask, hostile: NDArray[np.bool_]) -> Integers:
         """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
@@ -212,8 +205,7 @@ class SimulatedNetwork:
 
 def victim_by_victim(attack: Attack, consistent: bool) -> bool:
     """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
-    alone = attack.name in _EACH_ALONE and "graph" not in attack.needs
-    return alone and attack.targeting == "all" and not consistent
+    return attack.per_victim and "graph" not in attack.needs and not consistent
 
 
 def _received(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel import data, models, plugins
-from rpel.attacks import BACKDOOR, attack
+from rpel.attacks import Poison, attack
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset
@@ -264,7 +264,7 @@ def build_task(spec: Settled, inputs: Inputs) -> Classification:
         seed=spec.seed,
         device=spec.device,
         flipped=hostile,
-        trigger=Trigger(**made.parameters) if made.name == BACKDOOR else None,
+        trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
     )
 
 

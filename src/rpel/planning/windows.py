@@ -1,8 +1,8 @@
 """The law of hostile answers when a node aggregates those of its last c rounds (`memory`), exactly.
 
 In a round a node draws s peers among those it did not draw in the c − 1 rounds before, so the hostile among the c·s of
-a window are hypergeometric (n − 1, b, c·s), and the counts of the last c − 1 draws are a Markov chain: with Σ their sum,
-the next one is hypergeometric (n − 1 − (c − 1)s, b − Σ, s). A node survives while no window holds more than k.
+a window are hypergeometric (n − 1, b, c·s), and the counts of the last c − 1 draws are a Markov chain: with Σ their
+sum, the next one is hypergeometric (n − 1 − (c − 1)s, b − Σ, s). A node survives while no window holds more than k.
 
 Invariant: what is added up is the mass that leaves, a sum of positive terms, never one minus what stays: so
 probabilities near one are as exact as their complements.

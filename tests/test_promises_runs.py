@@ -4,6 +4,7 @@ import fcntl
 import logging
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from torch import nn
 
 import rpel
+from rpel.simulation.certificate import versions
 from support.plain import FEATURES, examples
 from support.runs import CrashError, crash_after, same_bytes, tiny
 
@@ -62,6 +64,30 @@ def test_several_seeds_hold_only_if_every_seed_does() -> None:
     assert [run.certificate["held"] for run in result.runs] == [False, True]
     assert result.certificate["held"] is False
     assert (result.certificate["violations_total"], result.certificate["max_observed"]) == (2, 3)
+
+
+def test_the_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
+    """A copy of the package is the same code; with a comment more in one file deep inside it is another."""
+    package = Path(str(rpel.__file__)).parent
+    copied = Path(shutil.copytree(package, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
+    nested = sorted(path for path in copied.rglob("*.py") if len(path.relative_to(copied).parts) > 1)
+    ours = versions()["code"]
+    assert code_of(tmp_path) == ours
+    changed = nested[len(nested) // 2]
+    changed.write_bytes(changed.read_bytes() + b"# changed\n")
+    assert code_of(tmp_path) != ours
+
+
+def code_of(top: Path) -> str:
+    """What the rpel in a folder says of itself, in a process of its own."""
+    script = "import rpel.simulation.certificate as found; print(found.__file__, found.versions()['code'])"
+    environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=top, capture_output=True, text=True, check=True
+    )
+    file, code = done.stdout.split()
+    assert Path(file).is_relative_to(top)
+    return code
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------

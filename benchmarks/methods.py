@@ -5,7 +5,7 @@ from rpel.config.spec import Spec
 from rpel.data import dirichlet, load
 from rpel.models import model
 from rpel.simulation.engine import Simulation
-from rpel.simulation.methods import METHODS, settle
+from rpel.simulation.methods import METHODS, resolve
 from rpel.tasks import Classification
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     for name, method in METHODS.items():
         pull = 29 if method.peers == "everybody" else 15
         spec = Spec(nodes=30, byzantine=6, pull=pull, b_hat=6, rounds=200, method=name, attack="alie")
-        run = Simulation(settle(spec), task)
+        run = Simulation(resolve(spec), task)
         run.step()
         seconds[name] = machine.best(run.step, 15)
         print(

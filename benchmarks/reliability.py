@@ -220,15 +220,15 @@ def carried(protocol: int, d: int, rounds: int) -> tuple[object, ...]:
     with tempfile.TemporaryDirectory() as place, ProcessNetwork(Path(place), plan) as net, proxies:
         net.start()
         net.wait_aggregated(times=1)
-        first, before = settled(net, proxies)
+        first, before = resolved(net, proxies)
         net.wait_round(first + rounds)
-        last, after = settled(net, proxies)
+        last, after = resolved(net, proxies)
         pulled = sum(line["received"] for m in net.members for line in m.lines if first < line["round"] <= last)
     ratio = (after - before) / (pulled * 4 * d)
     return protocol, f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01"
 
 
-def settled(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:
+def resolved(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:
     """A round that all have ended while the next has not begun, and the bytes carried until then."""
     while True:
         t = max(member.last for member in net.members) + 1

@@ -19,7 +19,7 @@ from rpel.config.spec import Spec
 from rpel.data import Dataset, balanced_subset, dirichlet, load
 from rpel.models import model
 from rpel.simulation.engine import Simulation
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.tasks import Classification
 from rpel.types import Integers, Models
 from rules import import_byzfl
@@ -37,7 +37,7 @@ def simulation(data: Dataset) -> Simulation:
     shards = dirichlet(data.train_y, HONEST, 1.0, BATCH, seed=0)
     task = Classification(data, shards, lambda: model("mnist"), batch_size=BATCH, seed=0)
     spec = Spec(nodes=NODES, byzantine=BYZANTINE, pull=PULL, b_hat=B_HAT, rounds=200, attack="alie")
-    return Simulation(settle(spec), task)
+    return Simulation(resolve(spec), task)
 
 
 def parts(run: Simulation, repeats: int = 5) -> dict[str, float]:

@@ -27,7 +27,7 @@ from rpel.kernels.pool import threads
 from rpel.models import model
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.tasks import Classification
 from rules import limit
 
@@ -45,7 +45,7 @@ def simulation(nodes: int) -> Simulation:
     shards = virtual(data.train_y, nodes - nodes // 10, math.inf, seed=0)
     task = Classification(data, shards, lambda: model("linear", data.shape), batch_size=BATCH, seed=0)
     spec = Spec(nodes=nodes, byzantine=nodes // 10, pull=PULL, b_hat=B_HAT, rounds=200, lr=0.5, attack="alie")
-    return Simulation(settle(spec), task)
+    return Simulation(resolve(spec), task)
 
 
 def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:

@@ -26,7 +26,7 @@ from rpel.simulation.api import resume, simulate
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.distributed import LostError, Workers
 from rpel.simulation.inputs import Objects, gather
-from rpel.simulation.methods import METHODS, settle
+from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.run import Run, pinned
 from support import namespaces
 from support.paths import ROOT, TESTS
@@ -77,7 +77,7 @@ def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path) -> None:
         together(size, file, tmp_path / str(size))
     with pinned(1):
         for number, case in enumerate(fields):
-            spec = settle(Spec(**case))
+            spec = resolve(Spec(**case))
             folder = RunFolder(tmp_path / "1" / str(number))
             with folder.locked():
                 Run(spec, gather(spec, Objects()), folder).result()

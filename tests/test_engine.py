@@ -20,7 +20,7 @@ from rpel.simulation.certificate import certificate
 from rpel.simulation.delivery import Roster
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import spread
-from rpel.simulation.methods import Settled, settle
+from rpel.simulation.methods import ResolvedSpec, resolve
 from rpel.tasks import Classification
 from rpel.topology import AllToAll, Pull
 from rpel.types import Received
@@ -29,7 +29,7 @@ from support.simulations import BASE, Quadratic, simulation, watched, with_attac
 Array = NDArray[Any]
 
 
-def paper(spec: Settled, task: Quadratic) -> Array:
+def paper(spec: ResolvedSpec, task: Quadratic) -> Array:
     """The models after all rounds of the plain page, with a FOE adversary; hostile nodes are numbered last there."""
     n, h = spec.nodes, spec.nodes - spec.byzantine
     hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
@@ -54,11 +54,11 @@ def paper(spec: Settled, task: Quadratic) -> Array:
 
 @pytest.mark.parametrize("changes", [{}, {"local_steps": 3}], ids=["plain", "local steps"])
 def test_the_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None:
-    spec = BASE.but(**changes)
+    spec = BASE.replace(**changes)
     run = simulation(spec)
     for _ in range(spec.rounds):
         run.step()
-    np.testing.assert_allclose(run.models(), paper(settle(spec), Quadratic()), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.models(), paper(resolve(spec), Quadratic()), rtol=0, atol=1e-10)
     assert run.state.local["buffers"].tolist() == [[spec.rounds * spec.local_steps]] * 12
 
 
@@ -94,7 +94,7 @@ class Wide(Classification):
 @pytest.mark.integration
 @pytest.mark.parametrize("changes", [{}, {"method": "cs-plus"}, {"attack": "fang"}], ids=["rpel", "graph", "fang"])
 def test_the_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
-    spec = settle(load("quickstart").but(rounds=10, model="mlp", **changes))
+    spec = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
     dataset = data.load("mnist-sample")
     shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
     found = {}
@@ -109,7 +109,7 @@ def test_the_quickstart_runs_on_the_plain_backend_with_equal_results(changes: di
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
     results = {}
     for rule in (None, "mean"):
-        run = simulation(BASE.but(rule=rule, rounds=40, lr=0.3))
+        run = simulation(BASE.replace(rule=rule, rounds=40, lr=0.3))
         for _ in range(40):
             run.step()
         results[rule] = run.evaluate(None).worst
@@ -133,7 +133,7 @@ def test_attackers_that_roam_have_other_identities_each_round() -> None:
     assert all(len(ids) == 6 for ids in seen)
     fixed = Roster(nodes=30, byzantine=6, seed=1)
     assert (fixed.hostile(1) == fixed.hostile(9)).all()
-    run = simulation(BASE.but(roaming=True, rounds=30, lr=0.3))
+    run = simulation(BASE.replace(roaming=True, rounds=30, lr=0.3))
     for _ in range(30):
         run.step()
     assert run.evaluate(None).worst > 0.8
@@ -148,7 +148,7 @@ def test_a_resumed_simulation_continues_bit_by_bit() -> None:
         {"roaming": True},
     ]
     for change in changes:
-        spec = BASE.but(**change)
+        spec = BASE.replace(**change)
         whole, first, second = simulation(spec), simulation(spec), simulation(spec)
         for _ in range(6):
             whole.step()
@@ -162,7 +162,7 @@ def test_a_resumed_simulation_continues_bit_by_bit() -> None:
 
 
 def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
-    run = simulation(BASE.but(output="uniform"))
+    run = simulation(BASE.replace(output="uniform"))
     iterates = []
     for _ in range(6):
         run.step()
@@ -173,20 +173,20 @@ def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
 
 
 def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step() -> None:
-    silent = simulation(BASE.but(silent=True))
+    silent = simulation(BASE.replace(silent=True))
     info = silent.step()
     assert info.hostile.max() > 0
-    late = simulation(BASE.but(no_show=0.6, rounds=10))
+    late = simulation(BASE.replace(no_show=0.6, rounds=10))
     degraded = sum(late.step().degraded for _ in range(10))
     assert degraded > 0
-    calm = simulation(BASE.but(no_show=0.05, silent=True, rounds=40, pull=11, lr=0.3))
+    calm = simulation(BASE.replace(no_show=0.05, silent=True, rounds=40, pull=11, lr=0.3))
     for _ in range(40):
         calm.step()
     assert calm.evaluate(None).worst > 0.9
 
 
 def test_other_nodes_are_late_in_every_round() -> None:
-    run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
+    run = simulation(BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
     delivered = watched(run)
     for _ in range(4):
         run.step()
@@ -195,7 +195,7 @@ def test_other_nodes_are_late_in_every_round() -> None:
 
 
 def test_a_late_node_is_late_for_everybody() -> None:
-    run = simulation(BASE.but(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
+    run = simulation(BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
     asked = watched(run)
     run.step()
     ask, inbox = asked[0]
@@ -221,7 +221,7 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
 def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
     pull = 14 if method == "nna" else 8
-    run = simulation(BASE.but(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
+    run = simulation(BASE.replace(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
     run.state.x[4] = np.inf
     for _ in range(3):
         with np.errstate(invalid="ignore"):
@@ -232,7 +232,7 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
 
 
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
-    run = simulation(BASE.but(attack="label_flip"), Quadratic(nodes=15))
+    run = simulation(BASE.replace(attack="label_flip"), Quadratic(nodes=15))
     info = run.step()
     assert len(run.state.x) == 15
     assert info.hostile.shape == (12,)
@@ -248,7 +248,7 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
 
 
 def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:
-    run = simulation(BASE.but(attack="label_flip", roaming=True), Quadratic(nodes=15))
+    run = simulation(BASE.replace(attack="label_flip", roaming=True), Quadratic(nodes=15))
     flipped, seen = run.roster.hostile(1), watched(run)
     for t in range(1, 5):
         info = run.step()
@@ -279,7 +279,7 @@ def test_all_to_all_hears_everybody() -> None:
     ids = np.array([0, 5, 9])
     heard = AllToAll(10).sample(3, ids)
     assert all(set(row) == set(range(10)) - {i} for i, row in zip(ids, heard, strict=True))
-    run = simulation(BASE.but(method="all-to-all", pull=14))
+    run = simulation(BASE.replace(method="all-to-all", pull=14))
     info = run.step()
     assert info.hostile.tolist() == [3] * 12
     assert info.messages == 15 * 14
@@ -326,7 +326,7 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
     sizes: dict[str, Any] = {"nodes": n, "byzantine": 0, "pull": s, "b_hat": 0, "rounds": T}
     promised = theory.convergence(red, **sizes, **constants)
     assert promised is not None
-    spec = BASE.but(**sizes, lr=promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
+    spec = BASE.replace(**sizes, lr=promised.eta_max, momentum=0.0, weight_decay=0.0, attack="none")
     run = simulation(spec, task)
     gradients, alphas, lambdas = [np.square(run.state.x - centre).sum(axis=1)], [], []
     for _ in range(T):
@@ -343,7 +343,7 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
 def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: str) -> None:
     """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
     for consistent in (True, False):
-        run = simulation(BASE.but(method=method, consistent=consistent, rounds=3))
+        run = simulation(BASE.replace(method=method, consistent=consistent, rounds=3))
         kept = watched(run)
         shared = False
         for t in range(1, 4):
@@ -361,7 +361,7 @@ def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: s
 
 
 def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
-    run = simulation(BASE.but(method="all-to-all", consistent=True))
+    run = simulation(BASE.replace(method="all-to-all", consistent=True))
     delivered = watched(run)
     for _ in range(4):
         run.step()
@@ -371,7 +371,7 @@ def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_nod
 
 
 def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
-    run = simulation(BASE.but(attack="strongest", consistent=True, rounds=3))
+    run = simulation(BASE.replace(attack="strongest", consistent=True, rounds=3))
     views: list[Any] = []
     forge = run.network.attack.function
 

@@ -17,7 +17,7 @@ from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.simulation.run import Tick
 from rpel.types import Scale
 from support.commands import rpel
@@ -60,11 +60,11 @@ def test_every_run_is_valid_at_every_size() -> None:
     for panel in (*PANELS, *EXTRAS):
         for curve in panel.curves:
             spec = curve.spec()
-            assert settle(spec).pull == spec.pull, (panel.name, curve.label)
+            assert resolve(spec).pull == spec.pull, (panel.name, curve.label)
     for scale in (Scale.SMOKE, Scale.SHORT):
         for name in ("mnist-left", "cifar10-alpha0.5-s6", "femnist-b3-local3", "extra-stragglers"):
             for runs in sized(find(name), scale).runs:
-                assert settle(runs[0]).plan.feasible, (scale, name)
+                assert resolve(runs[0]).plan.feasible, (scale, name)
 
 
 def test_full_size_is_the_papers() -> None:
@@ -82,7 +82,7 @@ def test_full_size_is_the_papers() -> None:
         ("femnist-b3-local1", "femnist-30"),
     ):
         alie = sized(find(name), Scale.FULL).runs[2][0]
-        assert spec_hash(settle(alie), {}) == spec_hash(settle(load(preset)), {})
+        assert spec_hash(resolve(alie), {}) == spec_hash(resolve(load(preset)), {})
 
 
 def test_mean_and_worst_show_the_same_runs() -> None:
@@ -99,7 +99,7 @@ def test_short_keeps_the_plan() -> None:
     spec = load("mnist-30")
     short = shortened(spec, 0.3)
     assert short.rounds == 60
-    assert short.b_hat == settle(spec).b_hat
+    assert short.b_hat == resolve(spec).b_hat
     left = sized(find("cifar10-left"), Scale.SHORT, Selection(part=0.05))
     assert [len(runs) for runs in left.runs] == [1, 1, 1]
     assert left.runs[0][0].rounds == 100

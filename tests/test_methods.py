@@ -16,7 +16,7 @@ import rpel
 from rpel.attacks import View, declare
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, random_graph
-from rpel.simulation.methods import METHODS, build_network, messages, settle
+from rpel.simulation.methods import METHODS, build_network, messages, resolve
 from rpel.topology import FixedGraph, Push, RandomRegular
 from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
 
@@ -121,10 +121,10 @@ def test_methods_in_which_all_hear_all_refuse_another_pull_or_b_hat(
     method: str, given: dict[str, int], nearest: str
 ) -> None:
     spec = Spec(nodes=20, byzantine=4, method=method)
-    assert (settle(spec).pull, settle(spec).b_hat) == (19, 4)
-    assert settle(spec.but(pull=19, b_hat=4)).pull == 19
+    assert (resolve(spec).pull, resolve(spec).b_hat) == (19, 4)
+    assert resolve(spec.replace(pull=19, b_hat=4)).pull == 19
     with pytest.raises(ValueError, match=f"method {method}.*{nearest}"):
-        settle(spec.but(**given))
+        resolve(spec.replace(**given))
 
 
 def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
@@ -137,8 +137,8 @@ def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "balance"])
 def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
-    base = BASE.but(nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60))
-    spec = base.but(method=method)
+    base = BASE.replace(nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60))
+    spec = base.replace(method=method)
     run = simulation(spec, Quadratic())
     for _ in range(60):
         run.step()
@@ -146,7 +146,7 @@ def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
 
 
 def test_balance_learns_when_the_nodes_are_not_far_apart() -> None:
-    spec = BASE.but(method="balance", nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=0.1)
+    spec = BASE.replace(method="balance", nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=0.1)
     task = Quadratic()
     task.targets = 1 + (task.targets - 1) / 3
     run = simulation(spec, task)
@@ -160,7 +160,7 @@ def test_balance_learns_when_the_nodes_are_not_far_apart() -> None:
 def test_without_hostile_weight_all_graph_methods_but_gts_are_plain_gossip() -> None:
     results = []
     for method in (name for name in GOSSIP if name != "gts"):
-        run = simulation(BASE.but(method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
+        run = simulation(BASE.replace(method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
         for _ in range(6):
             run.step()
         results.append(run.models())
@@ -199,7 +199,7 @@ def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_m
 def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str, same: bool) -> None:
     start, found = np.random.default_rng(5).normal(size=(12, 7)), []
     for before in (0, 1):
-        spec = BASE.but(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
+        spec = BASE.replace(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
         run = simulation(spec, Quadratic(noise=0.0))
         run.state.x[:] = start
         run.state = replace(run.state, round=before)
@@ -217,7 +217,7 @@ def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -
         seen.append(replace(view, before=None if view.before is None else view.before.copy()))
         return view.moments()
 
-    spec = BASE.but(method=method, local_steps=2, lr=0.1)
+    spec = BASE.replace(method=method, local_steps=2, lr=0.1)
     for needs in (frozenset(), frozenset({"before", "graph"})):
         run = simulation(spec, Quadratic())
         with_attack(run, rpel.attack(declare(needs=needs)(curious)))
@@ -237,8 +237,8 @@ def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -
 @pytest.mark.parametrize("attack", ["fang", "spectral", "min_max", "min_sum"])
 @pytest.mark.parametrize("method", ["rpel", "cs-plus"])
 def test_attacks_that_see_more_run_in_every_kind_of_method(attack: str, method: str) -> None:
-    run = simulation(BASE.but(method=method, attack=attack), Quadratic())
-    calm = simulation(BASE.but(method=method, attack="none"), Quadratic())
+    run = simulation(BASE.replace(method=method, attack=attack), Quadratic())
+    calm = simulation(BASE.replace(method=method, attack="none"), Quadratic())
     for _ in range(3):
         run.step()
         calm.step()
@@ -247,7 +247,7 @@ def test_attacks_that_see_more_run_in_every_kind_of_method(attack: str, method: 
 
 
 def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
-    spec = BASE.but(method="cs-plus", attack="dissensus", pull=5, b_hat=2)
+    spec = BASE.replace(method="cs-plus", attack="dissensus", pull=5, b_hat=2)
     run = simulation(spec, Quadratic())
     seen: list[View] = []
     forge = run.network.attack.function
@@ -274,7 +274,7 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
 
 
 def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> None:
-    run = simulation(BASE.but(method="d-psgd", attack="mimic", pull=5, b_hat=2), Quadratic())
+    run = simulation(BASE.replace(method="d-psgd", attack="mimic", pull=5, b_hat=2), Quadratic())
     seen, forge = [], run.network.attack.function
 
     def kept(view: View) -> Array:
@@ -292,7 +292,7 @@ def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> 
 
 def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:
     """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling, and no reason to wait."""
-    run = simulation(BASE.but(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
+    run = simulation(BASE.replace(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
     heard = watched(run)
     fewest = 99
     for _ in range(5):
@@ -308,7 +308,7 @@ def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:
 def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     results = {}
     for method, params in [("rpel", {}), ("el-local", {"flood": True})]:
-        spec = BASE.but(method=method, attack="foe", attack_params=params, rounds=40, lr=0.3)
+        spec = BASE.replace(method=method, attack="foe", attack_params=params, rounds=40, lr=0.3)
         run = simulation(spec, Quadratic())
         for _ in range(40):
             info = run.step()
@@ -319,7 +319,7 @@ def test_flooding_breaks_pushing_where_pulling_stands() -> None:
 
 
 def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
-    spec = settle(Spec(nodes=20, byzantine=4, method="el-local", pull=3, b_hat=1, roaming=True))
+    spec = resolve(Spec(nodes=20, byzantine=4, method="el-local", pull=3, b_hat=1, roaming=True))
     topology, roster, _ = build_network(spec, flood=True)
     assert not (roster.hostile(1) == roster.hostile(2)).all()
     for t in (1, 2, 3):
@@ -330,6 +330,6 @@ def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
 
 @pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])
 def test_an_attack_that_cannot_look_at_so_many_nodes_is_refused_when_the_run_is_settled(fields: dict[str, Any]) -> None:
-    assert settle(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
+    assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
     with pytest.raises(ValueError, match="at most 2000 honest nodes, not 2001"):
-        settle(Spec(nodes=2201, byzantine=200, **fields))
+        resolve(Spec(nodes=2201, byzantine=200, **fields))

@@ -27,7 +27,7 @@ from rpel.report.collect import Run, command
 from rpel.report.drawing import values
 from rpel.simulation.certificate import Robustness, survival
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from support.browser import in_chromium
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"
@@ -448,9 +448,9 @@ def test_the_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "spec",
     [
-        load("mnist-30").but(attack="foe", seed=3, pull=15, b_hat=6, rule="nnm+trimmed_mean"),
+        load("mnist-30").replace(attack="foe", seed=3, pull=15, b_hat=6, rule="nnm+trimmed_mean"),
         Spec(name="mine", silent=True, lr="30:0.5,60:0.1", attack_params={"z": 1.5}, model="(1, 28, 28)-L(10)"),
-        load("cifar10-20").but(name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"),
+        load("cifar10-20").replace(name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"),
     ],
 )
 def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
@@ -462,8 +462,8 @@ def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
     while flags:
         key = flags.pop(0).removeprefix("--").replace("-", "_")
         given[key] = True if key in ("silent", "roaming") else flags.pop(0)
-    again = load(base).but(**given)
-    assert spec_hash(settle(again), {}) == spec_hash(settle(spec), {})
+    again = load(base).replace(**given)
+    assert spec_hash(resolve(again), {}) == spec_hash(resolve(spec), {})
     assert (again.name, again.threads) == (spec.name, spec.threads)
 
 

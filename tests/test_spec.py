@@ -13,7 +13,7 @@ from rpel.config.spec import Spec, load, presets, spec_hash, to_toml
 from rpel.data import DataError
 from rpel.data.formats import IDX_FILES
 from rpel.simulation.inputs import available
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nods": 5}, ["'nods'", "'nodes'"]),
@@ -72,7 +72,7 @@ def test_a_wrong_field_is_one_sentence_with_the_value_and_the_nearest(fields: di
 )
 def test_parts_that_do_not_exist_or_fit_are_one_sentence(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
-        settle(Spec(**fields))
+        resolve(Spec(**fields))
     assert all(word in str(error.value) for word in words), error.value
     assert "\n" not in str(error.value)
 
@@ -83,21 +83,21 @@ def test_numpy_numbers_and_lists_of_seeds_are_taken_as_they_are_meant() -> None:
 
 
 def test_what_is_left_out_is_planned() -> None:
-    settled = settle(Spec(nodes=100, byzantine=10, rounds=200))
-    assert (settled.pull, settled.b_hat) == (16, 8)
-    assert settle(Spec(nodes=30, byzantine=6, rounds=200, pull=15)).b_hat == 6
-    assert settle(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 12
+    resolved = resolve(Spec(nodes=100, byzantine=10, rounds=200))
+    assert (resolved.pull, resolved.b_hat) == (16, 8)
+    assert resolve(Spec(nodes=30, byzantine=6, rounds=200, pull=15)).b_hat == 6
+    assert resolve(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 12
 
 
 def test_a_chosen_b_hat_is_certified_with_its_own_probability() -> None:
-    plan = settle(load("mnist-100")).plan
+    plan = resolve(load("mnist-100")).plan
     assert (plan.pull, plan.b_hat) == (15, 7)
     assert plan.probability == pytest.approx(0.973938, abs=1e-6)
 
 
 def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
-    settled = settle(load("mnist-100").but(method="all-to-all"))
-    assert (settled.pull, settled.b_hat, settled.plan.probability) == (99, 10, 1.0)
+    resolved = resolve(load("mnist-100").replace(method="all-to-all"))
+    assert (resolved.pull, resolved.b_hat, resolved.plan.probability) == (99, 10, 1.0)
 
 
 def test_presets_hold_the_paper_s_settings() -> None:
@@ -115,12 +115,14 @@ def test_presets_hold_the_paper_s_settings() -> None:
 
 
 def test_the_quickstart_is_what_one_gets_without_saying_anything() -> None:
-    assert load("quickstart").but(name="run", eval_every=20) == Spec()
+    assert load("quickstart").replace(name="run", eval_every=20) == Spec()
 
 
 @pytest.mark.parametrize("name", presets())
 def test_toml_survives_a_round_trip(name: str, tmp_path: Path) -> None:
-    spec = load(name).but(attack_params={"z": 1.25, "targeting": "most-exposed"}, seeds="0-2", data_dir='a "b"\\c ü')
+    spec = load(name).replace(
+        attack_params={"z": 1.25, "targeting": "most-exposed"}, seeds="0-2", data_dir='a "b"\\c ü'
+    )
     (tmp_path / "mine.toml").write_text(to_toml(spec), "utf-8")
     assert load(tmp_path / "mine.toml") == spec
 
@@ -128,7 +130,7 @@ def test_toml_survives_a_round_trip(name: str, tmp_path: Path) -> None:
 def test_a_file_may_begin_with_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('preset = "mnist-30"\nattack = "foe"\n')
-    assert load(file) == load("mnist-30").but(name="mine", attack="foe")
+    assert load(file) == load("mnist-30").replace(name="mine", attack="foe")
     file.write_text('preset = "mnist-3"\n')
     with pytest.raises(ValueError, match=r"mine\.toml: there is no preset 'mnist-3'; the nearest is 'mnist-30'"):
         load(file)
@@ -159,7 +161,7 @@ NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "che
 
 
 def hashed(spec: Spec) -> str:
-    return spec_hash(settle(spec), {})
+    return spec_hash(resolve(spec), {})
 
 
 def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
@@ -170,15 +172,15 @@ def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
 def test_the_hash_differs_exactly_when_the_meaning_does(changed: str, others: dict[str, None]) -> None:
     base = Spec(pull=13, b_hat=4)
     elsewhere = {key: NOT_MEANT[key] for key in others}
-    assert hashed(base) == hashed(base.but(**elsewhere))
-    assert hashed(base) != hashed(base.but(**elsewhere, **{changed: MEANT[changed]}))
+    assert hashed(base) == hashed(base.replace(**elsewhere))
+    assert hashed(base) != hashed(base.replace(**elsewhere, **{changed: MEANT[changed]}))
 
 
 def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> None:
     base = Spec(attack="sf", lr=0.5)
-    assert spec_hash(settle(base), {"a": "1"}) != spec_hash(settle(base), {"a": "2"})
-    assert spec_hash(settle(base), {}) != spec_hash(settle(base), {}, {"model": "1"})
-    assert hashed(base) == hashed(settle(base).but()) == hashed(base.but(attack="sign_flipping", lr="60:0.5"))
+    assert spec_hash(resolve(base), {"a": "1"}) != spec_hash(resolve(base), {"a": "2"})
+    assert spec_hash(resolve(base), {}) != spec_hash(resolve(base), {}, {"model": "1"})
+    assert hashed(base) == hashed(resolve(base).replace()) == hashed(base.replace(attack="sign_flipping", lr="60:0.5"))
 
 
 @pytest.mark.parametrize("written", ["inf", float("inf"), "1.0"])
@@ -200,7 +202,7 @@ def load_text(text: str) -> Spec:
 
 def test_the_presets_with_many_nodes_are_the_plans_own() -> None:
     for name, pull, b_hat in (("scale-100k", 34, 17), ("scale-1m", 36, 18)):
-        plan = settle(load(name)).plan
+        plan = resolve(load(name)).plan
         assert (plan.pull, plan.b_hat, plan.feasible) == (pull, b_hat, True)
 
 
@@ -218,4 +220,4 @@ def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a
     for name in IDX_FILES:
         (raw / name).write_bytes(b"damaged")
     with pytest.raises(DataError, match="is not the published file"):  # what is there must be right
-        available(load("scale-100k").but(data_dir=str(tmp_path / "data")))
+        available(load("scale-100k").replace(data_dir=str(tmp_path / "data")))

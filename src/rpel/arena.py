@@ -138,13 +138,13 @@ def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], s
 
 
 def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
-    from rpel.simulation.methods import settle
+    from rpel.simulation.methods import resolve
 
     values = {"method": one.method, "rule": one.rule, "attack": other.name, "attack_params": other.params, "seed": seed}
     name = f"{one.label} against {other.label}, seed {seed}"
     try:
-        spec = base.but(**values, seeds=None, name=f"arena-{base.name}".removeprefix("arena-arena-"))
-        settle(spec)
+        spec = base.replace(**values, seeds=None, name=f"arena-{base.name}".removeprefix("arena-arena-"))
+        resolve(spec)
     except ValueError as error:
         return Cell(values, None, str(error), name)
     return Cell(values, spec, "", name)
@@ -318,9 +318,9 @@ def facts(base: Spec) -> str:
     >>> facts(Spec(nodes=100, byzantine=10, alpha="inf"))
     'mnist-sample, n = 100, b = 10, s = 14, 60 rounds, alpha inf, 1 local step'
     """
-    from rpel.simulation.methods import settle
+    from rpel.simulation.methods import resolve
 
-    size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {settle(base).pull}"
+    size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {resolve(base).pull}"
     return f"{size}, {base.rounds} rounds, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
 
 

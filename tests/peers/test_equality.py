@@ -25,7 +25,7 @@ from rpel.peer.store import Store
 from rpel.peer.wire import Signature
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.tasks import Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models
@@ -144,7 +144,7 @@ def by_simulator(task: Task, rounds: int) -> Models:
         nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=rounds, lr=hyper.lr, momentum=hyper.momentum,
         weight_decay=hyper.weight_decay, attack="none",
     )  # fmt: skip
-    run = Simulation(settle(spec), task)
+    run = Simulation(resolve(spec), task)
     for _ in range(rounds):
         run.step()
     return run.models()

@@ -12,7 +12,7 @@ from rpel.config.spec import Spec
 from rpel.randomness import stream
 from rpel.simulation.delivery import Ask, SimulatedNetwork
 from rpel.simulation.engine import Simulation
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.types import Arrays, Integers, Models, Received
 
 Array = NDArray[Any]
@@ -72,7 +72,7 @@ BASE = Spec(
 
 def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
     """The simulation of a Spec, of the quadratic task unless told otherwise."""
-    return Simulation(settle(spec), task or Quadratic())
+    return Simulation(resolve(spec), task or Quadratic())
 
 
 @dataclass(frozen=True)

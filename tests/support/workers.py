@@ -12,7 +12,7 @@ from rpel.config.spec import Spec
 from rpel.simulation import distributed
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects, gather
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.simulation.run import Run, pinned
 
 
@@ -20,7 +20,7 @@ def main(cases: Path, out: Path, size: int) -> None:
     received = []
     with pinned(1), distributed.joined(Spec(workers=size)) as workers:
         for number, fields in enumerate(json.loads(cases.read_text())):
-            spec = settle(Spec(**fields))
+            spec = resolve(Spec(**fields))
             inputs = gather(spec, Objects())
             workers.agree(str(number))
             folder, before = RunFolder(out / str(number)), workers.received

@@ -178,7 +178,7 @@ def arena(
     from rpel.config.spec import load
 
     fields = terminal.given(rounds=rounds, nodes=nodes, byzantine=byzantine, pull=pull, data_dir=data_dir)
-    base = load(preset).but(**fields)
+    base = load(preset).replace(**fields)
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
     console = terminal.stderr()

@@ -269,7 +269,7 @@ def graph(
     from rpel.experiments.drawings import baseline, draw_graph
 
     fields = terminal.given(nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed)
-    found = baseline(load(source or "quickstart").but(**fields))
+    found = baseline(load(source or "quickstart").replace(**fields))
     if plot is not None:
         draw_graph(found, plot)
     if not terminal.printed(found.findings(), as_json):

@@ -25,7 +25,7 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """
-    spec = specs.load(source).but(**terminal.given(**options))
+    spec = specs.load(source).replace(**terminal.given(**options))
     with terminal.display() as shown:
         from rpel.simulation.supervision import run as run_spec
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -103,15 +103,6 @@ class CheckedRecord(BaseModel):
             super().__init__(**{key: builtin(value) for key, value in fields.items()})
         except ValidationError as error:
             raise ValueError(_sentence(error, fields=known)) from None
-
-    def but(self, **changes: Any) -> Self:
-        """The same record with some fields changed, checked again.
-
-        >>> from rpel.config.spec import Training
-        >>> Training().but(batch_size=50).batch_size
-        50
-        """
-        return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
     def identity(self) -> dict[str, Any]:
         """The fields that make this what it is, by the marks in their metadata.

@@ -145,16 +145,16 @@ class Spec(Training):
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)
 
-    def but(self, **changes: Any) -> Self:
-        """The same record with some fields changed. Who turns to a method in which everybody hears everybody leaves
-        the pull and b_hat of the other method behind.
+    def replace(self, **changes: Any) -> "Spec":
+        """The same with some fields changed, checked again; a plan that it followed is left behind. Who turns to a
+        method in which everybody hears everybody also leaves the pull and b_hat of the other method.
 
-        >>> Spec(pull=5).but(method="nna").pull is None
-        True
+        >>> Spec(pull=5).replace(batch_size=50).pull, Spec(pull=5).replace(method="nna").pull
+        (5, None)
         """
         if changes.get("method") in TO_ALL and self.method not in TO_ALL:
             changes = {"pull": None, "b_hat": None, **changes}
-        return super().but(**changes)
+        return Spec(**{**self.model_dump(exclude_unset=True), **changes})
 
     @model_validator(mode="after")
     def _minority(self) -> Self:
@@ -176,11 +176,11 @@ class Spec(Training):
 def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
     """Twelve hexadecimal digits that name this run: its meaning, its data, and the user's own objects if there are any.
 
-    The Spec has nothing left open: it was settled, or comes from a run folder. Equal hashes mean equal results: every
+    The Spec has nothing left open: it was resolved, or comes from a run folder. Equal hashes mean equal results: every
     field that can change a file of the run is in the hash, with the checksums of the data.
 
     >>> a, b = Spec(threads=1, out="here"), Spec(threads=2, out="there")
-    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(a.but(seed=1), {})
+    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(a.replace(seed=1), {})
     (True, False)
     """
     meaning = spec.identity()
@@ -235,7 +235,7 @@ def _made(content: dict[str, Any], name: str, where: str, run_folder: bool = Fal
         base = fields.pop("preset")
         if base not in presets():
             raise ValueError(f"{where}: there is no preset {base!r}; {nearest(str(base), presets())}")
-        return load(base).but(**fields)
+        return load(base).replace(**fields)
     return Spec(**fields)
 
 

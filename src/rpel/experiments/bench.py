@@ -23,7 +23,7 @@ from rpel.attacks import attack
 from rpel.config.spec import Spec
 from rpel.kernels import compiled, plain
 from rpel.simulation.inputs import Inputs
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.simulation.run import Run, pinned
 from rpel.text import count
 
@@ -202,7 +202,7 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
     """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
     with pinned(spec.threads):
         begun = time.perf_counter()
-        running = Run(settle(spec), inputs)
+        running = Run(resolve(spec), inputs)
         start = time.perf_counter() - begun
         running.simulation.step(measured=False)
         steps = fastest(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)], 1)

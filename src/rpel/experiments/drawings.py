@@ -17,7 +17,7 @@ from rpel import planning, plots
 from rpel.config.spec import Spec
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.graphs import Graph
-from rpel.simulation.methods import build_network, settle
+from rpel.simulation.methods import build_network, resolve
 from rpel.simulation.result import Result, interval
 from rpel.types import Scale
 
@@ -239,10 +239,10 @@ def baseline(spec: Spec) -> Baseline:
     >>> baseline(Spec(nodes=30, byzantine=6, pull=15)).findings()["edges"]
     225
     """
-    settled = settle(spec.but(method="cs-plus", rule=None))
-    _, roster, graph = build_network(settled)
+    resolved = resolve(spec.replace(method="cs-plus", rule=None))
+    _, roster, graph = build_network(resolved)
     assert graph is not None
-    return Baseline(settled, graph, roster.hostile(1), settled.b_hat)
+    return Baseline(resolved, graph, roster.hostile(1), resolved.b_hat)
 
 
 def draw_graph(found: Baseline, path: str | Path) -> None:

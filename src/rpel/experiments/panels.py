@@ -38,9 +38,9 @@ class Curve:
         >>> Curve("ALIE", "mnist-30", {"byzantine": 5}).spec().name
         'mnist-n30-b5-s15-rpel-alie'
         """
-        spec = load(self.preset).but(**self.changes)
+        spec = load(self.preset).replace(**self.changes)
         size = f"n{spec.nodes}-b{spec.byzantine}-s{spec.pull}"
-        return spec.but(name=f"{spec.dataset}-{size}-{spec.method}-{spec.attack}")
+        return spec.replace(name=f"{spec.dataset}-{size}-{spec.method}-{spec.attack}")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rpel.files import write_text
 from rpel.processes import Stop
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
-from rpel.simulation.methods import settle
+from rpel.simulation.methods import resolve
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result, Table
 from rpel.simulation.run import Progress, folder_name, placed, run
@@ -119,8 +119,8 @@ def sized(panel: Panel, scale: Scale, selection: Selection | None = None, **wher
     specs = [curve.spec() for curve in selected.curves]
     seeds = parse_seeds(Spec(seeds=selection.seeds or (panel.seeds if scale is Scale.FULL else "0")).seeds)
     often = {} if selection.eval_every is None else {"eval_every": selection.eval_every}
-    resized = [_resized(spec, scale, part).but(**where, **often) for spec in specs]
-    runs = tuple(tuple(spec.but(seed=seed, seeds=None) for seed in seeds) for spec in resized)
+    resized = [_resized(spec, scale, part).replace(**where, **often) for spec in specs]
+    runs = tuple(tuple(spec.replace(seed=seed, seeds=None) for seed in seeds) for spec in resized)
     note = _note(selected, scale, specs, resized, len(seeds)) + selection.stamp(panel, seeds)
     return Sized(selected, scale, runs, note)
 
@@ -128,9 +128,11 @@ def sized(panel: Panel, scale: Scale, selection: Selection | None = None, **wher
 def _resized(spec: Spec, scale: Scale, part: float | None) -> Spec:
     if scale is Scale.SMOKE:
         rate = spec.rate(1)
-        return spec.but(**_SMOKE, lr=rate, scale=scale, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None)
+        return spec.replace(
+            **_SMOKE, lr=rate, scale=scale, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None
+        )
     if scale is Scale.SHORT:
-        return shortened(spec, part or _SHORTER[spec.dataset]).but(name=f"short-{spec.name}", scale=scale)
+        return shortened(spec, part or _SHORTER[spec.dataset]).replace(name=f"short-{spec.name}", scale=scale)
     return spec
 
 
@@ -142,10 +144,10 @@ def shortened(spec: Spec, part: float) -> Spec:
     >>> short.rounds, short.lr, short.b_hat, short.eval_every
     (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)
     """
-    planned = settle(spec)
+    planned = resolve(spec)
     rounds = max(1, round(part * spec.rounds))
     lr = spec.lr if isinstance(spec.lr, float) else tuple((round(part * last), rate) for last, rate in spec.lr)
-    return planned.but(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
+    return planned.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
 
 
 def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec], made_seeds: int) -> str:
@@ -279,10 +281,10 @@ class Folders:
         self.found: dict[str, Path] = {}
 
     def of(self, spec: Spec, reuse: bool) -> Path:
-        settled, inputs = settle(spec), self.datasets.take(spec)
-        name = folder_name(settled, inputs)
+        resolved, inputs = resolve(spec), self.datasets.take(spec)
+        name = folder_name(resolved, inputs)
         if name not in self.found:
-            self.found[name] = placed(settled, inputs, reuse=reuse)
+            self.found[name] = placed(resolved, inputs, reuse=reuse)
         return self.found[name]
 
 

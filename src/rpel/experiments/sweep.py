@@ -139,11 +139,11 @@ def checked(found: list[Cell]) -> list[Cell]:
 
 
 def _tried(cell: Cell) -> Cell:
-    from rpel.simulation.methods import settle
+    from rpel.simulation.methods import resolve
 
     try:
         if cell.spec is not None:
-            settle(cell.spec)
+            resolve(cell.spec)
     except ValueError as error:
         return replace(cell, spec=None, error=str(error))
     return cell
@@ -162,7 +162,7 @@ def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> 
         start = load(values["preset"]) if "preset" in values else preset
         fields = {key: value for key, value in values.items() if key != "preset"}
         own = () if fields.get("method") not in TO_ALL else ("pull", "b_hat")  # those of the other methods
-        return Cell(values, start.but(**{key: value for key, value in fixed.items() if key not in own} | fields))
+        return Cell(values, start.replace(**{key: value for key, value in fixed.items() if key not in own} | fields))
     except ValueError as error:
         return Cell(values, None, str(error))
 
@@ -274,7 +274,7 @@ class Sweep:
         state = self.states[i]
         cell = state.cell
         assert cell.spec is not None
-        spec = cell.spec.but(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
+        spec = cell.spec.replace(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
         command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard, *["--reuse"] * self.reuse]

@@ -79,9 +79,9 @@ def _log_survival(others: int, marked: int, pull: int, rounds: int, memory: int,
         total += math.log1p(-left)
         after = np.where(allowed, moved, 0.0).sum(axis=0)  # the oldest count is forgotten
         after /= 1.0 - left
-        settled = float(np.abs(after - state).max()) < 1e-17
+        resolved = float(np.abs(after - state).max()) < 1e-17
         state = after
-        if settled:  # every further round loses the same share
+        if resolved:  # every further round loses the same share
             return total + (rounds - t - 1) * math.log1p(-left)
     return total
 

@@ -231,7 +231,7 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
         if found is None:
             return Unfinished(path, place, spec, len(rows))
         proof = _proof(found)
-        spec = spec.but(pull=proof.pull, b_hat=proof.b_hat)
+        spec = spec.replace(pull=proof.pull, b_hat=proof.b_hat)
         for value in (*vars(spec).values(), *vars(proof).values()):
             if isinstance(value, int):
                 float(value)  # OverflowError: a page could not sort by it
@@ -324,7 +324,7 @@ _LEFT_OUT = ("data_dir", "out", "seeds")  # where things lie on one machine, and
 def command(spec: Spec) -> str | None:
     """The command line, from the preset the run is named after or else the nearest; None for objects from Python.
 
-    >>> command(load("mnist-30").but(attack="foe", seed=3))
+    >>> command(load("mnist-30").replace(attack="foe", seed=3))
     'rpel run mnist-30 --attack foe --seed 3'
     """
     if OWN in (spec.dataset, spec.model):

@@ -26,7 +26,7 @@ from rpel.randomness import draws
 from rpel.simulation.delivery import SimulatedNetwork, victim_by_victim
 from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
-from rpel.simulation.methods import Settled, build_network, build_rule, messages
+from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
 from rpel.tasks import Task
 from rpel.text import human_bytes
 from rpel.types import Arrays, Floats, Integers, Models, RoundInfo
@@ -67,7 +67,7 @@ class Published:
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
-    def __init__(self, spec: Settled, task: Task, workers: Workers = ALONE, arrays: Backend | None = None) -> None:
+    def __init__(self, spec: ResolvedSpec, task: Task, workers: Workers = ALONE, arrays: Backend | None = None) -> None:
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
         attack = attack_by_name(spec.attack, **spec.attack_params)

@@ -22,7 +22,7 @@ from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset
 from rpel.simulation.certificate import versions
-from rpel.simulation.methods import Settled, build_network
+from rpel.simulation.methods import ResolvedSpec, build_network
 from rpel.tasks import Classification, Trigger
 from rpel.types import Integers
 
@@ -51,7 +51,7 @@ class Objects:
             changes["dataset"] = OWN
         if _is_one_per_node(self.train):
             changes["partition"] = OWN
-        return spec.but(**changes)
+        return spec.replace(**changes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def available(spec: Spec, download: Download | None = None) -> Spec:
         data.load(spec.dataset, spec.data_dir, progress=download)
     except data.MissingDataError as error:
         log.warning("%s; until then the sample in the package, %s, takes its place", error, SAMPLES[spec.dataset])
-        return spec.but(dataset=SAMPLES[spec.dataset])
+        return spec.replace(dataset=SAMPLES[spec.dataset])
     return spec
 
 
@@ -239,7 +239,7 @@ def _minus(loss: Loss) -> Loss:
 # --- the task --------------------------------------------------------------------------------------------------------
 
 
-def build_task(spec: Settled, inputs: Inputs) -> Classification:
+def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
     """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor, also of those."""
     dataset, h = inputs.dataset, spec.nodes - spec.byzantine
     if spec.device == "cuda" and not torch.cuda.is_available():
@@ -268,7 +268,7 @@ def build_task(spec: Settled, inputs: Inputs) -> Classification:
     )
 
 
-def _hostile(spec: Settled) -> list[int]:
+def _hostile(spec: ResolvedSpec) -> list[int]:
     """Who is hostile in round 1, as the simulator will place them."""
     _, roster, _ = build_network(spec)
     return [int(i) for i in np.flatnonzero(roster.hostile(1))]

@@ -1,4 +1,4 @@
-"""Every method is one topology and one rule; nothing else in the round changes. And a Spec settled for its method."""
+"""Every method is one topology and one rule; nothing else in the round changes. And a Spec resolved for its method."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,7 +71,7 @@ def messages(method: str, nodes: int, pull: int) -> int:
 _OTHER_RULES = ("rpel", "all-to-all")  # the methods that take another rule than their own
 
 
-class Settled(Spec):
+class ResolvedSpec(Spec):
     """A Spec with nothing left open, and the plan it follows."""
 
     pull: int
@@ -82,21 +82,17 @@ class Settled(Spec):
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
 
-    def but(self, **changes: Any) -> Spec:  # type: ignore[override]
-        """A Spec with some fields changed; to be settled again."""
-        return Spec(**self.model_dump(exclude_unset=True)).but(**changes)
 
-
-def settle(spec: Spec) -> Settled:
+def resolve(spec: Spec) -> ResolvedSpec:
     """Plan what was left out and check that the parts exist and fit together.
 
-    >>> settle(Spec(nodes=30, byzantine=6, pull=15, rounds=200)).b_hat
+    >>> resolve(Spec(nodes=30, byzantine=6, pull=15, rounds=200)).b_hat
     6
-    >>> settle(Spec(attack="alei"))
+    >>> resolve(Spec(attack="alei"))
     Traceback (most recent call last):
     ValueError: there is no attack 'alei'; the nearest is 'alie'
     """
-    if isinstance(spec, Settled):
+    if isinstance(spec, ResolvedSpec):
         return spec
     attack = attack_by_name(spec.attack, **spec.attack_params)
     attack.check_size(spec.nodes - spec.byzantine)
@@ -110,7 +106,7 @@ def settle(spec: Spec) -> Settled:
     if not method.on_graph:
         _check_rule(rule, plan)
     planned = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": rule, "attack": attack.name, "plan": plan}
-    return Settled(**{**spec.model_dump(exclude_unset=True), **planned})
+    return ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
 
 
 def _plan(spec: Spec, method: Method) -> planning.Plan:
@@ -118,7 +114,7 @@ def _plan(spec: Spec, method: Method) -> planning.Plan:
     if method.peers == "everybody":
         spec = _all_of_them(spec)
     elif method.on_graph and spec.placement == "adversarial" and spec.b_hat is None:
-        spec = spec.but(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
+        spec = spec.replace(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
         pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat), spec.nodes - 1)
@@ -139,7 +135,7 @@ def _all_of_them(spec: Spec) -> Spec:
                 f"{key} {getattr(spec, key)} does not go with method {spec.method}, in which all {spec.nodes} nodes "
                 f"hear each other: the nearest is {key} {value}, or method rpel"
             )
-    return spec.but(**only)
+    return spec.replace(**only)
 
 
 def _planned(spec: Spec, pull: int | None) -> planning.Plan:
@@ -197,14 +193,14 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
 # --- what a Spec builds ----------------------------------------------------------------------------------------------
 
 
-def build_rule(spec: Settled) -> Rule:
+def build_rule(spec: ResolvedSpec) -> Rule:
     """The rule of the run, made to survive b̂ hostile answers; epidemic learning averages however few have come."""
     if METHODS[spec.method].peers in ("push", "regular"):
         return rule_by_name(spec.rule)
     return rule_by_name(spec.rule, f=spec.b_hat)
 
 
-def build_network(spec: Settled, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:
+def build_network(spec: ResolvedSpec, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:
     """Who hears whom, who is hostile, and the graph when there is a fixed one; flood: hostile nodes push to all."""
     nodes, pull, seed = spec.nodes, spec.pull, spec.seed
     roster = Roster(nodes, spec.byzantine, seed, spec.roaming)
@@ -226,7 +222,7 @@ def build_network(spec: Settled, flood: bool = False) -> tuple[Topology, Roster,
     return topologies[peers](), roster, None
 
 
-def _graph(spec: Settled, roster: Roster) -> Graph:
+def _graph(spec: ResolvedSpec, roster: Roster) -> Graph:
     if spec.graph == "honest-first":
         return honest_first(spec.nodes, spec.pull, roster.hostile(1), spec.seed)
     return random_graph(spec.nodes, spec.pull, spec.seed)

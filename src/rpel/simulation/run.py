@@ -32,7 +32,7 @@ from rpel.simulation.distributed import ALONE, LostError, Workers
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, code_versions, gather
-from rpel.simulation.methods import METHODS, Settled, settle
+from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
 from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
 from rpel.simulation.result import Result, Results, Table
 from rpel.simulation.reuse import choose, resumed
@@ -72,7 +72,7 @@ class Tick:
 Progress = Callable[[Tick], None]
 
 
-def tick(spec: Settled, rows: list[Row]) -> Tick:
+def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     """What these rows of a run show."""
     seen: Row = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), {})
     accuracies = seen.get("accuracy_mean"), seen.get("accuracy_worst")
@@ -114,13 +114,13 @@ def run(
     runs: list[Result] = []
     with joined(spec, own) as workers:
         for seed in seeds:
-            one = spec.but(seed=seed, seeds=None)
-            settled, inputs = workers.together(partial(prepared, one, own, download))
+            one = spec.replace(seed=seed, seeds=None)
+            resolved, inputs = workers.together(partial(prepared, one, own, download))
             folder = None
             if keep:
-                place = partial(placed, settled, inputs, reuse=reuse, force=force)
+                place = partial(placed, resolved, inputs, reuse=reuse, force=force)
                 folder = RunFolder(workers.first(place), tensorboard)
-            if (result := _run_one(settled, inputs, folder, progress, stop, force, workers)) is not None:
+            if (result := _run_one(resolved, inputs, folder, progress, stop, force, workers)) is not None:
                 runs.append(result)
             if workers.any(stop.asked) and seed != seeds[-1]:
                 raise Interrupted(spec.rounds, spec.rounds, None if folder is None else folder.path)
@@ -129,10 +129,10 @@ def run(
     return runs[0] if spec.seeds is None else Results(runs)
 
 
-def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[Settled, Inputs]:
+def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[ResolvedSpec, Inputs]:
     """The Spec with nothing left open, and its data."""
-    settled = settle(available(spec, download))
-    return settled, gather(settled, own, download)
+    resolved = resolve(available(spec, download))
+    return resolved, gather(resolved, own, download)
 
 
 @contextmanager
@@ -149,12 +149,12 @@ def joined(spec: Spec, own: Objects) -> Iterator[Workers]:
             raise
 
 
-def folder_name(spec: Settled, inputs: Inputs) -> str:
+def folder_name(spec: ResolvedSpec, inputs: Inputs) -> str:
     """The name of a run's folder."""
     return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
 
 
-def placed(spec: Settled, inputs: Inputs, *, reuse: bool = False, force: bool = False) -> Path:
+def placed(spec: ResolvedSpec, inputs: Inputs, *, reuse: bool = False, force: bool = False) -> Path:
     """Where a run is kept: in the folder of its hash, unless another code has made that."""
     base = Path(spec.out) / folder_name(spec, inputs)
     return choose(base, inputs.versions, known=inputs.known, reuse=reuse, force=force)
@@ -187,20 +187,20 @@ def resume(
             f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes on with it"
         )
     with joined(spec, own) as workers:
-        settled, inputs = workers.together(lambda: prepared(spec, own, download))
-        now, named = hash_of(folder_name(settled, inputs)), hash_of(folder.path.resolve().name)
+        resolved, inputs = workers.together(lambda: prepared(spec, own, download))
+        now, named = hash_of(folder_name(resolved, inputs)), hash_of(folder.path.resolve().name)
         if named not in (None, now):
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
-        result = _run_one(settled, inputs, folder, progress, stop or Stop(WHEN), False, workers)
+        result = _run_one(resolved, inputs, folder, progress, stop or Stop(WHEN), False, workers)
     if result is None:
         raise SystemExit(0)  # another worker has the result
     return result
 
 
 def _run_one(
-    spec: Settled,
+    spec: ResolvedSpec,
     inputs: Inputs,
     folder: RunFolder | None,
     progress: Progress | None,
@@ -261,7 +261,7 @@ class Run:
 
     def __init__(
         self,
-        spec: Settled,
+        spec: ResolvedSpec,
         inputs: Inputs,
         folder: RunFolder | None = None,
         progress: Progress | None = None,
@@ -301,7 +301,7 @@ class Run:
 
     def _begin(self, folder: RunFolder) -> None:
         """What a folder says of a run before its first round."""
-        folder.write_text("spec.toml", to_toml(self.spec.but(out="runs", workers=1, engine="local", address=None)))
+        folder.write_text("spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None)))
         if self.simulation.graph is not None:
             hostile = self.simulation.roster.hostile(1)
             folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
@@ -412,7 +412,7 @@ class Run:
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)
-        result = Result(self.spec.but(), rows, proof, nodes, self.path, kept=tensors, module=module)
+        result = Result(self.spec.replace(), rows, proof, nodes, self.path, kept=tensors, module=module)
         if self.folder is not None:
             self._write(self.folder, result)
         return result

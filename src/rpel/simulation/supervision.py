@@ -17,7 +17,7 @@ from rpel.simulation import run as runs_here
 from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.distributed import LostError
 from rpel.simulation.inputs import Download, Objects
-from rpel.simulation.methods import Settled
+from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.metrics import check_tensorboard
 from rpel.simulation.result import Result, Results
 from rpel.simulation.run import WHEN, Interrupted, Progress, placed, prepared, stored, tick
@@ -59,14 +59,14 @@ def _on_ray(
         here["data_dir"] = str(Path(spec.data_dir).resolve())
     with cluster.connected(spec.address, max(spec.workers, threads())), Stop(WHEN) as stop:
         for seed in seeds:
-            one = spec.but(seed=seed, **here)
-            settled, inputs = prepared(one, Objects(), download)
-            folder = RunFolder(placed(settled, inputs, reuse=reuse, force=force), tensorboard)
+            one = spec.replace(seed=seed, **here)
+            resolved, inputs = prepared(one, Objects(), download)
+            folder = RunFolder(placed(resolved, inputs, reuse=reuse, force=force), tensorboard)
             if force:
                 with folder.locked():
                     folder.clear()
             if (found := stored(folder, inputs.versions)) is None:
-                _supervise(one, settled, spec.workers, folder, progress, stop)
+                _supervise(one, resolved, spec.workers, folder, progress, stop)
                 found = Result.load(folder.path)
             runs.append(found)
             if stop.asked and seed != seeds[-1]:
@@ -75,7 +75,7 @@ def _on_ray(
 
 
 def _supervise(
-    spec: Spec, settled: Settled, workers: int, folder: RunFolder, progress: Progress | None, stop: Stop
+    spec: Spec, resolved: ResolvedSpec, workers: int, folder: RunFolder, progress: Progress | None, stop: Stop
 ) -> None:
     """Have Ray run it to its end, and tell of the rounds that its folder shows meanwhile."""
     place = folder.path.with_name(f".{folder.path.name}.ray")
@@ -88,7 +88,7 @@ def _supervise(
             wait([running], timeout=_LOOK)
             rows = folder.metrics()
             if progress is not None and len(rows) not in (0, seen):
-                progress(tick(settled, rows))
+                progress(tick(resolved, rows))
             seen = len(rows)
             if stop.asked:
                 with suppress(FileNotFoundError):  # it has just ended

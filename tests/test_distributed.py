@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rpel.aggregation import rule
-from rpel.aggregation.coordinatewise import Mixer
-from rpel.aggregation.registry import RULES
 from rpel.attacks import ATTACKS
 from rpel.config.spec import Spec
 from rpel.processes import free_memory
+from rpel.rules import rule
+from rpel.rules.coordinatewise import Mixer
+from rpel.rules.registry import RULES
 from rpel.simulation import distributed
 from rpel.simulation.api import resume, simulate
 from rpel.simulation.checkpoint import RunFolder

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from rpel import aggregation as A
+from rpel import rules as A
 from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, cloud
 
 Array = NDArray[Any]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from rpel import aggregation as A
-from rpel.aggregation.base import Group
+from rpel import rules as A
 from rpel.kernels import compiled, plain, tensor
 from rpel.randomness import stream
+from rpel.rules.base import Group
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import testing
-from rpel.aggregation.base import Group, Rule
-from rpel.aggregation.registry import about as about_rules
 from rpel.attacks import ATTACKS, View, declare
 from rpel.attacks.registry import about as about_attacks
+from rpel.rules.base import Group, Rule
+from rpel.rules.registry import about as about_rules
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES
 
@@ -139,7 +139,7 @@ def test_a_rule_a_constructor_and_an_attack_of_ones_own_are_taken_too() -> None:
     made = rpel.rule("krum", f=1)
     assert rpel.rule(made) is made
     assert rpel.rule(made, f=3).f == 3
-    assert rpel.rule("rpel.aggregation:krum", f=2).f == 2
+    assert rpel.rule("rpel.rules:krum", f=2).f == 2
     attack = rpel.attack("alie", z=2.0)
     assert rpel.attack(attack) is attack
     named = rpel.attack("rpel.attacks.forgeries:foe", zeta=3)
@@ -170,6 +170,12 @@ def test_errors_name_what_is_wrong(call: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_packages_are_reached_by_importing_rpel_alone() -> None:
+    said = "import rpel; rpel.testing.check_rule('median', f=1); print(rpel.rules.nnm(1).name, rpel.attacks.declare)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
+    assert done.stdout.startswith("nnm <function declare"), done.stderr
 
 
 def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
@@ -232,7 +238,7 @@ def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Pa
     code = (
         "import numpy as np, rpel; x = np.arange(10.0).reshape(5, 2);"
         "print(rpel.rule('nnm+winsorized_mean', f=1)(x).tolist(), rpel.attack('echo', gain=2.0).forge(x).tolist());"
-        "from rpel.aggregation.registry import about; print(dict(about())['winsorized_mean'])"
+        "from rpel.rules.registry import about; print(dict(about())['winsorized_mean'])"
     )
     done = run(installed, "-c", code)
     assert done.returncode == 0, done.stderr

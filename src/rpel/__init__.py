@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rpel.version import __version__
 
 if TYPE_CHECKING:
-    from rpel.aggregation import Rule, chain, rule
+    from rpel import attacks as attacks
+    from rpel import planning as planning
+    from rpel import rules as rules
+    from rpel import testing as testing
     from rpel.attacks import Attack, View, attack
     from rpel.config.spec import Spec
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
+    from rpel.rules import Rule, chain, rule
     from rpel.simulation.api import load, resume, simulate
     from rpel.simulation.result import Result, Results
 
@@ -23,17 +27,20 @@ _HOMES = {
     "Plan": "rpel.planning",
     "Result": "rpel.simulation.result",
     "Results": "rpel.simulation.result",
-    "Rule": "rpel.aggregation",
+    "Rule": "rpel.rules",
     "Spec": "rpel.config.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
-    "chain": "rpel.aggregation",
+    "chain": "rpel.rules",
     "load": "rpel.simulation.api",
     "plan": "rpel.planning",
     "resume": "rpel.simulation.api",
-    "rule": "rpel.aggregation",
+    "rule": "rpel.rules",
     "simulate": "rpel.simulation.api",
 }
+
+_PARTS = ("attacks", "planning", "rules", "testing")
+"""Packages whose names users reach as ``rpel.testing.check_rule``."""
 
 __all__ = [
     "Attack",
@@ -58,8 +65,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _PARTS:
+        return import_module(f"rpel.{name}")
     raise AttributeError(f"module 'rpel' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_PARTS]

@@ -103,14 +103,14 @@ def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[
 
 def every_rule() -> list[str]:
     """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
-    from rpel.aggregation.registry import about
+    from rpel.rules.registry import about
 
     return [OWN_RULE, *(name for name, _ in about() if _takes_models(name))]
 
 
 def _takes_models(name: str) -> bool:
-    from rpel.aggregation import rule
-    from rpel.aggregation.coordinatewise import Mixer
+    from rpel.rules import rule
+    from rpel.rules.coordinatewise import Mixer
 
     try:
         found = rule(name, f=1)

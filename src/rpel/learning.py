@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rpel.aggregation import Rule
 from rpel.kernels.backend import Backend, backend
+from rpel.rules import Rule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation import Rule
-from rpel.aggregation import rule as rule_by_name
-from rpel.aggregation.coordinatewise import Mixer
 from rpel.attacks import Attack, View
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels import compiled, plain
+from rpel.rules import Rule
+from rpel.rules import rule as rule_by_name
+from rpel.rules.coordinatewise import Mixer
 
 if TYPE_CHECKING:
     import pytest

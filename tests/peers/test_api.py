@@ -23,13 +23,13 @@ from torch import nn
 
 import rpel
 from rpel import cli
-from rpel.aggregation import rule
 from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.protocol import Checkpoint, make_ready
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature, digest
+from rpel.rules import rule
 from rpel.types import Outcome
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.aggregation import rule
 from rpel.config.membership import Member, Membership
 from rpel.operations.redteam import RedTeam
 from rpel.peer import evidence, wire
@@ -25,6 +24,7 @@ from rpel.peer.evidence import Proof, Signed, Witness, facts, keep, sign, verify
 from rpel.peer.journal import Audit, check_audit
 from rpel.peer.node import Node, SecondInstanceError
 from rpel.peer.protocol import make_ready
+from rpel.rules import rule
 from support.loopback import loopback, model, signature
 from support.loopback import membership as a_membership
 from support.proxy import Proxy

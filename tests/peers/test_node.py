@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 from rpel import certificates
-from rpel.aggregation import rule
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity, wire
 from rpel.peer.identity import News
@@ -31,6 +30,7 @@ from rpel.peer.models import initial_body
 from rpel.peer.node import Node, Round, from_os
 from rpel.peer.protocol import make_ready, sizes
 from rpel.peer.store import Store
+from rpel.rules import rule
 from rpel.types import Models, Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE

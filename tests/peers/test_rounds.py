@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel.aggregation import rule
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
 from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Terms
+from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
 PERIOD = 10.0

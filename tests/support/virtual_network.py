@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rpel.aggregation import rule
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
 from rpel.peer.desk import SERVED, Desk
 from rpel.peer.evidence import Proof, Signed, Witness
 from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want
+from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
 PERIOD, DEADLINE = 10.0, 6.0

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plugins
-from rpel.aggregation import Rule
 from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
 from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
 from rpel.kernels.backend import backend
+from rpel.rules import Rule
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"

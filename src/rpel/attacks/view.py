@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rpel.aggregation import Rule
 from rpel.kernels.backend import Backend, backend
+from rpel.rules import Rule
 from rpel.types import Floats, Integers, Models
 
 

@@ -183,7 +183,7 @@ def list_names(
 def _names(kind: str) -> Iterable[tuple[str, str]]:
     """(name, about) of every thing of that kind; what is heavy is imported for its own list only."""
     if kind == "rules":
-        from rpel.aggregation import registry as rules
+        from rpel.rules import registry as rules
 
         return rules.about()
     if kind == "attacks":

@@ -57,8 +57,8 @@ class NamesInHelp(TyperCommand):
     """A command whose help ends with the names of rules and attacks; they are looked up only there (numba is slow)."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from rpel.aggregation import registry as rules
         from rpel.attacks import registry as attacks
+        from rpel.rules import registry as rules
 
         formatter.write_paragraph()
         with formatter.section("Rules, joined by + into chains such as nnm+median"):

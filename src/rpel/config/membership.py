@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 import tomli_w
 from pydantic import Field, Strict, StrictStr, TypeAdapter
 
-from rpel import aggregation, planning
-from rpel.aggregation.coordinatewise import Mixer
-from rpel.aggregation.registry import built_in
+from rpel import planning, rules
 from rpel.certificates import check_id, read_certificate
 from rpel.config.record import check_keys, read_toml, validated
 from rpel.errors import nearest
 from rpel.files import atomic
+from rpel.rules.coordinatewise import Mixer
+from rpel.rules.registry import built_in
 
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
@@ -152,7 +152,7 @@ class Membership:
     @cached_property
     def enough(self) -> int:
         """How many answers a round needs to aggregate: 2 b̂, or more where the rule does."""
-        return max(2 * self.b_hat, aggregation.rule(self.rule, f=self.b_hat).least(self.b_hat) - 1)
+        return max(2 * self.b_hat, rules.rule(self.rule, f=self.b_hat).least(self.b_hat) - 1)
 
     def index(self, id: str) -> int:
         """The number of the member with this id."""
@@ -344,8 +344,8 @@ def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
 
 def _check_rule(where: str, m: Membership) -> None:
     if not built_in(m.rule):  # a file from others never makes a peer import code
-        raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, aggregation.RULES)}")
-    found = aggregation.rule(m.rule, f=m.b_hat)
+        raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, rules.RULES)}")
+    found = rules.rule(m.rule, f=m.b_hat)
     if isinstance(found, Mixer) or found.on_graph:
         raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is 'nnm+trimmed_mean'")
     if m.enough > m.pull:

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import planning
-from rpel.aggregation import rule
 from rpel.attacks import attack
 from rpel.config.spec import Spec
 from rpel.kernels import compiled, plain
+from rpel.rules import rule
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import Run, pinned
@@ -132,7 +132,7 @@ def _plan() -> Measurement:
 
 _FIRST = """
 import time, numpy as np
-from rpel.aggregation import rule
+from rpel.rules import rule
 table = np.zeros((16, 1000), np.float32); index = np.arange(16)[None]
 begun = time.perf_counter()
 rule("nnm+trimmed_mean", f=7).aggregate(table, index)

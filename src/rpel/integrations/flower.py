@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
-from rpel.aggregation import Rule
-from rpel.aggregation import rule as rule_by_name
+from rpel.rules import Rule
+from rpel.rules import rule as rule_by_name
 
 
 class RpelStrategy(FedAvg):  # type: ignore[misc]  # flwr is not installed where types are checked

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from rpel.aggregation import Rule
 from rpel.attacks import ATTACKS, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
 from rpel.errors import nearest
 from rpel.kernels.compiled import finite_rows
 from rpel.peer.wire import Signature, digest, raw
 from rpel.randomness import stream
+from rpel.rules import Rule
 from rpel.types import Integers, Models
 
 _MOST_EXTRA = 1 << 20  # bytes sent beyond a model, whatever was claimed

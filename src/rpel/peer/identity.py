@@ -21,12 +21,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from rpel.aggregation import rule
 from rpel.certificates import check_certificate, fingerprint, read_certificate
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.evidence import FIXED
 from rpel.peer.protocol import Terms
+from rpel.rules import rule
 
 log = logging.getLogger("rpel")
 

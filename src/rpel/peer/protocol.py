@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from rpel.aggregation import Rule, rule
 from rpel.kernels.compiled import finite_rows
 from rpel.learning import aggregate
 from rpel.peer.clock import RoundClock
 from rpel.randomness import stream
+from rpel.rules import Rule, rule
 from rpel.types import Models, Outcome, PullResult, Received
 
 Coins = Callable[[int, int, int, int], tuple[int, ...]]
@@ -391,7 +391,7 @@ _LARGE = 1_000_000
 def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
     """(m, f) for which the rule may run after s peers were asked.
 
-    >>> from rpel.aggregation import rule
+    >>> from rpel.rules import rule
     >>> list(sizes(rule("trimmed_mean", f=1), pull=4))
     [(3, 1), (4, 1), (5, 1), (2, 0), (3, 0), (4, 0)]
     """
@@ -405,7 +405,7 @@ def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
     """Run the rule once for each of its sizes on one coordinate; for large models make the kernels of each size too.
 
     >>> import numpy as np
-    >>> from rpel.aggregation import rule
+    >>> from rpel.rules import rule
     >>> make_ready(rule("median", f=1), pull=3, d=10, dtype=np.float32)
     """
     for m, f in sizes(rule, pull):

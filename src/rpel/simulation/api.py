@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from rpel.aggregation import Rule
 from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.plugins import named
+from rpel.rules import Rule
 from rpel.simulation.inputs import Download, Loss, Objects
 from rpel.simulation.result import Result
 from rpel.simulation.run import Interrupted, Progress, Tick

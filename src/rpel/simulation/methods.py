@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 
 from rpel import planning, theory
-from rpel.aggregation import Rule
-from rpel.aggregation import rule as rule_by_name
-from rpel.aggregation.coordinatewise import Mixer
 from rpel.attacks import attack as attack_by_name
 from rpel.config.spec import Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
+from rpel.rules import Rule
+from rpel.rules import rule as rule_by_name
+from rpel.rules.coordinatewise import Mixer
 from rpel.simulation.delivery import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import Guarantee, Topology

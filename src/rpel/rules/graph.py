@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.arrays import Array, host
-from rpel.aggregation.base import Group, Rule
+from rpel.rules.arrays import Array, host
+from rpel.rules.base import Group, Rule
 from rpel.types import Floats, Integers
 
 TOLERANCE = 1e-12

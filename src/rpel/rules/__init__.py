@@ -1,8 +1,8 @@
 """Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
 
-from rpel.aggregation.base import Rule
-from rpel.aggregation.coordinatewise import arc, bucketing, bulyan, clipping, meamed, median, nnm, trimmed_mean
-from rpel.aggregation.graph import (
+from rpel.rules.base import Rule
+from rpel.rules.coordinatewise import arc, bucketing, bulyan, clipping, meamed, median, nnm, trimmed_mean
+from rpel.rules.graph import (
     balance,
     clipped_gossip_adaptive,
     clipped_gossip_oracle,
@@ -13,7 +13,7 @@ from rpel.aggregation.graph import (
     ios,
     rtc,
 )
-from rpel.aggregation.linear import (
+from rpel.rules.linear import (
     aksel,
     caf,
     centered_clipping,
@@ -27,7 +27,7 @@ from rpel.aggregation.linear import (
     multi_krum,
     smea,
 )
-from rpel.aggregation.registry import RULES, chain, rule
+from rpel.rules.registry import RULES, chain, rule
 
 __all__ = [
     "RULES",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
-from rpel.aggregation.arrays import Array, empty_like, host, is_tensor
-from rpel.aggregation.base import Group, Rule
 from rpel.randomness import stream
+from rpel.rules.arrays import Array, empty_like, host, is_tensor
+from rpel.rules.base import Group, Rule
 from rpel.types import Floats, Integers
 
 

@@ -20,7 +20,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.aggregation.arrays import (
+from rpel.kernels.backend import Backend
+from rpel.randomness import Purpose, draws
+from rpel.rules.arrays import (
     Array,
     as_table,
     check_index,
@@ -32,8 +34,6 @@ from rpel.aggregation.arrays import (
     stacked,
     to_kernels,
 )
-from rpel.kernels.backend import Backend
-from rpel.randomness import Purpose, draws
 from rpel.types import Floats, Integers
 
 Kappa = Callable[[int, int], float]

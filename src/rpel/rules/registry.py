@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from rpel import plugins
-from rpel.aggregation import coordinatewise, graph, linear
-from rpel.aggregation.arrays import Array, empty_like, host
-from rpel.aggregation.base import Group, Rule
-from rpel.aggregation.coordinatewise import Mixed, Mixer
 from rpel.errors import nearest
+from rpel.rules import coordinatewise, graph, linear
+from rpel.rules.arrays import Array, empty_like, host
+from rpel.rules.base import Group, Rule
+from rpel.rules.coordinatewise import Mixed, Mixer
 
 GROUP = "rpel.rules"
 """The entry points under which packages register rules."""
@@ -56,7 +56,7 @@ RULES: dict[str, Callable[..., Rule]] = {
 def chain(*stages: Rule) -> Rule:
     """Pre-aggregations, then one rule.
 
-    >>> from rpel.aggregation import chain, nnm, trimmed_mean
+    >>> from rpel.rules import chain, nnm, trimmed_mean
     >>> chain(nnm(7), trimmed_mean(7)).name
     'nnm+trimmed_mean'
     """

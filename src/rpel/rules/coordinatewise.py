@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import theory
-from rpel.aggregation.arrays import Array, as_table, empty_like, host, is_tensor, kernels_for, stacked, to_kernels
-from rpel.aggregation.base import Group, Rule
-from rpel.aggregation.linear import krum_scores
 from rpel.kernels import compiled
+from rpel.rules.arrays import Array, as_table, empty_like, host, is_tensor, kernels_for, stacked, to_kernels
+from rpel.rules.base import Group, Rule
+from rpel.rules.linear import krum_scores
 from rpel.types import Floats, Integers
 
 

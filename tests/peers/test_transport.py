@@ -236,12 +236,12 @@ def test_a_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path
             net.membership = later
             assert (await net.pull(0, 1, 1))[0] == "ok"
             assert (await net.pull(1, 0, 1))[0] == "ok"
-            assert (await net.pull(2, 1, 1, within=0.5))[0] == "unreachable"
+            assert (await net.pull(2, 1, 1, within=0.5))[0] in ("unreachable", "late")
             answered = len(net.stores[1].answered)
             net.transports[0].client.rotate(
                 later, net.credentials[0].certificate, net.credentials[0].key
             )  # the key of before
-            assert (await net.pull(0, 1, 1, within=0.5))[0] == "unreachable"
+            assert (await net.pull(0, 1, 1, within=0.5))[0] in ("unreachable", "late")
             assert len(net.stores[1].answered) == answered
             assert old.hash != later.hash
 

@@ -116,7 +116,10 @@ def test_a_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkey
         async with loopback(tmp_path, n=2) as net:
             patient = expected in ("ok", "malformed") or name == "gone"
             result, row = await ask(net, script, within=20.0 if patient else 0.3)
-            assert result == expected
+            if name == "closed at once":  # the deadline may come while it is asked once more
+                assert result in ("unreachable", "late")
+            else:
+                assert result == expected
             if result == "ok":
                 np.testing.assert_array_equal(row, RIGHT)
             if not name.startswith("always"):

@@ -10,7 +10,6 @@ import base64
 import errno
 import math
 import re
-import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,12 @@ from rpel.config.membership import Membership
 from rpel.peer.evidence import SIGNED_PROTOCOL, Signed, facts, signed_by
 from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Socket, Text
 from rpel.peer.identity import KeyFile, client_context, leaf_fingerprint
+from rpel.peer.resolver import Resolver, connect
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models, PullResult
 
 _CONNECT = 5.0
+_LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
 _NOT_YET = {
@@ -67,8 +68,11 @@ class Client:
         key: KeyFile,
         signature: Signature,
         position: Callable[[], float],
+        addresses: Path | None = None,
     ) -> None:
+        """``addresses``: a file that keeps where members were reached."""
         self._signature, self._position = signature, position
+        self._resolver = Resolver(_LOOKUPS, addresses)
         self._idle: dict[int, list[tuple[float, Connection]]] = {}
         self._open: set[Connection] = set()
         self._sockets: set[Socket] = set()
@@ -85,6 +89,7 @@ class Client:
         self._membership, self._certificate, self._key = membership, certificate, key
         self._me = membership.by_fingerprint(check_certificate(certificate.read_text("utf-8")).fingerprint)
         self._contexts, self.differing = {}, {}
+        self._resolver.most = membership.byzantine + _LOOKUPS
 
     @property
     def connections(self) -> int:
@@ -233,9 +238,12 @@ class Client:
         connection = Connection()
         try:
             async with asyncio.timeout(_CONNECT):
+                places = await self._resolver.addresses(host.strip("[]"))
+                reached = await connect(places, int(port), self._sockets)
+                where = reached.getpeername()[0]
                 transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: connection,
-                    sock=await _reached(host.strip("[]"), int(port), self._sockets),
+                    sock=reached,
                     ssl=self._contexts[member],
                     server_hostname="",  # no name is sent: identity is the pin
                     ssl_handshake_timeout=_CONNECT,
@@ -249,6 +257,7 @@ class Client:
         if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
             transport.abort()
             raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
+        self._resolver.reached(host.strip("[]"), where)
         return connection
 
 
@@ -261,24 +270,6 @@ def _signed(reception: Reception, header: str, membership: Membership, member: i
     certificate = membership.members[member].certificate
     valid = signed_by(certificate, facts(membership), round, found.digest, found.signature)
     return found if valid else None
-
-
-async def _reached(host: str, port: int, kept: set[Socket]) -> Socket:
-    """A socket connected to the first of the host's addresses that answers; whoever is cancelled leaves none open."""
-    loop = asyncio.get_running_loop()
-    failed = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        reached = Socket(family, kind, protocol, kept=kept)
-        try:
-            await loop.sock_connect(reached, address)
-            return reached
-        except OSError as error:
-            reached.close()
-            failed = error
-        except BaseException:
-            reached.close()
-            raise
-    raise failed
 
 
 def _refusal(head: Head) -> Answer:

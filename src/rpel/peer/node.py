@@ -41,6 +41,7 @@ from rpel.types import Models, Outcome
 
 log = logging.getLogger("rpel")
 
+ADDRESSES_FILE = "addresses.json"
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
@@ -132,7 +133,7 @@ class Node:
         here = self.standing
         self.transport = HttpsTransport(
             here.membership, here.certificate, here.key, self.config.listen, self.signature, self,
-            clock_timeout=min(_CLOCKS, here.membership.period),
+            clock_timeout=min(_CLOCKS, here.membership.period), addresses=self.config.state_dir / ADDRESSES_FILE,
         )  # fmt: skip
         try:
             self._background.call(self.transport.start())

@@ -41,11 +41,12 @@ class HttpsTransport:
         service: Service,
         limits: Limits | None = None,
         clock_timeout: float = 3.0,
+        addresses: Path | None = None,
     ) -> None:
         context = server_context(certificate, key, (member.certificate for member in membership.members))
         self._listen, self._clock_timeout = listen_address(listen), clock_timeout
         self.server = Server(service, membership, context, limits)
-        self.client = Client(membership, certificate, key, signature, service.position)
+        self.client = Client(membership, certificate, key, signature, service.position, addresses)
 
     @property
     def port(self) -> int:

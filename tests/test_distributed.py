@@ -329,9 +329,18 @@ def test_a_table_that_does_not_fit_is_refused_with_the_memory_it_needs(tmp_path:
     free = free_memory()
     assert free is not None
     nodes = free // (4 * 4 * 7850) * 2
-    with pytest.raises(ValueError, match=r"models of 7,850 numbers need [\d.]+ [GT]B, and [\d.]+ [GT]B are free"):
+    with pytest.raises(
+        ValueError,
+        match=r"models of 7,850 numbers and [\d,]+ answers a round need [\d.]+ [GT]B, and [\d.]+ [GT]B are free",
+    ):
         simulate("linear", nodes=nodes, byzantine=1, pull=6, b_hat=1, partition="virtual", out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_more_workers_than_nodes_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "start", lambda *_, **__: pytest.fail("a worker was started"))
+    with pytest.raises(ValueError, match="workers 100 are more than the 13 honest nodes: the nearest is 13"):
+        simulate(nodes=16, byzantine=3, workers=100, out=None)
 
 
 def test_objects_from_python_stay_with_one_worker() -> None:

@@ -1,5 +1,7 @@
 """The systems RPEL is compared with: equal budgets, connected graphs, and what each must do where that is known."""
 
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +17,9 @@ from scipy import stats
 import rpel
 from rpel.attacks import View, declare
 from rpel.config.spec import Spec
-from rpel.graphs import Graph, _tree, honest_first, random_graph
+from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
+from rpel.randomness import sample_without_replacement
+from rpel.simulation import engine
 from rpel.simulation.methods import METHODS, build_network, messages, resolve
 from rpel.topology import FixedGraph, Push, RandomRegular
 from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
@@ -135,6 +139,61 @@ def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
         RandomRegular(9, 3, seed=0)
 
 
+def _peak(work: Callable[[], Any]) -> int:
+    """Bytes of arrays that are there at once."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", ["el-local", "cs-plus"])
+@pytest.mark.parametrize("graph", ["random", "honest-first"])
+def test_graphs_and_pushes_need_memory_by_their_messages_and_not_by_pairs_of_nodes(method: str, graph: str) -> None:
+    nodes = 10_000
+    spec = resolve(
+        Spec(nodes=nodes, byzantine=200, pull=5, b_hat=2, method=method, graph=graph, placement="adversarial")
+    )
+
+    def work() -> None:
+        topology, roster, _ = build_network(spec)
+        ids = roster.honest_ids(1)
+        assert topology.sample(1, ids).shape[1] <= topology.widest
+        topology.weights(ids)
+
+    assert _peak(work) < nodes * nodes // 2
+
+
+@pytest.mark.parametrize("nodes", [5, 40, 300])
+def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> None:
+    graph, pull = random_graph(nodes, 3, seed=nodes), 3
+    degree = graph.adjacency.sum(axis=1)
+    w = graph.adjacency / (1.0 + np.maximum(degree[:, None], degree[None, :]))
+    np.fill_diagonal(w, 1.0 - w.sum(axis=1))
+    np.testing.assert_array_equal(graph.weights, w)
+    hostile = np.zeros(nodes, dtype=bool)
+    for _ in range(nodes // 4):
+        hostile[np.argmax(np.where(hostile, -1, (graph.adjacency & ~hostile[None, :]).sum(axis=1)))] = True
+    np.testing.assert_array_equal(most_central(graph, nodes // 4), hostile)
+    sent = np.zeros((nodes, nodes), dtype=bool)
+    np.put_along_axis(sent, sample_without_replacement(7, "push", 2, np.arange(nodes), nodes, pull), True, axis=1)
+    sent[hostile] = True
+    np.fill_diagonal(sent, False)
+    heard = Push(nodes, pull, 7, lambda t: np.flatnonzero(hostile)).sample(2, np.arange(nodes)[::2])
+    assert [row[row >= 0].tolist() for row in heard] == [
+        np.flatnonzero(sent[:, i]).tolist() for i in range(0, nodes, 2)
+    ]
+
+
+def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "free_memory", lambda: 8 << 30)
+    flood = {"attack_params": {"flood": True}} | {"method": "el-local", "pull": 10, "b_hat": 2}
+    with pytest.raises(ValueError, match=r"9\d\d,\d{3},\d{3} answers a round need"):
+        simulation(BASE.replace(nodes=100_000, byzantine=10_000, **flood), Quadratic())
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "balance"])
 def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
     base = BASE.replace(nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60))
@@ -190,7 +249,7 @@ def test_without_gradients_the_spread_never_grows(seed: int, method: str, b_hat:
 @pytest.mark.parametrize("method", GOSSIP)
 def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_minority(method: str) -> None:
     rule = rpel.rule(METHODS[method].rule, b_hat=2)
-    complete = Graph(~np.eye(9, dtype=bool))
+    complete = Graph.of(~np.eye(9, dtype=bool))
     spreads = rounds_of_gossip(rule, complete, np.random.default_rng(1).normal(size=(9, 3)), 12)
     assert spreads[-1] < 0.2 * spreads[0]
 

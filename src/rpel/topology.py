@@ -1,4 +1,5 @@
-"""Who hears whom in a round. Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where fewer.
+"""Who hears whom in a round. Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where fewer,
+``widest`` says how many that can be for one node, so that the memory of a round is known before the first.
 
 On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, self first; elsewhere all count alike.
 """
@@ -33,6 +34,10 @@ class Pull(Unweighted):
     pull: int
     seed: int
 
+    @property
+    def widest(self) -> int:
+        return self.pull
+
     def sample(self, t: int, ids: Integers) -> Integers:
         return sample_without_replacement(self.seed, "pull", t, ids, self.nodes, self.pull)
 
@@ -47,6 +52,10 @@ class AllToAll(Unweighted):
 
     nodes: int
 
+    @property
+    def widest(self) -> int:
+        return self.nodes - 1
+
     def sample(self, t: int, ids: Integers) -> Integers:
         others = np.tile(np.arange(self.nodes - 1), (len(ids), 1))
         return np.asarray(others + (others >= ids[:, None]))
@@ -58,14 +67,16 @@ class FixedGraph:
 
     graph: Graph
 
+    @property
+    def widest(self) -> int:
+        return int(self.graph.neighbours.shape[1])
+
     def sample(self, t: int, ids: Integers) -> Integers:
         return self.graph.neighbours[ids]
 
     def weights(self, ids: Integers) -> Floats:
         """(h, 1 + largest degree) own weight, then those of the neighbours."""
-        near = self.graph.neighbours[ids]
-        others = np.where(near >= 0, self.graph.weights[ids[:, None], np.maximum(near, 0)], 0.0)
-        return np.concatenate([self.graph.weights[ids, ids][:, None], others], axis=1)
+        return np.concatenate([self.graph.own_weights[ids, None], self.graph.neighbour_weights[ids]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -84,17 +95,27 @@ class Push(Unweighted):
     seed: int
     flooders: Callable[[int], Integers] | None = None
 
+    @property
+    def widest(self) -> int:
+        """As many as are sent to somebody, but for one node in millions, and all who flood."""
+        flooders = 0 if self.flooders is None else len(self.flooders(1))
+        return min(self.nodes - 1, self.pull + int(6 * self.pull**0.5) + flooders)
+
     def sample(self, t: int, ids: Integers) -> Integers:
-        everyone = np.arange(self.nodes)
-        sent = np.zeros((self.nodes, self.nodes), dtype=bool)  # sender, receiver
-        targets = sample_without_replacement(self.seed, "push", t, everyone, self.nodes, self.pull)
-        np.put_along_axis(sent, targets, True, axis=1)
-        if self.flooders is not None:
-            sent[self.flooders(t)] = True
-        np.fill_diagonal(sent, False)
-        heard = sent[:, ids].T
-        order = np.argsort(~heard, axis=1, kind="stable")[:, : int(heard.sum(axis=1).max(initial=0))]
-        return np.where(np.take_along_axis(heard, order, axis=1), order, -1)
+        flooders = np.empty(0, dtype=np.int64) if self.flooders is None else self.flooders(t)
+        others = np.setdiff1d(np.arange(self.nodes), flooders)
+        targets = sample_without_replacement(self.seed, "push", t, others, self.nodes, self.pull)
+        place = np.full(self.nodes, -1, dtype=np.int64)
+        place[ids] = np.arange(len(ids))
+        sender, receiver = np.repeat(others, self.pull), place[targets.ravel()]
+        flood, all_ = np.tile(flooders, len(ids)), np.repeat(np.arange(len(ids)), len(flooders))
+        sender, receiver = np.append(sender, flood[flood != ids[all_]]), np.append(receiver, all_[flood != ids[all_]])
+        order = np.lexsort((sender, receiver))[int((receiver < 0).sum()) :]  # without those who ask nothing here
+        sender, receiver = sender[order], receiver[order]
+        count = np.bincount(receiver, minlength=len(ids))
+        heard = np.full((len(ids), int(count.max(initial=0))), -1, dtype=np.int64)
+        heard[receiver, np.arange(len(receiver)) - (np.cumsum(count) - count)[receiver]] = sender
+        return heard
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,10 @@ class RandomRegular(Unweighted):
             raise ValueError(
                 f"el-oracle needs nodes × pull even, not {self.nodes} × {self.pull}: try pull {self.pull + 1}"
             )
+
+    @property
+    def widest(self) -> int:
+        return self.pull
 
     def sample(self, t: int, ids: Integers) -> Integers:
         coins = int(key(self.seed, ("regular", t))[0] % 2**32)

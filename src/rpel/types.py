@@ -139,6 +139,10 @@ class RoundInfo:
 class Topology(Protocol):
     """Who talks to whom: a pull, a push, a fixed graph, everybody."""
 
+    @property
+    def widest(self) -> int:
+        """How many peers a node may hear in a round."""
+
     def sample(self, t: int, ids: Integers) -> Integers:
         """(h, s) the peers that each node hears in round t, −1 where there are fewer."""
 

@@ -213,9 +213,8 @@ class Baseline:
 
     def findings(self) -> dict[str, Any]:
         """What there is to say of it, as plain JSON values."""
-        s, near = self.spec, self.graph.adjacency & self.hostile[None, :]
-        met = near[~self.hostile].sum(axis=1)
-        degrees = self.graph.adjacency.sum(axis=1)
+        s, near, degrees = self.spec, self.graph.neighbours, self.graph.degree
+        met = ((near >= 0) & self.hostile[near])[~self.hostile].sum(axis=1)
         connectivity = self.graph.connectivity()
         return {
             **{key: getattr(s, key) for key in ("nodes", "byzantine", "pull", "graph", "placement", "seed")},
@@ -251,6 +250,5 @@ def draw_graph(found: Baseline, path: str | Path) -> None:
 
     s, graph = found.spec, found.graph
     places = nx.spring_layout(graph.networkx(), seed=0, k=2 / np.sqrt(s.nodes))
-    edges = np.argwhere(np.triu(graph.adjacency)).tolist()
     title = f"n = {s.nodes}, b = {s.byzantine}, {graph.edges} edges ({s.graph}, placement {s.placement})"
-    plots.network(path, np.array([places[i] for i in range(s.nodes)]), edges, found.hostile, title=title)
+    plots.network(path, np.array([places[i] for i in range(s.nodes)]), graph.pairs.tolist(), found.hostile, title=title)

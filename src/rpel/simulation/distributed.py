@@ -265,6 +265,7 @@ def joined(spec: Spec) -> Iterator[Workers]:
     if not placed() and spec.workers == 1:
         yield ALONE
         return
+    _check_number(spec)
     with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place, _restored(_INTERFACE):
         children: list[subprocess.Popen[bytes]] = []
         try:
@@ -283,6 +284,13 @@ def joined(spec: Spec) -> Iterator[Workers]:
                 dist.destroy_process_group()
             for child in children:
                 _end(child)
+
+
+def _check_number(spec: Spec) -> None:
+    """ValueError if there are more workers to start than nodes to share out."""
+    honest = spec.nodes - spec.byzantine
+    if not placed() and spec.workers > honest:
+        raise ValueError(f"workers {spec.workers} are more than the {honest} honest nodes: the nearest is {honest}")
 
 
 @contextmanager

@@ -32,6 +32,8 @@ from rpel.text import human_bytes
 from rpel.types import Arrays, Floats, Integers, Models, RoundInfo
 
 _CHOSEN = "chosen", "chosen_local"
+_ANSWER = 64
+"""Bytes of an answer beside the model it brings: who is asked, in which row it stands, in which order they come."""
 _LOOKS = 20
 """How often an evaluation can be looked into on its way."""
 
@@ -82,7 +84,8 @@ class Simulation:
         behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
         initial = task.initial()
         kept = 2 + (spec.output == "uniform")
-        self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes)
+        answers = self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
+        self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes + _ANSWER * answers, answers)
         self.table = self.backend.empty(h + behind, initial)
         half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
@@ -112,14 +115,15 @@ class Simulation:
         """The rows of all workers."""
         return own if self.workers.size == 1 else self.workers.rows(own, self.shards)
 
-    def _check_memory(self, needed: int) -> None:
+    def _check_memory(self, needed: int, answers: int) -> None:
         """ValueError if the workers on this machine need more than it has."""
         free, here = free_memory(), self.workers.here
         if free is not None and needed * here > free:
             each = f" for each of {here} workers" if here > 1 else ""
             raise ValueError(
-                f"{self.nodes:,} models of {self.task.d:,} numbers need {human_bytes(needed)}{each}, and "
-                f"{human_bytes(free)} are free here: fewer nodes, a smaller model, or workers on more machines"
+                f"{self.nodes:,} models of {self.task.d:,} numbers and {answers:,} answers a round need "
+                f"{human_bytes(needed)}{each}, and {human_bytes(free)} are free here: fewer nodes, a smaller model, or "
+                "workers on more machines"
             )
 
     def _ids(self, t: int) -> Integers:

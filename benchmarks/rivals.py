@@ -1,0 +1,214 @@
+"""A round of rpel against the best that an expert writes in an afternoon with JAX and with PyTorch.
+
+Run: python benchmarks/rivals.py [WORK …] [--rounds 6] [--data-dir DIR] [--json]. JAX lives in an environment of its
+own, `.venv-rivals`, which is made when it is not there. All get the same initial model, the same batches and the same
+pulls; the rivals' batches are ready normalised, and rpel draws and normalises within its round. First, equal work is
+checked: after the same rounds, all must have the same accuracy and the same models but for rounding (so dropout is
+left out of the CIFAR-10 network). Rounds are taken in turns, one at a time, and the best of each counts.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import machine  # noqa: F401  (an empty cache of kernels)
+from contestant import race
+from rpel.config.spec import Spec
+from rpel.data import Dataset, dirichlet, from_arrays, iid, load, virtual
+from rpel.models import model
+from rpel.simulation.methods import settle
+from rpel.simulation.simulator import Simulation
+from rpel.tasks import Classification
+
+HERE = Path(__file__).resolve().parent
+JAX = ("jax==0.10.0", "jaxlib==0.10.0")
+WORKS: dict[str, dict[str, Any]] = {
+    "mnist-100": {"nodes": 100, "byzantine": 10, "pull": 15, "b_hat": 7, "batch_size": 25},
+    "mnist-30": {"nodes": 30, "byzantine": 6, "pull": 15, "b_hat": 6, "batch_size": 25},
+    "n=10,000 d=650": {"nodes": 10_000, "byzantine": 1_000, "pull": 30, "b_hat": 13, "batch_size": 25},
+    "cifar10-20": {"nodes": 20, "byzantine": 3, "pull": 6, "b_hat": 3, "batch_size": 50},
+}
+OFF = 0.1  # root mean square, of what was learnt
+RIVALS = {"cifar10-20": ("torch",)}  # everywhere else both
+
+
+def ours(name: str, data_dir: str | None) -> Simulation:
+    """The simulation of a work, as rpel runs it."""
+    spec = settle(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
+    h, batch = spec.nodes - spec.byzantine, spec.batch_size
+    if name == "cifar10-20":
+        data = load("cifar10", data_dir) if data_dir else _like_cifar()
+        shards: Any = iid(data.train_y, h, batch, 0)
+    elif spec.nodes > 1000:
+        data = load("mnist-sample-8x8")
+        shards = virtual(data.train_y, spec.nodes, float("inf"), 0)
+    else:
+        data = load("mnist", data_dir) if data_dir else load()
+        shards = dirichlet(data.train_y, h, 1.0, batch, seed=0)
+    network = {"cifar10-20": "cifar10", "n=10,000 d=650": "linear"}.get(name, "mnist")
+    return Simulation(
+        spec, Classification(data, shards, model(network, data.shape, dropout=0.0), batch_size=batch, seed=0)
+    )
+
+
+def _like_cifar() -> Dataset:
+    """Random images of CIFAR-10's shape, each class with a colour of its own."""
+    coins, y = np.random.default_rng(0), np.arange(2000) % 10
+    x = coins.integers(0, 128, (2000, 3, 32, 32)) + coins.integers(0, 128, (10, 3, 1, 1))[y]
+    return from_arrays((x.astype(np.uint8), y), (x[:500].astype(np.uint8), y[:500]), mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def write(run: Simulation, name: str, rounds: int, folder: Path) -> None:
+    """The work as arrays: see `contestant.Work`."""
+    examples, inputs, labels, peers = run.task.examples, [], [], []  # type: ignore[attr-defined]
+    row = np.full(run.spec.nodes, -1)
+    row[run.cohort.ids] = run.rows
+    for t in range(1, rounds + 1):
+        drawn = examples.indices(run.rows, t, 0)
+        inputs.append(examples.train(drawn, examples.coins(run.rows, t, 0), torch.float32).numpy())
+        labels.append(examples.labels(drawn, run.rows).astype(np.int32))
+        peers.append(row[run.topology.sample(t, run.cohort.ids)].astype(np.int32))
+    arrays = {"initial": run.task.initial(), "inputs": inputs, "labels": labels, "peers": peers}
+    for key, value in arrays.items():
+        np.save(folder / f"{key}.npy", np.asarray(value))
+    network = {"cifar10-20": "cifar10", "n=10,000 d=650": "linear"}.get(name, "mnist")
+    about = {"network": network, "f": run.spec.b_hat, "lr": 0.5}
+    (folder / "work.json").write_text(json.dumps(about))
+
+
+class Ours:
+    """rpel as a contestant: it draws the same batches and pulls itself."""
+
+    def __init__(self, name: str, data_dir: str | None) -> None:
+        self.run = ours(name, data_dir)
+
+    def step(self, t: int) -> None:
+        assert self.run.round == t
+        self.run.step()
+
+    def models(self) -> Any:
+        return self.run.cohort.x
+
+
+class Contestant:
+    """A process that takes a round when told."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE)
+        self.best, self.memory = {"wall": float("inf"), "cpu": float("inf")}, 0.0
+
+    def tell(self, line: str) -> dict[str, float]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
+        answer: dict[str, float] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def round(self, t: int, counts: bool) -> None:
+        taken = self.tell(f"round {t}")
+        if counts:
+            self.best = {key: min(self.best[key], taken[key]) for key in self.best}
+
+    def models(self, file: Path) -> Any:
+        self.memory = self.tell(f"models {file}")["megabytes"]
+        return np.load(file)
+
+    def end(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def jax_python() -> str:
+    """The interpreter of the rivals' environment, made on first use."""
+    place = HERE.parent / ".venv-rivals"
+    python = place / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *JAX], check=True)
+    return str(python)
+
+
+def commands(name: str, folder: Path, data_dir: str | None) -> dict[str, list[str]]:
+    """How each contestant is started, ours first."""
+    data = ["--data-dir", data_dir] if data_dir else []
+    found = {"rpel": [sys.executable, str(HERE / "rivals.py"), str(folder), name, "--child", *data]}
+    for rival in RIVALS.get(name, ("jax", "torch")):
+        python = jax_python() if rival == "jax" else sys.executable
+        found[rival] = [python, str(HERE / f"rival_{rival}.py"), str(folder)]
+    return found
+
+
+def compare(name: str, rounds: int, data_dir: str | None) -> list[dict[str, Any]]:
+    """Equal work checked, then rounds in turns; a line for each rival."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, run = Path(place), ours(name, data_dir)
+        write(run, name, rounds, folder)
+        racers = {who: Contestant(command) for who, command in commands(name, folder, data_dir).items()}
+        try:
+            for t in range(rounds):
+                for racer in racers.values():
+                    racer.round(t, counts=t > 0)  # the first compiles
+            models = {who: racer.models(folder / f"{who}.npy") for who, racer in racers.items()}
+        finally:
+            for racer in racers.values():
+                racer.end()
+    check(run, models)
+    return [line(name, who, racers) for who in racers if who != "rpel"]
+
+
+def check(run: Simulation, models: dict[str, Any]) -> None:
+    """ValueError unless all have learnt the same. Float32 Gram matrices take another neighbour here and there."""
+    mine, local, initial = models["rpel"], run.task.local_state(len(models["rpel"])), run.task.initial()
+    scores = {who: run.task.evaluate(x, local)[0] for who, x in models.items()}
+    for who, theirs in models.items():
+        off = float(np.sqrt(np.square(theirs - mine).mean() / np.square(mine - initial).mean()))
+        say = f"  {who:6} accuracy {scores[who].mean():.4f}, off rpel's models by {off:.1e} of what was learnt"
+        print(say, file=sys.stderr)
+        if not off < OFF or not abs(scores[who].mean() - scores["rpel"].mean()) < 0.02:
+            raise ValueError(f"{who} computes something else than rpel")
+
+
+def line(name: str, who: str, racers: dict[str, Contestant]) -> dict[str, Any]:
+    rival, mine = racers[who], racers["rpel"]
+    return {
+        "work": f"{name} round", "rival": who, "rival_seconds": rival.best["wall"], "seconds": mine.best["wall"],
+        "ratio": rival.best["wall"] / mine.best["wall"], "rival_cpu": rival.best["cpu"], "cpu": mine.best["cpu"],
+        "cpu_ratio": rival.best["cpu"] / mine.best["cpu"], "rival_megabytes": rival.memory, "megabytes": mine.memory,
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}; all if left out")
+    options.add_argument("--rounds", type=int, default=6, help="taken by each, the first of which is not counted")
+    options.add_argument("--data-dir", help="with MNIST and CIFAR-10; without it the sample and random images")
+    options.add_argument("--json", action="store_true", help="a list of objects instead of lines")
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.child:
+        race(lambda _: Ours(given.works[1], given.data_dir))
+        return
+    found = []
+    for name in given.works or WORKS:
+        lines = compare(name, given.rounds, given.data_dir)
+        found += lines
+        for one in [] if given.json else lines:
+            print(
+                f"{one['work']:24} {one['rival']:6} {one['rival_seconds']:7.3f} s ({one['rival_cpu']:.2f} CPU-s, "
+                f"{one['rival_megabytes']:,.0f} MB)   rpel {one['seconds']:7.3f} s ({one['cpu']:.2f}, "
+                f"{one['megabytes']:,.0f} MB)   {one['ratio']:5.2f} x   by CPU-s {one['cpu_ratio']:.2f} x"
+            )
+    if given.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

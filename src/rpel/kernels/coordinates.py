@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rpel.kernels import distances, pool
 from rpel.kernels.cache import announce, compiled, folder
+from rpel.kernels.distances import aligned
 from rpel.kernels.plain import OPERATIONS, Operation
 from rpel.kernels.sorting import nearest, network, operate
 from rpel.kernels.vectors import BLOCK, add_rows, copy, weigh_rows
@@ -71,7 +72,8 @@ def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
 
 @compiled
 def _scratch(table: Floats, rows: int, m: int) -> Scratch:
-    x, y, z = np.empty(rows * STRIDE, table.dtype), np.empty(m * STRIDE, table.dtype), np.empty(STRIDE, table.dtype)
+    room = aligned((rows + m + 1) * STRIDE, table)
+    x, y, z = room[: rows * STRIDE], room[rows * STRIDE : (rows + m) * STRIDE], room[(rows + m) * STRIDE :]
     return Scratch(x, y, z, np.empty(rows, np.int64), np.empty(rows))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rpel.kernels import pool
 from rpel.kernels.cache import compiled
 from rpel.kernels.sorting import nearest_of
-from rpel.kernels.vectors import TILE, add_pair_sums, convert, fetch
+from rpel.kernels.vectors import LANES, TILE, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
 
 BLOCK_COLUMNS = 256  # 180 rows of float64 stay in half a megabyte of cache
@@ -118,6 +118,14 @@ def all_pairs(m: int) -> tuple[Tiles, Slots]:
 
 
 @compiled
+def aligned(size: int, like: Floats) -> Floats:
+    """Room for so many values that begins where a vector, and a line of the cache, begins."""
+    room = np.empty(size + 64 // like.itemsize, like.dtype)
+    skip = -room.ctypes.data % 64 // like.itemsize
+    return room[skip : skip + size]
+
+
+@compiled
 def _same(members: Integers, first: int, width: int) -> bool:
     """Whether the next `width` members are those from `first` on."""
     same = True
@@ -163,7 +171,7 @@ def _add_group(
         count = min(BLOCK_COLUMNS, d - start)
         if count <= 0:
             return
-        padded = (count + 3) // 4 * 4
+        padded = (count + LANES - 1) // LANES * LANES
         for position in range(len(rows)):
             target = position * BLOCK_COLUMNS
             if rows[position] < n:
@@ -182,7 +190,7 @@ def _add_groups(
     table: Floats, extra: Floats, rows: Integers, tiles: Tiles, origin: int, begin: int, end: int, partial: Floats
 ) -> None:
     """partial[u] = the pair sums of group origin + u, u = begin … end − 1. Columns outermost: the shared strategy."""
-    x = np.empty(len(rows) * BLOCK_COLUMNS)
+    x = aligned(len(rows) * BLOCK_COLUMNS, partial)
     for u in range(begin, end):
         partial[u] = 0.0
         _add_group(table, extra, rows, rows, tiles, origin + u, x, partial[u])
@@ -207,7 +215,7 @@ def _by_victim(
     table: Floats, extra: Floats, index: Integers, tiles: Tiles, begin: int, end: int, result: Floats
 ) -> None:
     """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
-    scratch = np.empty(index.shape[1] * BLOCK_COLUMNS), np.empty(len(tiles.members))
+    scratch = aligned(index.shape[1] * BLOCK_COLUMNS, result), np.empty(len(tiles.members))
     for i in range(begin, end):
         _add_victim(table, extra, index[i], index[min(i + 1, end - 1)], tiles, scratch, result[i])
 
@@ -218,7 +226,7 @@ def _among_by_victim(
 ) -> None:
     """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1; slot (m, m) numbers the pairs."""
     m = index.shape[1]
-    scratch, sums = (np.empty(m * BLOCK_COLUMNS), np.empty(len(tiles.members))), np.empty(len(tiles.members))
+    scratch, sums = (aligned(m * BLOCK_COLUMNS, result), np.empty(len(tiles.members))), np.empty(len(tiles.members))
     for i in range(begin, end):
         _add_victim(table, result[i], index[i], index[min(i + 1, end - 1)], tiles, scratch, sums)
         for a in range(m):

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from rpel.kernels.cache import compiled
 from rpel.kernels.vectors import (
+    BLOCK,
+    WIDE,
     Builder,
     add_product,
     cgutils,
@@ -35,9 +37,11 @@ from rpel.kernels.vectors import (
 )
 from rpel.types import Floats
 
-LANES = 8
-MOST = 3  # vectors of filters at once: with four sums each, their taps and a pixel they fill the sixteen registers
+LANES = BLOCK  # float32 values of a vector
+MOST = 3  # vectors of filters at once: with four sums each (or eight), their taps and a pixel they fill the registers
 SPARE = MOST * LANES
+PAIRS = WIDE  # windows in pairs: 32 registers hold the sums of two
+NARROW = 8  # values of a short run
 NOBODY = 4  # the winner of a window in which no sum is positive
 
 
@@ -70,13 +74,14 @@ class Place(NamedTuple):
 def stage(height: int, width: int, channels: int, filters: int, k: int) -> Stage:
     """The sizes of a stage on images of (height, width, channels), padding included.
 
-    >>> stage(28, 28, 1, 20, 5)
-    Stage(height=28, width=28, channels=1, filters=20, k=5, rows=12, columns=12, vectors=3, blocks=1, run=8)
+    >>> stage(28, 28, 1, 20, 5)[:7]
+    (28, 28, 1, 20, 5, 12, 12)
     """
     rows, columns = (height - k + 1) // 2, (width - k + 1) // 2
     needed = -(-filters // LANES)
     vectors = min(range(1, MOST + 1), key=lambda v: (-(-needed // v) * v, -v))
-    run = -(-k * channels // LANES) * LANES
+    narrow = NARROW if k * channels <= NARROW else LANES
+    run = -(-k * channels // narrow) * narrow
     return Stage(height, width, channels, filters, k, rows, columns, vectors, -(-needed // vectors), run)
 
 
@@ -93,19 +98,23 @@ def place(s: Stage, padding: int = 0) -> Place:
 # --- inner loops, written down because no optimiser finds them by itself ----------------------------------------------
 
 
-@instruction("vectors")
+@instruction("vectors", "windows")
 def pool_window(
     builder: Builder, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any, bias: Any,
-    bias_at: Any, vectors: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
+    bias_at: Any, vectors: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any, filters: Any,
 ) -> None:  # fmt: skip
     """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums, and whose it is.
+
+    `windows` (a literal): so many windows beside each other, the results `filters` apart; each weight is read once.
 
     best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not positive.
     weights[first:] are (k, k · channels, vectors · LANES); `vectors` is a literal. Sums run over the patch in order.
     """
     kind, run = vector_of(image, LANES), builder.mul(k, channels)
-    corners = [at, builder.add(at, channels), builder.add(at, row)]
-    corners.append(builder.add(corners[2], channels))
+    corners = []
+    for column in range(0, 2 * windows, 2):
+        for line in (at, builder.add(at, row)):
+            corners += [builder.add(line, builder.mul(channels, integer(column + x))) for x in range(2)]
     lift = [load(builder, bias, builder.add(bias_at, integer(p * LANES)), kind) for p in range(vectors)]
     sums = [[cgutils.alloca_once_value(builder, value) for value in lift] for _ in corners]
     with loop(builder, integer(0), k) as (ky, _):
@@ -119,9 +128,12 @@ def pool_window(
                 pixel = spread(builder, element(builder, image, builder.add(corner, j)), kind)
                 for total, tap in zip(totals, taps, strict=True):
                     builder.store(add_product(builder, builder.load(total), pixel, tap), total)
-    results = builder.gep(best, [best_at]), builder.gep(winner, [winner_at])
-    for p in range(vectors):
-        _keep_largest(builder, [builder.load(totals[p]) for totals in sums], kind, results, integer(p * LANES))
+    for window in range(windows):  # in order: what one writes beyond its last filter the next one overwrites
+        apart = builder.mul(filters, integer(window))
+        results = builder.gep(best, [builder.add(best_at, apart)]), builder.gep(winner, [builder.add(winner_at, apart)])
+        for p in range(vectors):
+            four = [builder.load(totals[p]) for totals in sums[4 * window : 4 * window + 4]]
+            _keep_largest(builder, four, kind, results, integer(p * LANES))
 
 
 def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[Any, Any], at: Any) -> None:
@@ -140,16 +152,16 @@ def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[A
     )
 
 
-@instruction("parts", "ways")
+@instruction("parts", "ways", "lanes")
 def add_runs(
     builder: Builder, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any, factors: Any,
-    count: Any, parts: int, ways: int,
+    count: Any, parts: int, ways: int, lanes: int,
 ) -> None:  # fmt: skip
-    """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts, j < LANES.
+    """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts, j < lanes.
 
-    `parts` and `ways` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways) in order.
+    `parts`, `ways` and `lanes` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways) in order.
     """
-    kind = vector_of(total, LANES)
+    kind = vector_of(total, lanes)
     shifts = [builder.add(shift, builder.mul(jump, integer(p))) for p in range(parts)]
     places = [builder.add(at, builder.mul(stride, integer(p))) for p in range(parts)]
     sums = [[cgutils.alloca_once_value(builder, load(builder, total, place, kind)) for place in places]]
@@ -205,6 +217,27 @@ def restore(s: Stage, taps: Floats, weight: Floats) -> None:
 
 
 @compiled
+def _pool_windows(
+    s: Stage, two: bool, row: int, images: Floats, at: int, weights: Floats, w0: int, offsets: Floats, f0: int,
+    out: Floats, o: int, winners: NDArray[np.uint8], w: int,
+) -> None:  # fmt: skip
+    """One window, or two beside each other."""
+    c, k, n = s.channels, s.k, s.filters
+    if s.vectors == 1 and two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 1, 2, out, o, winners, w, n)
+    elif s.vectors == 1:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 1, 1, out, o, winners, w, n)
+    elif s.vectors == 2 and two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 2, 2, out, o, winners, w, n)
+    elif s.vectors == 2:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 2, 1, out, o, winners, w, n)
+    elif two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 3, 2, out, o, winners, w, n)
+    else:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 3, 1, out, o, winners, w, n)
+
+
+@compiled
 def pool(
     s: Stage, count: int, images: Floats, weights: Floats, offsets: Floats, out: Floats, to: Place,
     winners: NDArray[np.uint8],
@@ -222,16 +255,15 @@ def pool(
                 at = (n * s.height + 2 * py) * row
                 o = to.at + n * to.image + py * to.row + f0
                 w = (n * s.rows + py) * s.columns * s.filters + f0
-                for _ in range(s.columns):
-                    if s.vectors == 1:
-                        pool_window(images, at, row, s.channels, s.k, weights, w0, offsets, f0, 1, out, o, winners, w)
-                    elif s.vectors == 2:
-                        pool_window(images, at, row, s.channels, s.k, weights, w0, offsets, f0, 2, out, o, winners, w)
-                    else:
-                        pool_window(images, at, row, s.channels, s.k, weights, w0, offsets, f0, 3, out, o, winners, w)
-                    at += 2 * s.channels
-                    o += s.filters
-                    w += s.filters
+                column = 0
+                while column < s.columns:
+                    two = PAIRS and column + 2 <= s.columns
+                    _pool_windows(s, two, row, images, at, weights, w0, offsets, f0, out, o, winners, w)
+                    step = 2 if two else 1
+                    column += step
+                    at += 2 * step * s.channels
+                    o += step * s.filters
+                    w += step * s.filters
 
 
 @compiled
@@ -240,23 +272,31 @@ def _add_patches(
     count: int | np.int64, k: int, run: int,
 ) -> None:  # fmt: skip
     """total[at + y·stride + j] += Σ_l factors[l] · source[begins[l] + y·jump + j] for y < k, j < run."""
-    while count % 4:
-        begins[count] = begins[count - 1]
-        factors[count] = 0
-        count += 1
-    if run == LANES and k == 5:
-        add_runs(total, at, stride, source, 0, jump, begins, factors, count, 5, 2)
+    padded = count
+    while padded % 4:
+        begins[padded] = begins[count - 1]
+        factors[padded] = 0
+        padded += 1
+    if run == NARROW and k == 5:
+        add_runs(total, at, stride, source, 0, jump, begins, factors, padded, 5, 2, NARROW)
+        return
+    if run == NARROW:
+        for y in range(k):
+            add_runs(total, at + y * stride, NARROW, source, y * jump, NARROW, begins, factors, padded, 1, 4, NARROW)
         return
     for y in range(k):
-        j = 0
+        j, to, shift = 0, at + y * stride, y * jump
         while j + 8 * LANES <= run:
-            add_runs(total, at + y * stride + j, LANES, source, y * jump + j, LANES, begins, factors, count, 8, 1)
+            add_runs(total, to + j, LANES, source, shift + j, LANES, begins, factors, count, 8, 1, LANES)
             j += 8 * LANES
+        while j + 7 * LANES <= run:  # a row of 5 × 20 values in vectors of 16
+            add_runs(total, to + j, LANES, source, shift + j, LANES, begins, factors, count, 7, 1, LANES)
+            j += 7 * LANES
         while j + 4 * LANES <= run:
-            add_runs(total, at + y * stride + j, LANES, source, y * jump + j, LANES, begins, factors, count, 4, 1)
+            add_runs(total, to + j, LANES, source, shift + j, LANES, begins, factors, count, 4, 1, LANES)
             j += 4 * LANES
         while j < run:
-            add_runs(total, at + y * stride + j, LANES, source, y * jump + j, LANES, begins, factors, count, 1, 4)
+            add_runs(total, to + j, LANES, source, shift + j, LANES, begins, factors, padded, 1, 4, LANES)
             j += LANES
 
 

@@ -23,8 +23,8 @@ from contestant import race
 from rpel.config.spec import Spec
 from rpel.data import Dataset, dirichlet, from_arrays, iid, load, virtual
 from rpel.models import model
-from rpel.simulation.methods import settle
-from rpel.simulation.simulator import Simulation
+from rpel.simulation.engine import Simulation
+from rpel.simulation.methods import resolve
 from rpel.tasks import Classification
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ RIVALS = {"cifar10-20": ("torch",)}  # everywhere else both
 
 def ours(name: str, data_dir: str | None) -> Simulation:
     """The simulation of a work, as rpel runs it."""
-    spec = settle(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
+    spec = resolve(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
     h, batch = spec.nodes - spec.byzantine, spec.batch_size
     if name == "cifar10-20":
         data = load("cifar10", data_dir) if data_dir else _like_cifar()
@@ -67,14 +67,15 @@ def _like_cifar() -> Dataset:
 
 def write(run: Simulation, name: str, rounds: int, folder: Path) -> None:
     """The work as arrays: see `contestant.Work`."""
-    examples, inputs, labels, peers = run.task.examples, [], [], []  # type: ignore[attr-defined]
+    task: Any = run.task
+    examples, inputs, labels, peers = task.examples, [], [], []
     row = np.full(run.spec.nodes, -1)
-    row[run.cohort.ids] = run.rows
+    row[run.roster.honest_ids(1)] = run.rows
     for t in range(1, rounds + 1):
         drawn = examples.indices(run.rows, t, 0)
         inputs.append(examples.train(drawn, examples.coins(run.rows, t, 0), torch.float32).numpy())
         labels.append(examples.labels(drawn, run.rows).astype(np.int32))
-        peers.append(row[run.topology.sample(t, run.cohort.ids)].astype(np.int32))
+        peers.append(row[run.topology.sample(t, run.roster.honest_ids(1))].astype(np.int32))
     arrays = {"initial": run.task.initial(), "inputs": inputs, "labels": labels, "peers": peers}
     for key, value in arrays.items():
         np.save(folder / f"{key}.npy", np.asarray(value))
@@ -94,7 +95,7 @@ class Ours:
         self.run.step()
 
     def models(self) -> Any:
-        return self.run.cohort.x
+        return self.run.state.x
 
 
 class Contestant:

@@ -231,8 +231,21 @@ def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     assert healed[4] == (method in ("rpel", "el-local"))
 
 
+class Personal(Quadratic):
+    """Every node's local state is its own, and counts when it is evaluated."""
+
+    def gradient(
+        self, x: Array, local: Array, ids: Array, t: int, k: int, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        return super().gradient(x, local, ids, t, k, out)[0], local + ids[:, None]
+
+    def evaluate(self, x: Array, local: Array, subset: Array | None = None) -> tuple[Array, Array]:
+        accuracy, loss = super().evaluate(x, local, subset)
+        return accuracy + local[:, 0], loss
+
+
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
-    run = simulation(BASE.replace(attack="label_flip"), Quadratic(nodes=15))
+    run = simulation(BASE.replace(attack="label_flip"), Personal(nodes=15))
     info = run.step()
     assert len(run.state.x) == 15
     assert info.hostile.shape == (12,)
@@ -242,9 +255,9 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert info.consensus == pytest.approx(spread(honest)[1])
     assert info.consensus != pytest.approx(spread(run.state.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
-    np.testing.assert_array_equal(
-        run.evaluate(None).accuracy, run.task.evaluate(honest, run.state.local["buffers"][:12])[0]
-    )
+    kept = run.honest[:, None].astype(float)
+    np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, kept)[0])
+    np.testing.assert_array_equal(run.local_states(), kept)
 
 
 def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:

@@ -610,7 +610,7 @@ def test_a_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
     assert proof["violations_total"] == len(listed)
 
 
-def test_overflow_stays_plain_json(tmp_path: Path) -> None:
+def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Path) -> None:
     result = tiny(tmp_path, rule="mean", attack="foe", attack_params={"zeta": 1e30}, rounds=4)
     assert result.path is not None
 

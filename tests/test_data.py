@@ -189,6 +189,8 @@ def test_mnist_is_read_whole_and_has_the_references_statistics(shared_data: Path
     assert mnist.train_y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     levels, counts = np.arange(256) / 255, np.bincount(mnist.train_x.ravel(), minlength=256) / mnist.train_x.size
     mean = (levels * counts).sum()
+    assert mnist.mean is not None
+    assert mnist.std is not None
     assert mean == pytest.approx(mnist.mean[0], abs=5e-5)
     assert ((levels - mean) ** 2 * counts).sum() ** 0.5 == pytest.approx(mnist.std[0], abs=5e-5)
 
@@ -626,7 +628,7 @@ def test_a_damaged_file_in_the_cache_is_named_with_the_remedy(
 
 def test_public_mirrors_are_https_and_every_file_has_a_digest() -> None:
     remotes = [remote for source in datasets.SOURCES.values() for remote in source.remotes]
-    assert len(remotes) == 9
+    assert len(remotes) == 10
     assert all(url.startswith("https://") for remote in remotes for url in remote.urls)
     assert all(len(remote.md5) == 32 for remote in remotes)
     unpacked = [known.unpacked for known in datasets.MNIST_DIGESTS + datasets.FASHION_DIGESTS]

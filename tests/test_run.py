@@ -17,12 +17,12 @@ from torch import nn
 
 import rpel
 from rpel.config.spec import Spec
-from rpel.data import Dataset
+from rpel.data import Dataset, user
 from rpel.data import load as dataset
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, Tick, resume, simulate
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.inputs import Objects, taken
+from rpel.simulation.inputs import Objects
 from rpel.simulation.metrics import COLUMNS
 from rpel.simulation.result import Result, Results
 from rpel.types import Seal
@@ -293,7 +293,7 @@ def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> N
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     keywords = inspect.signature(simulate).parameters
-    others = {"train", "test", "loss", "metric", "progress", "force", "reuse", "tensorboard"}
+    others = {"train", "test", "loss", "metric", "collate", "task", "progress", "force", "reuse", "tensorboard"}
     assert keywords.keys() - others == Spec.model_fields.keys()
     for key, field in Spec.model_fields.items():
         if key != "model":
@@ -374,7 +374,8 @@ def test_any_module_any_data_any_loss(tmp_path: Path) -> None:
 def test_data_sets_of_other_content_have_other_checksums() -> None:
     dataset = Dataset("mine", *blobs(0), *blobs(1), 3, (0.0,), (1.0,))
     other = Dataset("mine", *blobs(2), *blobs(1), 3, (0.0,), (1.0,))
-    assert taken(dataset, None).checksums == taken(dataset, None).checksums != taken(other, None).checksums
+    one, same, another = (user.dataset(given, None).checksums for given in (dataset, dataset, other))
+    assert one == same != another
 
 
 def test_own_objects_are_needed_again_to_resume(tmp_path: Path) -> None:
@@ -421,8 +422,12 @@ def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_pat
     torch.manual_seed(0)
     plain = simulate(Line(), numbers(0), numbers(1), squared_error, **REGRESSION, out=tmp_path)
     losses = plain.history.where("loss")["loss"]
-    assert losses[-1] < 0.2 * plain.nodes["accuracy"][0, 0] * -1, "minus the loss of the initial model"
-    assert plain.accuracy_mean == pytest.approx(-losses[-1])
+    assert losses[-1] < 0.2 * plain.nodes["metric.loss"][0, 0], "the loss of the initial model"
+    assert (plain.measure, plain.more_is_better) == ("loss", False)
+    assert plain.final["metric.loss_mean"] == pytest.approx(losses[-1])
+    assert plain.final["metric.loss_worst"] == pytest.approx(plain.nodes["metric.loss"][-1].max())
+    assert plain.final["accuracy_mean"] is None, "a regression has no accuracy"
+    assert repr(plain).startswith("<Result of run: loss ")
 
     def close(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return ((output - target).abs() < 1.0).float().mean()
@@ -430,7 +435,9 @@ def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_pat
     torch.manual_seed(0)
     ours = simulate(Line(), numbers(0), numbers(1), squared_error, metric=close, **REGRESSION, out=tmp_path)
     assert ours.path != plain.path, "the metric is in the hash"
-    assert ours.accuracy_mean > ours.nodes["accuracy"][0, 0] + 0.1
+    assert ours.measure == "close"
+    assert ours.final["metric.close_mean"] > ours.nodes["metric.close"][0, 0] + 0.1
+    assert ours.certificate["metrics"] == {"close": True}
     assert np.array_equal(ours.models, plain.models)
 
 
@@ -442,7 +449,7 @@ def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Pat
     for node in range(7):
         model = result.model(node)
         assert not model.training
-        assert -squared_error(model(x), y).item() == pytest.approx(result.nodes["accuracy"][-1, node], rel=1e-4)
+        assert squared_error(model(x), y).item() == pytest.approx(result.nodes["metric.loss"][-1, node], rel=1e-4)
     state = result.state_dict(3)
     assert state.keys() == net.state_dict().keys()
     assert not torch.equal(state["norm.running_mean"], net.state_dict()["norm.running_mean"])
@@ -457,11 +464,11 @@ def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Pat
 
 def test_the_uniform_output_keeps_local_state_of_its_round_and_both_accuracies_are_told(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = Line()
-    fields = REGRESSION | {"output": "uniform", "checkpoint_every": 3}
-    result = simulate(net, numbers(0), numbers(1), squared_error, **fields, out=tmp_path)
-    x, y = (torch.from_numpy(a).float() for a in numbers(1))
-    kept = [-squared_error(result.model(node)(x), y).item() for node in range(7)]
+    net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+    fields = OWN | {"output": "uniform", "checkpoint_every": 3, "lr": 0.02, "rounds": 40, "eval_every": 10}
+    result = simulate(net, blobs(0), blobs(1), **fields, out=tmp_path)
+    x, y = (torch.from_numpy(a) for a in blobs(1))
+    kept = [(result.model(node)(x).argmax(1) == y).double().mean().item() for node in range(7)]
     assert result.final["output_accuracy_mean"] == pytest.approx(np.mean(kept), rel=1e-4)
     assert result.final["output_accuracy_worst"] == pytest.approx(min(kept), rel=1e-4)
     assert result.final["accuracy_mean"] == pytest.approx(result.nodes["accuracy"][-1].mean())
@@ -469,8 +476,8 @@ def test_the_uniform_output_keeps_local_state_of_its_round_and_both_accuracies_a
     assert all(row["output_accuracy_mean"] is None for row in result.history.rows()[:-1])
     crashed = tmp_path / "crashed"
     with pytest.raises(CrashError):
-        simulate(net, numbers(0), numbers(1), squared_error, **fields, out=crashed, progress=crash_after(5))
-    again = simulate(net, numbers(0), numbers(1), squared_error, **fields, out=crashed)
+        simulate(net, blobs(0), blobs(1), **fields, out=crashed, progress=crash_after(5))
+    again = simulate(net, blobs(0), blobs(1), **fields, out=crashed)
     assert again.final["output_accuracy_worst"] == result.final["output_accuracy_worst"]
     assert result.state_dict(3).keys() == again.state_dict(3).keys()
     assert all(torch.equal(value, again.state_dict(3)[key]) for key, value in result.state_dict(3).items())
@@ -513,7 +520,10 @@ def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
             },
             "works on classes",
         ),
-        ({"train": numbers(0), "test": blobs(1), "loss": squared_error, "partition": "iid"}, "float targets .* do not"),
+        (
+            {"train": numbers(0), "test": blobs(1), "loss": squared_error, "partition": "iid"},
+            r"train targets have the shape \(1,\) and test targets \(\)",
+        ),
     ],
 )
 def test_data_that_do_not_fit_are_one_sentence(arguments: dict[str, Any], words: str) -> None:

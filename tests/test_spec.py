@@ -24,7 +24,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nodes": 10, "byzantine": 5}, ["byzantine 5", "most is 4"]),
     ({"method": "rpl"}, ["method 'rpl'", "'rpel'"]),
     ({"dataset": "cifar"}, ["'cifar'", "'cifar10'"]),
-    ({"partition": "by hand"}, ["'by hand'", "choose one of dirichlet, iid, writer, virtual"]),
+    ({"partition": "by hand"}, ["'by hand'", "choose one of dirichlet, iid, writer, owner, virtual"]),
     ({"partition": "dirichlett"}, ["'dirichlett'", "'dirichlet'"]),
     ({"output": "lst"}, ["'lst'", "'last'"]),
     ({"device": "gpu"}, ["'gpu'", "cuda"]),
@@ -101,7 +101,10 @@ def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
 
 
 def test_presets_hold_the_paper_s_settings() -> None:
-    assert presets() == ["cifar10-20", "femnist-30", "mnist-100", "mnist-30", "quickstart", "scale-100k", "scale-1m"]
+    assert presets() == [
+        "cifar10-20", "femnist-30", "femnist-writers", "heart-4", "mnist-100", "mnist-30", "quickstart", "reviews-16",
+        "scale-100k", "scale-1m",
+    ]  # fmt: skip
     keys = ("nodes", "byzantine", "alpha", "weight_decay", "batch_size", "momentum", "rounds", "pull", "b_hat")
     rows = {name: tuple(getattr(load(name), key) for key in keys) for name in presets()}
     assert rows["mnist-100"] == (100, 10, 1, 1e-4, 25, 0.9, 200, 15, 7)

@@ -20,7 +20,7 @@ from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.kernels.pool import set_threads, threads
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
-from rpel.tasks import Classification, Task, Trigger
+from rpel.tasks import Classification, Objective, Trigger
 from rpel.tasks.autograd import AutogradEngine, dropout_mask
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
@@ -600,7 +600,7 @@ def test_the_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
     module = network("cifar10").eval()
     state = {name: value.clone() for name, value in module.state_dict().items()}
     data = dataset((3, 8, 8))
-    t: Task = Classification(data, [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
+    t: Objective = Classification(data, [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     t.gradient(np.tile(t.initial(), (2, 1)), t.local_state(2), np.arange(2), 0, 0)

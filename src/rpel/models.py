@@ -65,8 +65,11 @@ def model(
         row = Network(name_or_notation, input_shape or ())
     elif name_or_notation in NETWORKS:
         row = NETWORKS[name_or_notation]
+    elif name_or_notation in MODULES:
+        return _seeded(MODULES[name_or_notation], seed)
     else:
-        raise ValueError(f"there is no network {name_or_notation!r}; {nearest(name_or_notation, NETWORKS)}")
+        known = [*NETWORKS, *MODULES]
+        raise ValueError(f"there is no network {name_or_notation!r}; {nearest(name_or_notation, known)}")
     named = name_or_notation in NETWORKS
     return build(
         _LAST_WIDTH.sub(f"L({classes})", row.notation) if named and classes else row.notation,
@@ -77,6 +80,15 @@ def model(
         dropout=dropout,
         seed=seed,
     )
+
+
+def takes_numbers(name_or_notation: str) -> bool:
+    """Whether a network of this name or notation takes numbers, and not the numbers of words or characters.
+
+    >>> takes_numbers("mlp"), takes_numbers("characters")
+    (True, False)
+    """
+    return name_or_notation not in MODULES
 
 
 def build(
@@ -105,12 +117,17 @@ def build(
     if len(input_shape) not in (1, 3) or min(input_shape) < 1:
         raise ValueError(f"a network needs an input shape (C, H, W) or (features,), not {input_shape}")
     builder = _Builder(notation, input_shape, kernel, padding, dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(key(seed, "init")[0]))
-        network = builder.network()
+    network = _seeded(builder.network, seed)
     if classes is not None and builder.shape != (classes,):
         raise ValueError(f"{notation!r} ends in {builder.shape[0]} values, but there are {classes} classes")
     return network
+
+
+def _seeded(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What the factory makes with torch seeded from (seed, "init")."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key(seed, "init")[0]))
+        return factory()
 
 
 class _Builder:
@@ -185,6 +202,75 @@ _LAYERS: dict[str, Callable[[_Builder, int], None]] = {
     "L": _Builder.linear,
     "S": lambda builder, _: builder.layers.append(nn.LogSoftmax(dim=1)),
 }
+
+
+class BagOfWords(nn.Module):
+    """Texts as numbers of words (N, length), 0 for none: the mean of the words' vectors, then two layers.
+
+    >>> BagOfWords()(torch.tensor([[5, 7, 0, 0]])).shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(self, vocabulary: int = 8192, width: int = 32, classes: int = 2) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
+
+    def forward(self, words: Tensor) -> Tensor:
+        there = (words != 0).unsqueeze(-1)
+        mean = (self.words(words) * there).sum(dim=1) / there.sum(dim=1).clamp(min=1)
+        result: Tensor = self.layers(mean)
+        return result
+
+
+class _Block(nn.Module):
+    """Causal attention, then two layers, each added to what entered."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.attention, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.between = nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        split = self.attention(self.before(x)).view(n, length, 3, self.heads, width // self.heads)
+        query, keys, values = split.permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, keys, values, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(n, length, width))
+        result: Tensor = x + self.layers(self.between(x))
+        return result
+
+
+class CausalTransformer(nn.Module):
+    """Texts as numbers of characters (N, length): scores of the next character after each, (N, characters, length).
+
+    >>> network = CausalTransformer()
+    >>> network(torch.zeros(2, 64, dtype=torch.int64)).shape, parameter_count(network)
+    (torch.Size([2, 65, 64]), 818241)
+    """
+
+    def __init__(
+        self, characters: int = 65, length: int = 64, width: int = 128, heads: int = 4, blocks: int = 4
+    ) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(characters, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(blocks)))
+        self.end, self.out = nn.LayerNorm(width), nn.Linear(width, characters)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.characters(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        result: Tensor = self.out(self.end(self.blocks(x))).mT
+        return result
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {"words": BagOfWords, "characters": CausalTransformer}
+"""Networks for texts, made for the data sets fdu-mtl and shakespeare."""
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -82,17 +82,24 @@ def save(figure: "Figure", path: str | Path) -> None:
 
 
 def accuracy(
-    title: str, rounds: "NDArray[np.int64]", values: "NDArray[np.float64]", label: str = "test accuracy"
+    title: str,
+    rounds: "NDArray[np.int64]",
+    values: "NDArray[np.float64]",
+    label: str = "test accuracy",
+    more_is_better: bool = True,
 ) -> "Figure":
-    """Mean, worst and the node that ends lowest; values (e, h), or (seeds, e, h) with bands over the seeds."""
+    """Mean, worst and the node that ends worst; values (e, h), or (seeds, e, h) with bands over the seeds."""
     runs = values if values.ndim == 3 else values[None]
-    lowest = sum(run[:, int(run[-1].argmin())] for run in runs) / len(runs)
+    last = [int(run[-1].argmin() if more_is_better else run[-1].argmax()) for run in runs]
+    lowest = sum(run[:, node] for run, node in zip(runs, last, strict=True)) / len(runs)
     figure, axes = canvas()
-    curves = {"mean of the honest nodes": runs.mean(axis=2), "worst node of each round": runs.min(axis=2)}
+    worst = runs.min(axis=2) if more_is_better else runs.max(axis=2)
+    curves = {"mean of the honest nodes": runs.mean(axis=2), "worst node of each round": worst}
     for colour, marker, (name, seeds) in zip(COLOURS, "os", curves.items(), strict=False):
         curve(axes, rounds, seeds, colour, marker=marker, markersize=3.5, label=name)
-    axes.plot(rounds, lowest, color=COLOURS[2], linestyle="--", label="node that ends lowest")
-    axes.set(xlabel="round", ylabel=label, title=title)
+    end = "lowest" if more_is_better else "highest"
+    axes.plot(rounds, lowest, color=COLOURS[2], linestyle="--", label=f"node that ends {end}")
+    axes.set(xlabel="round", ylabel=label if more_is_better else f"{label} (less is better)", title=title)
     if values.min() >= 0 and values.max() <= 1:
         axes.set_ylim(0, 1.02)
     axes.set_xlim(0, float(rounds[-1]) * 1.02)

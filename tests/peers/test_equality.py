@@ -26,7 +26,7 @@ from rpel.peer.wire import Signature
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
-from rpel.tasks import Task
+from rpel.tasks import Objective
 from rpel.topology import Pull
 from rpel.types import Integers, Models
 from support.thread_network import NetworkFiles, found
@@ -106,7 +106,7 @@ class LeastSquares:
         raise NotImplementedError
 
 
-def by_peers(files: NetworkFiles, task: Task) -> Models:
+def by_peers(files: NetworkFiles, task: Objective) -> Models:
     """The models (n, d) after the last round of real peers."""
     together, hyper = Together(), training(HYPER)
     nodes = [Paced(config, together) for config in files.configs]
@@ -137,7 +137,7 @@ def _last(node: Node) -> Models:
     return kept.x
 
 
-def by_simulator(task: Task, rounds: int) -> Models:
+def by_simulator(task: Objective, rounds: int) -> Models:
     """The models (n, d) after the last round of the simulator."""
     hyper = training(HYPER)
     spec = Spec(

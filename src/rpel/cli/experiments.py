@@ -339,7 +339,7 @@ def _bar(display: "RunDisplay") -> "Progress | None":
     place = display.bars.add_task("", total=None, seen="") if task is None else task
 
     def tick(t: "Tick") -> None:
-        seen = "" if t.accuracy_mean is None else f"accuracy {t.accuracy_mean:.4f}"
+        seen = "" if t.accuracy_mean is None else f"{t.measure} {t.accuracy_mean:.4f}"
         seen = seen if t.evaluated is None else f"last evaluation {t.evaluated:.0%}"
         about = f"{t.name}, seed {t.seed}"
         display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)

@@ -159,6 +159,9 @@ _DATASETS = {
     "fashion-mnist": "Fashion-MNIST, 28 × 28 articles of clothing",
     "cifar10": "CIFAR-10, 32 × 32 colour images",
     "femnist": "FEMNIST in LEAF's format, or of 155 writers, by writer; from a folder of yours",
+    "heart-disease": "UCI heart disease, four hospitals; from a folder of yours",
+    "fdu-mtl": "FDU-MTL, reviews of 16 departments; from a folder of yours",
+    "shakespeare": "tiny Shakespeare by speaker, the next of 64 characters",
     "mnist-8x8": "MNIST made 8 × 8: centre crop, then means of 3 × 3 pixels",
     "mnist-sample-8x8": "the embedded sample made 8 × 8",
 }

@@ -242,7 +242,7 @@ def _seen(t: "Tick") -> str:
     hostile = f"hostile met {t.byzantine_max}, planned for {t.b_hat}"
     if t.accuracy_mean is None or t.accuracy_worst is None:
         return hostile
-    return f"accuracy mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}  {hostile}"
+    return f"{t.measure} mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}  {hostile}"
 
 
 @contextmanager
@@ -270,8 +270,10 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     seeds = f", {len(found['runs'])} seeds" if "runs" in found else f", seed {found['seed']}"
     hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
-    measures = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
-    rows += [(key.replace("_", " "), _measure(found, key)) for key in measures]
+    there = found.get("accuracy_mean") is not None
+    accuracies = [f"accuracy_{which}" for which in ("mean", "worst", "median") if there]
+    measures = (*accuracies, *(key for key in found if key.startswith("metric.")), "loss", "consensus")
+    rows += [(key.removeprefix("metric.").replace("_", " "), _measure(found, key)) for key in measures]
     if found.get("output_accuracy_mean") is not None:
         both = f"mean {found['output_accuracy_mean']:.4f} worst {found['output_accuracy_worst']:.4f}"
         rows.append(("models kept", f"{both}: each of a round drawn for its node"))
@@ -289,6 +291,11 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         folders = [run["path"] for run in found.get("runs", [found])]
         rows += [("kept in" if i == 0 else "", folder) for i, folder in enumerate(folders)]
     return rows
+
+
+def _is_accuracy(found: Mapping[str, Any]) -> bool:
+    """Whether there are classes; overflowed accuracies do not exist."""
+    return found.get("accuracy_mean") is not None
 
 
 def _measure(found: Mapping[str, Any], key: str) -> str:

@@ -29,7 +29,8 @@ from rpel.errors import nearest
 from rpel.types import Scale
 
 DatasetName = Literal[
-    "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "mnist-8x8", "mnist-sample-8x8", "own"
+    "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "heart-disease", "fdu-mtl", "shakespeare",
+    "mnist-8x8", "mnist-sample-8x8", "own",
 ]  # fmt: skip
 MethodName = Literal[
     "rpel", "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle",
@@ -62,7 +63,7 @@ class Training(CheckedRecord):
 
     model: str = Field("mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation")
     rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
-    partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = Field(
+    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = Field(
         "dirichlet", description="who holds which data"
     )
     alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")

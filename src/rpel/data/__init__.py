@@ -2,7 +2,7 @@
 
 from rpel.data.datasets import NAMES, Dataset, check_examples, check_finite, crop_flip, from_arrays, load
 from rpel.data.files import DataError, MissingDataError
-from rpel.data.partition import Virtual, balanced_subset, by_writer, dirichlet, iid, virtual
+from rpel.data.partition import Virtual, balanced_subset, by_writer, dirichlet, iid, largest_owners, virtual
 
 __all__ = [
     "NAMES",
@@ -18,6 +18,7 @@ __all__ = [
     "dirichlet",
     "from_arrays",
     "iid",
+    "largest_owners",
     "load",
     "virtual",
 ]

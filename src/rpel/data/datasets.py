@@ -1,7 +1,7 @@
 """Data sets by name: found in a folder, in the cache, or downloaded; checked, and returned as compact arrays.
 
-Invariants: images stay uint8 as published and are normalised by whoever trains; every source file's SHA-256 travels
-with the arrays; a file that is not the published one is never used.
+Invariants: images stay uint8 as published and are normalised by whoever trains, other data are used as they are; every
+source file's SHA-256 travels with the arrays; a file that is not the published one is never used.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.data import formats
+from rpel.data import federations, formats, trees
 from rpel.data.files import DataError, MissingDataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
 from rpel.data.formats import Digests
 from rpel.errors import nearest
@@ -21,17 +21,25 @@ from rpel.errors import nearest
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images (N, C, H, W) and labels (N,) for training and testing, and what is needed to use and to certify them."""
+    """Examples (N, …) and targets (N, …) for training and testing, and what is needed to use and to certify them.
+
+    >>> x, y = np.zeros((4, 7), np.float32), np.array([0, 1, 1, 0])
+    >>> Dataset("ward", x, y, x, y, classes=2).shape
+    (7,)
+    """
 
     name: str
-    train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
-    test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
-    classes: int
-    mean: tuple[float, ...]
-    """Per channel, of pixels scaled to 0 … 1."""
-    std: tuple[float, ...]
+    train_x: Any
+    """An array, a tuple or a dict of arrays with N rows each; with a `collate`, N examples of any kind."""
+    train_y: Any
+    """The same; with a `collate`, what the partition may go by."""
+    test_x: Any
+    test_y: Any
+    classes: int = 0
+    """The targets are whole numbers below it; 0 where they are no classes."""
+    mean: tuple[float, ...] | None = None
+    """Per channel, of pixels scaled to 0 … 1; None: examples are used as they are."""
+    std: tuple[float, ...] | None = None
     checksums: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each source file, unpacked."""
     writers: NDArray[np.int64] | None = None
@@ -40,20 +48,43 @@ class Dataset:
     """The same of each test example; a writer has one number in both."""
     augment: str | None = None
     """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip) or not at all."""
+    collate: Callable[[list[Any]], tuple[Any, Any]] | None = None
+    """collate(examples) -> (inputs, targets) makes a batch; None: examples are rows of arrays."""
+
+    @property
+    def size(self) -> int:
+        """How many training examples there are."""
+        return len(trees.first(self.train_y))
+
+    @property
+    def test_size(self) -> int:
+        """How many test examples there are."""
+        return len(trees.first(self.test_y))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example, (C, H, W)."""
-        return tuple(self.train_x.shape[1:])
+        """Shape of one example, such as (C, H, W); () where an example is not one array."""
+        return tuple(self.train_x.shape[1:]) if isinstance(self.train_x, np.ndarray) else ()
 
-    def normalised(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Examples as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel.
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The class of each training example, where it has just one."""
+        return self.train_y if self.classes and np.ndim(self.train_y) == 1 else None
+
+    def strata(self) -> NDArray[np.int64]:
+        """What a fair sample of the test examples has equally much of: their classes, or all are alike."""
+        return self.test_y if self.labels is not None else np.zeros(self.test_size, np.int64)
+
+    def normalised(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Images as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel; other data as they are.
 
         >>> sample = load("mnist-sample")
         >>> x = sample.normalised(sample.test_x[:2])
         >>> x.shape, round(float(x.min()), 4)
         ((2, 1, 28, 28), -0.4242)
         """
+        if self.mean is None or self.std is None:
+            return x
         per_channel = (-1, *(1,) * (x.ndim - 2))
         mean, std = (np.array(v, np.float32).reshape(per_channel) for v in (self.mean, self.std))
         scale = np.float32(255 if x.dtype == np.uint8 else 1)
@@ -154,6 +185,27 @@ def _find_femnist(root: Path) -> Dataset | None:
     )
 
 
+def _find_heart(root: Path) -> Dataset | None:
+    return _owned("heart-disease", 2, federations.read_heart(root)) if federations.locate_heart(root) else None
+
+
+def _find_reviews(root: Path) -> Dataset | None:
+    path = root / federations.REVIEWS
+    return _owned("fdu-mtl", 2, federations.read_reviews(path)) if path.is_file() else None
+
+
+def _find_shakespeare(root: Path) -> Dataset | None:
+    path, characters = root / federations.SHAKESPEARE, len(federations.CHARACTERS)
+    return _owned("shakespeare", characters, federations.read_shakespeare(path)) if path.is_file() else None
+
+
+def _owned(name: str, classes: int, found: tuple[federations.Arrays, federations.Arrays, dict[str, str]]) -> Dataset:
+    (x, y, owners), (test_x, test_y, test_owners), checksums = found
+    return Dataset(
+        name, x, y, test_x, test_y, classes, checksums=checksums, writers=owners, test_writers=test_owners
+    )  # fmt: skip
+
+
 SOURCES = {
     "mnist": _idx_source(
         "mnist",
@@ -184,6 +236,15 @@ SOURCES = {
     ),
     "femnist": Source(
         _find_femnist, (), f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}"
+    ),
+    "heart-disease": Source(
+        _find_heart, (), f"{federations.HEART_FOLDER}/processed.{{{','.join(federations.HOSPITALS)}}}.data"
+    ),
+    "fdu-mtl": Source(_find_reviews, (), federations.REVIEWS),
+    "shakespeare": Source(
+        _find_shakespeare,
+        (Remote(federations.SHAKESPEARE, federations.SHAKESPEARE_MD5, (federations.SHAKESPEARE_URL,)),),
+        federations.SHAKESPEARE,
     ),
 }
 SMALLER = {"mnist-8x8": "mnist", "mnist-sample-8x8": "mnist-sample"}
@@ -332,10 +393,11 @@ def from_arrays(
     *,
     name: str = "own",
     classes: int | None = None,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
 ) -> Dataset:
-    """Your own data: (examples, labels) for training and testing; uint8 examples are pixels, others are kept as given.
+    """Your own data: (examples, labels) for training and testing; with mean and std they are images to normalise, of
+    which uint8 are divided by 255, else they are kept as given.
 
     >>> x, y = np.zeros((4, 1, 2, 2), np.float32), np.array([0, 1, 2, 1])
     >>> from_arrays((x, y), (x, y)).classes

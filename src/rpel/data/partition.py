@@ -1,4 +1,5 @@
-"""Who holds which training examples: Dirichlet, independent, by writer, or virtual (more nodes than examples).
+"""Who holds which training examples: Dirichlet, independent, by writer, one writer each, or virtual (more nodes than
+examples).
 
 Invariants of the first three: no example is held twice, none is lost, every node can fill one batch.
 """
@@ -78,6 +79,24 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
     if least[0][0] < batch:
         raise ValueError(f"dealing writers leaves a node with {least[0][0]} examples, less than a batch of {batch}")
     return [np.concatenate(parts) for parts in held]
+
+
+def largest_owners(writers: NDArray[np.integer], nodes: int, batch: int) -> list[Integers]:
+    """Integers held by each node: all of one writer's, the writer with most examples first; the rest stay out.
+
+    >>> [part.tolist() for part in largest_owners(np.array([7, 8, 9, 9, 8, 9]), nodes=2, batch=2)]
+    [[2, 3, 5], [1, 4]]
+    """
+    _check_room(len(writers), nodes, batch)
+    _, counts = np.unique(writers, return_counts=True)
+    groups = np.split(np.argsort(writers, kind="stable"), np.cumsum(counts)[:-1])
+    order = np.argsort(-counts, kind="stable")[:nodes]
+    if len(order) < nodes or counts[order[-1]] < batch:
+        able = int((counts >= batch).sum())
+        raise ValueError(
+            f"{nodes} nodes need an owner of a batch of {batch} examples each, and there are {able}: take fewer nodes"
+        )
+    return [groups[writer] for writer in order]
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from rpel.errors import nearest
 from rpel.kernels.compiled import momentum_step
 from rpel.learning import MomentumSGD
 from rpel.peer.wire import Reordering, Signature, check_layout, split
-from rpel.tasks import Classification, Task
+from rpel.tasks import Classification, Objective, Task
 from rpel.tasks.task import tensor
 from rpel.text import shortened
 from rpel.types import Integers, Models
@@ -102,7 +102,7 @@ class TaskLearner:
 
     def __init__(
         self,
-        task: Task,
+        task: Objective,
         index: int,
         hyper: Training,
         *,
@@ -188,7 +188,7 @@ class TaskLearner:
         if not last and round % self._hyper.eval_every:
             return None
         found, _ = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
-        return float(found[0])
+        return None if np.isnan(found[0]) else float(found[0])  # without classes there is no accuracy
 
 
 # --- tasks by name ---------------------------------------------------------------------------------------------------
@@ -222,7 +222,11 @@ def task_learner(
     subset = None
     if own:
         place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
-        task: Task = _own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
+        found = _own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
+        if isinstance(found, Task):
+            subset = found.subset(hyper.eval_size, seed_of(run))
+            found = found.of_member(index, batch_size=hyper.batch_size, seed=seed_of(run))
+        task: Objective = found
     else:
         task = known = built_in(name, hyper, nodes, run, data)
         subset = _subset(known, hyper, run)
@@ -252,7 +256,7 @@ def _subset(task: Classification, hyper: Training, run: str) -> Integers:
     return data.balanced_subset(task.examples.dataset.test_y, hyper.eval_size, seed_of(run))
 
 
-def _mark(task: Task) -> bytes:
+def _mark(task: Objective) -> bytes:
     """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers."""
     module = getattr(task, "module", None)
     buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
@@ -260,19 +264,21 @@ def _mark(task: Task) -> bytes:
     return hashlib.sha256(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode()).digest()
 
 
-def _own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task:
+def _own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Objective:
     """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
     if plugins.is_own(name):
         _look_in(folder, name)
     found: Any = plugins.find(TASKS, name, BUILT_IN_TASKS, folder)
-    if not hasattr(found, "gradient") or isinstance(found, type):
+    if not isinstance(found, Task) and (not hasattr(found, "gradient") or isinstance(found, type)):
         known = inspect.signature(found).parameters
         found = found(**{key: value for key, value in place.items() if key in known})
+    if isinstance(found, Task):
+        return found
     missing = [key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(found, key)]
     if missing:
         raise ValueError(f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task")
-    task: Task = found
+    task: Objective = found
     if sum(math.prod(shape) for shape in task.layout.values()) != task.d:
         raise ValueError(f"task {name!r} says d = {task.d}, but its layout is {dict(task.layout)}")
     return task

@@ -16,6 +16,8 @@ from rpel.simulation.result import Result
 from rpel.simulation.run import Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.supervision import run as _run
+from rpel.tasks import Task
+from rpel.tasks.checks import check_module
 from rpel.types import Scale
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
@@ -41,7 +43,7 @@ def simulate(
     placement: Literal["random", "adversarial"] = "random",
     attack: str | Attack | Callable[..., Any] = "alie",
     attack_params: Mapping[str, Any] | str = {},
-    partition: Literal["dirichlet", "iid", "writer", "virtual", "own"] = "dirichlet",
+    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = "dirichlet",
     alpha: float = 1.0,
     lr: float | str | Sequence[tuple[int, float]] = 0.5,
     momentum: float = 0.9,
@@ -66,7 +68,9 @@ def simulate(
     out: str | Path | None = "runs",
     name: str = "run",
     scale: Scale | Literal["smoke", "short", "full"] = Scale.FULL,
-    metric: Loss | None = None,
+    metric: Any = None,
+    collate: Any = None,
+    task: Task | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
     reuse: bool = False,
@@ -76,10 +80,16 @@ def simulate(
 
     What is trained:
         model: a name, the paper's notation, or any torch.nn.Module, whose values are the common initial model.
-        train, test: pairs of arrays (x, y), torch data sets or loaders (whose batches are drawn anew); train may also
-        be a list with one of these per honest node. Left out: ``dataset`` from ``data_dir``.
-        loss: loss(output, target), a mean over the batch; cross-entropy if left out. Float targets need one, and take
-        metric(output, target) in place of accuracy: larger is better, minus the loss if left out.
+        train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts; torch data
+        sets or loaders (whose batches are drawn anew); train may also be a list with one of these per honest node, of
+        any sizes. All are used as they are: whole numbers such as token ids stay whole, nothing is normalised.
+        collate: collate(examples) -> (inputs, targets) makes a batch of examples that are not alike, by padding.
+        Left out: ``dataset`` from ``data_dir``.
+        task: all of these in one rpel.tasks.Task, which a peer of a network takes as well.
+        loss: loss(output, target), a mean over the batch; cross-entropy if left out. Float targets need one.
+        metric: a function metric(output, target), or a dict of named ones; columns metric.<name>_mean and _worst.
+        More is better, unless it is a rpel.tasks.Metric(function, higher_is_better=False). Where targets are no
+        classes there is no accuracy, and without a metric the loss is shown.
         partition, alpha: how the training examples are shared out among the nodes.
     Who takes part:
         nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if left out
@@ -112,9 +122,15 @@ def simulate(
     """
     given = {key: value for key, value in locals().items() if key in Spec.model_fields and key not in ("model", "out")}
     code = not isinstance(rule, str | None) or not (isinstance(attack, str) or _is_ours(attack))
-    own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric, code)
+    if task is not None:
+        own = _of_task(task, code, model=model, train=train, test=test, loss=loss, metric=metric, collate=collate)
+        model = task.module
+    else:
+        own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric, code, collate)
     if isinstance(model, str):
         given["model"] = model
+    elif model is not None:
+        check_module(model)
     if rule is not None and not isinstance(rule, str):
         given["rule"] = named(rule)
     if not isinstance(attack, str):
@@ -135,6 +151,16 @@ def _is_ours(attack: Any) -> bool:
     return isinstance(attack, Attack) and attack.built_in
 
 
+def _of_task(task: Task, code: bool, **others: Any) -> Objects:
+    """What a task holds; ValueError where something stands beside it."""
+    if not isinstance(task, Task):
+        raise ValueError(f"task is a {type(task).__name__}: give a rpel.tasks.Task(model, train, test)")
+    twice = [key for key, value in others.items() if value is not None]
+    if twice:
+        raise ValueError(f"task= brings its own {twice[0]}: leave {twice[0]}= out, or task=")
+    return Objects(task.module, task.dataset, None, task.loss, task.metric, code, shards=task.shards)
+
+
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
     """An attack handed over from Python as the two fields of a Spec."""
     if not isinstance(attack, Attack):
@@ -150,8 +176,9 @@ def resume(
     train: Any = None,
     test: Any = None,
     loss: Loss | None = None,
-    metric: Loss | None = None,
+    metric: Any = None,
     *,
+    collate: Any = None,
     progress: bool | Progress | None = None,
     download: Download | None = None,
     force: bool = False,
@@ -169,7 +196,8 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own, told = Objects(model, train, test, loss, metric), _printed if progress is True else progress or None
+    own = Objects(model, train, test, loss, metric, collate=collate)
+    told = _printed if progress is True else progress or None
     return _resume(Path(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 
 
@@ -191,6 +219,6 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
 def _printed(tick: Tick) -> None:
     """A line on stderr for every tenth of the rounds."""
     if tick.tenth:
-        seen = "" if tick.accuracy_mean is None else f", accuracy {tick.accuracy_mean:.4f} mean"
+        seen = "" if tick.accuracy_mean is None else f", {tick.measure} {tick.accuracy_mean:.4f} mean"
         seen += "" if tick.accuracy_worst is None else f", {tick.accuracy_worst:.4f} worst"
         print(f"{tick.name}, seed {tick.seed}: round {tick.round} of {tick.rounds}{seen}", file=sys.stderr, flush=True)

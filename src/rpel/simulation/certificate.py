@@ -39,11 +39,12 @@ def certificate(
     rule: str = "mean",
     guarantee: Guarantee = Guarantee.PLAN,
     objects: Mapping[str, str] | None = None,
+    metrics: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
     ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
-    what was handed over from Python.
+    what was handed over from Python; ``metrics``, names of the task's, with whether more is better.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
     >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
@@ -69,6 +70,7 @@ def certificate(
         "threads": threads,
         "data": dict(data),
         "objects": dict(objects or {}),
+        **({"metrics": dict(metrics)} if metrics else {}),
     }
 
 

@@ -27,7 +27,7 @@ from rpel.simulation.delivery import SimulatedNetwork, victim_by_victim
 from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
-from rpel.tasks import Task
+from rpel.tasks import Objective
 from rpel.text import human_bytes
 from rpel.types import Arrays, Floats, Integers, Models, RoundInfo
 
@@ -69,7 +69,9 @@ class Published:
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
-    def __init__(self, spec: ResolvedSpec, task: Task, workers: Workers = ALONE, arrays: Backend | None = None) -> None:
+    def __init__(
+        self, spec: ResolvedSpec, task: Objective, workers: Workers = ALONE, arrays: Backend | None = None
+    ) -> None:
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
         attack = attack_by_name(spec.attack, **spec.attack_params)
@@ -199,28 +201,37 @@ class Simulation:
         look: called a few times on the way, on every worker, with the share that is done.
         """
         x, local = self.state.x, self.state.local["buffers"]
-        shown = self._scores(x, local, subset, look)
+        by_name = self._scores(x, local, subset, look)
+        shown = by_name["accuracy"]
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
         norms = np.concatenate(self.workers.each(lambda: gradient_norms(self.task, x[here], local[here])))
-        success = shown[:, 2] if shown.shape[1] > 2 else None
-        return Evaluation(shown[:, 0], shown[:, 1], float(norms.mean()), success)
+        success = by_name.pop("attack_success", None)
+        metrics = {
+            name.removeprefix("metric."): column for name, column in by_name.items() if name.startswith("metric.")
+        }
+        return Evaluation(
+            shown, by_name["loss"], float(norms.mean()), success, metrics=metrics, better=self.measures
+        )  # fmt: skip
 
     def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
         """(h,) of the honest nodes' output models on all test examples; None where those are the last round's."""
-        return None if self._chosen is None else self._scores(*self._chosen, None, look)[:, 0]
+        return None if self._chosen is None else self._scores(*self._chosen, None, look)["accuracy"]
 
     def _scores(
         self, x: Models, local: Models, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None
-    ) -> Floats:
-        """(h, …) of every honest node's model, of which x are this worker's, what `evaluate` finds."""
+    ) -> dict[str, Floats]:
+        """(h,) each, of every honest node's model, of which x are this worker's, what `evaluate` finds."""
         found: list[Floats] = []
+        names: list[str] = []
         for done, part in self._parts(1 if look is None else _LOOKS):
             if look is not None and done:
                 look(done)
-            found.append(evaluate(self.task, x[part], local[part], subset))
-        return np.asarray(self._of_honest(self.workers.rows(np.concatenate(found), self.shards)))
+            columns = evaluate(self.task, x[part], local[part], subset, self.rows[part])
+            names, found = list(columns), [*found, np.stack(list(columns.values()), axis=1).astype(np.float64)]
+        shown = self._of_honest(self.workers.rows(np.concatenate(found), self.shards))
+        return dict(zip(names, shown.T, strict=True))
 
     def _parts(self, most: int) -> Iterator[tuple[float, slice]]:
         """This worker's rows in at most so many parts of whole units, and the share before each; as many everywhere."""
@@ -229,10 +240,18 @@ class Simulation:
         edges = [units * p // parts * self.unit for p in range(parts + 1)]
         return ((p / parts, slice(a, b)) for p, (a, b) in enumerate(pairwise(edges)))
 
-    def evaluate_initial(self, subset: NDArray[np.int64] | None) -> float:
-        """The accuracy of the model that all nodes begin with."""
-        accuracy, _ = self.task.evaluate(self.task.initial()[None], self.task.local_state(1), subset)
-        return float(accuracy[0])
+    @property
+    def measures(self) -> dict[str, bool]:
+        """The names of the task's metrics, and whether more of each is better."""
+        found: dict[str, bool] = getattr(self.task, "measures", {})
+        return found
+
+    def evaluate_initial(self, subset: NDArray[np.int64] | None) -> dict[str, float]:
+        """Accuracy and metrics of the model that all nodes begin with; of their own data nothing is said."""
+        x, local = self.task.initial()[None], self.task.local_state(1)
+        measure = getattr(self.task, "measure", None)
+        found = {"accuracy": self.task.evaluate(x, local, subset)[0]} if measure is None else measure(x, local, subset)
+        return {name: float(column[0]) for name, column in found.items()}
 
     def models(self) -> Models:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""

@@ -1,12 +1,13 @@
 """What models show: accuracy of every honest node, the gradient norm, and how far the nodes are apart."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rpel.kernels.backend import Backend, backend
 from rpel.simulation.distributed import ALONE, Workers
-from rpel.tasks import Classification, Task
+from rpel.tasks import Classification, Objective
 from rpel.types import Floats, Integers, Models
 
 
@@ -15,7 +16,8 @@ class Evaluation:
     """Accuracy (h,) and loss (h,) of the honest nodes; ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
 
     ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
-    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round.
+    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round; ``metrics`` (h,)
+    each, by name, and ``better`` says of which more is better. Without classes the accuracy is NaN.
     """
 
     accuracy: Floats
@@ -23,6 +25,8 @@ class Evaluation:
     grad_norm: float
     attack_success: Floats | None = None
     output_accuracy: Floats | None = None
+    metrics: dict[str, Floats] = field(default_factory=dict)
+    better: dict[str, bool] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -41,14 +45,19 @@ GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
 """‖∇F_H(x_i)‖² is taken at so many nodes and on so many fixed examples: at all of them it would cost whole rounds."""
 
 
-def evaluate(task: Task, x: Models, local: Models, subset: Integers | None) -> Floats:
-    """(h, 2) accuracy and loss of every model on its own; (h, 3) with the success of a backdoor, where there is one."""
-    columns = list(task.evaluate(x, local, subset))
-    success = task.attack_success(x, local, subset) if isinstance(task, Classification) else None
-    return np.stack(columns if success is None else [*columns, success], axis=1).astype(np.float64)
+def evaluate(
+    task: Objective, x: Models, local: Models, subset: Integers | None, rows: Integers
+) -> dict[str, NDArray[np.float64]]:
+    """Columns (h,) of the models of the nodes in these rows: accuracy, loss, metrics as ``metric.<name>``, and the
+    success of a backdoor, where there is one."""
+    if not isinstance(task, Classification):
+        return dict(zip(("accuracy", "loss"), task.evaluate(x, local, subset), strict=True))
+    found = task.measure(x, local, subset) | task.measure_own(x, local, rows)
+    success = task.attack_success(x, local, subset)
+    return found if success is None else found | {"attack_success": success}
 
 
-def gradient_norms(task: Task, x: Models, local: Models) -> Floats:
+def gradient_norms(task: Objective, x: Models, local: Models) -> Floats:
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
     found = [task.full_gradient(x[i : i + 1], local[i : i + 1], GRADIENT_EXAMPLES) for i in range(len(x))]
     return np.array([np.square(g.astype(np.float64)).sum() for g in found])

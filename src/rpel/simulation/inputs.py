@@ -20,10 +20,12 @@ from rpel import data, models, plugins
 from rpel.attacks import Poison, attack
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
-from rpel.data import Dataset
+from rpel.data import Dataset, trees, user
 from rpel.simulation.certificate import versions
 from rpel.simulation.methods import ResolvedSpec, build_network
 from rpel.tasks import Classification, Trigger
+from rpel.tasks.checks import check_loss
+from rpel.tasks.task import metrics
 from rpel.types import Integers
 
 log = logging.getLogger("rpel")
@@ -40,16 +42,24 @@ class Objects:
     train: Any = None
     test: Any = None
     loss: Loss | None = None
-    metric: Loss | None = None
+    metric: Any = None
     code: bool = False
     """Whether the rule or the attack is an object, too; the Spec has a name for it that only this process knows."""
+    collate: Any = None
+    shards: list[Integers] | None = None
+    """Which examples of a Dataset each honest node holds, where the user says so."""
+
+    @property
+    def divided(self) -> bool:
+        """Whether the user says who holds what."""
+        return self.shards is not None or user.is_one_per_node(self.train)
 
     def named(self, spec: Spec) -> Spec:
         """The Spec with the word "own" where something was handed over."""
         changes = {} if self.model is None else {"model": OWN}
         if self.train is not None:
             changes["dataset"] = OWN
-        if _is_one_per_node(self.train):
+        if self.divided:
             changes["partition"] = OWN
         return spec.replace(**changes)
 
@@ -66,7 +76,7 @@ class Inputs:
     dataset: Dataset
     module: nn.Module | None
     loss: Loss | None
-    metric: Loss | None = None
+    metric: Any = None
     shards: list[Integers] | None = None
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
@@ -74,9 +84,7 @@ class Inputs:
 
     def subset(self, size: int) -> Integers:
         """The test examples of an evaluation: as many of every class, and the same for every seed."""
-        targets = self.dataset.test_y
-        classes = np.zeros(len(targets), np.int64) if _is_regression(self.dataset) else targets
-        return data.balanced_subset(classes, size, seed=0)
+        return data.balanced_subset(self.dataset.strata(), size, seed=0)
 
 
 SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
@@ -100,27 +108,32 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
     there = {"model": own.model is not None, "dataset": own.train is not None}
-    there["partition"] = _is_one_per_node(own.train)
+    there["partition"] = own.divided
     for key, given in there.items():
         if getattr(spec, key) == OWN and not given:
             raise ValueError(
                 f"this run has a {key} of its own: give it from Python, as in "
                 f"rpel.resume(path, model=…, train=…, test=…) or rpel.simulate(model=…, train=…, test=…)"
             )
-    shards = None
+    shards, honest = own.shards, spec.nodes - spec.byzantine
+    if shards is not None and len(shards) != honest:
+        raise ValueError(f"train has {len(shards)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
     if own.train is None:
         dataset = data.load(spec.dataset, spec.data_dir, progress=download)
-    elif _is_one_per_node(own.train):
-        dataset, shards = _per_node(own.train, own.test, spec.nodes - spec.byzantine)
+    elif user.is_one_per_node(own.train):
+        dataset, shards = user.per_node(own.train, own.test, honest, collate=own.collate)
     else:
-        dataset = taken(own.train, own.test)
-    if _is_regression(dataset):
-        _check_regression(spec, own)
-    handed = {"model": own.model, "loss": own.loss, "metric": own.metric}
+        dataset = user.dataset(own.train, own.test, collate=own.collate)
+    if own.train is not None:
+        _check_network(own, dataset)
+    check_loss(own.loss)
+    if spec.partition != OWN:
+        _check_classes(spec, dataset)
+    handed = {"model": own.model, "loss": own.loss, "collate": own.collate}
+    handed |= {f"metric {name}": metric.function for name, metric in metrics(own.metric).items()}
     digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
-    metric = _minus(own.loss) if own.loss is not None and own.metric is None and _is_regression(dataset) else own.metric
     known = not digests and not own.code  # data are known by their content
-    return Inputs(dataset, own.model, own.loss, metric, shards, digests, code_versions(spec), known)
+    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known)
 
 
 def code_versions(spec: Spec) -> dict[str, str]:
@@ -142,98 +155,34 @@ def data_checksums(dataset: str, data_dir: str | None) -> tuple[tuple[str, str],
         return ()
 
 
-# --- data from Python ------------------------------------------------------------------------------------------------
+# --- what does not fit together --------------------------------------------------------------------------------------
 
 
-def taken(train: Any, test: Any) -> Dataset:
-    """A data set from pairs of arrays, from torch data sets or loaders, or as it is.
-
-    >>> x, y = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
-    >>> taken(torch.utils.data.TensorDataset(x, y), (x.numpy(), y.numpy())).classes
-    2
-    """
-    if isinstance(train, Dataset):
-        data.check_examples(train.train_x, train.test_x)
-        content = (train.train_x, train.train_y, train.test_x, train.test_y)
-        return replace(train, checksums=train.checksums or {train.name: digest(*content)})
-    (x, y), (test_x, test_y) = _arrays(train, "train"), _arrays(test, "test")
-    if y.dtype.kind != "f":
-        return data.from_arrays((x, y), (test_x, test_y))
-    for part, examples, targets in (("train", x, y), ("test", test_x, test_y)):
-        if len(examples) != len(targets) or not len(targets) or targets.dtype.kind != "f":
-            raise ValueError(f"the {part} examples {examples.shape} and float targets {targets.shape} do not fit")
-        data.check_finite(targets, f"{part} targets")
-    data.check_examples(x, test_x)
-    checksums = {"own/train": digest(x, y), "own/test": digest(test_x, test_y)}
-    return Dataset(OWN, x, y.astype(np.float32), test_x, test_y.astype(np.float32), 0, (0.0,), (1.0,), checksums)
-
-
-def _is_one_per_node(train: Any) -> bool:
-    """Whether a list holds data sets, rather than examples or the pair (x, y)."""
-    if not isinstance(train, list) or not train:
-        return False
-    return all(
-        isinstance(one, torch.utils.data.Dataset | torch.utils.data.DataLoader)
-        or (isinstance(one, tuple | list) and len(one) == 2 and np.ndim(one[1]) >= 1)
-        for one in train
-    )
-
-
-def _per_node(train: list[Any], test: Any, honest: int) -> tuple[Dataset, list[Integers]]:
-    """One data set of all nodes' examples, and which of them each node holds."""
-    if len(train) != honest:
-        raise ValueError(f"train has {len(train)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
-    parts = [_arrays(one, f"train[{i}]") for i, one in enumerate(train)]
-    ends = np.cumsum([len(y) for _, y in parts])
-    if min(len(y) for _, y in parts) == 0:
-        raise ValueError("each honest node needs at least one example")
-    for i, (x, _) in enumerate(parts):
-        data.check_examples(parts[0][0], x, ("train[0]", f"train[{i}]"))
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    found = taken((x, y), test)
-    sizes = hashlib.sha256(str(ends.tolist()).encode()).hexdigest()
-    return replace(found, checksums={**found.checksums, "own/nodes": sizes}), np.split(np.arange(len(y)), ends[:-1])
-
-
-def _arrays(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(examples, targets) as arrays; floating-point examples become float32. A loader stands for its data set."""
-    if isinstance(part, torch.utils.data.DataLoader):
-        part = part.dataset
-    if isinstance(part, torch.utils.data.TensorDataset):
-        part = part.tensors
-    try:
-        if not isinstance(part, tuple | list) or len(part) != 2:
-            pairs = [part[i] for i in range(len(part))]
-            part = (np.stack([np.asarray(x) for x, _ in pairs]), np.array([np.asarray(y) for _, y in pairs]))
-        x, y = (np.asarray(values) for values in part)
-    except (TypeError, ValueError, KeyError, NotImplementedError) as error:
+def _check_classes(spec: Spec, dataset: Dataset) -> None:
+    """What examples without a class of their own, such as those with float targets, do not have."""
+    if dataset.labels is not None:
+        return
+    if spec.partition in ("dirichlet", "virtual"):
         raise ValueError(
-            f"{name} is a {type(part).__name__} that cannot be read as examples and targets ({error}): it takes "
-            "(x, y) arrays, a torch Dataset with a length, or a list with one of these per honest node"
-        ) from None
-    return (x.astype(np.float32) if x.dtype.kind == "f" else x), y
-
-
-def _is_regression(dataset: Dataset) -> bool:
-    return dataset.train_y.dtype.kind == "f"
-
-
-def _check_regression(spec: Spec, own: Objects) -> None:
-    """What float targets need: a module, a loss, and a partition that asks for no classes."""
-    if own.loss is None or own.model is None:
-        raise ValueError("float targets need a model= and a loss= of your own: cross-entropy and our networks classify")
-    if spec.partition not in ("iid", OWN):
-        raise ValueError(
-            f"partition {spec.partition!r} shares out classes, and float targets have none: use partition='iid', or "
-            "give train= as a list with one data set per honest node"
+            f"partition {spec.partition!r} shares out classes, and these examples have no single one: use "
+            "partition='iid', or give train= as a list with one data set per honest node"
         )
     if attack(spec.attack, **spec.attack_params).trains:
-        raise ValueError(f"attack {spec.attack!r} works on classes, and float targets have none: the nearest is 'alie'")
+        raise ValueError(f"attack {spec.attack!r} works on classes, and these targets are none: the nearest is 'alie'")
 
 
-def _minus(loss: Loss) -> Loss:
-    """What stands in place of an accuracy where nothing else is given: larger is better."""
-    return lambda output, target: -loss(output, target)
+def _check_network(own: Objects, dataset: Dataset) -> None:
+    """Our networks take one array of numbers and classify it."""
+    if own.loss is None and _has_floats(dataset.train_y):
+        raise ValueError("float targets need a model= and a loss= of your own: cross-entropy and our networks classify")
+    if own.model is None and (not dataset.shape or dataset.collate is not None or _has_floats(dataset.train_y)):
+        raise ValueError(
+            "a network by name takes examples that are one array, with a class each: give a model= of your own"
+        )
+
+
+def _has_floats(tree: Any) -> bool:
+    return any(getattr(value, "dtype", np.dtype(bool)).kind == "f" for _, value in trees.leaves(tree))
 
 
 # --- the task --------------------------------------------------------------------------------------------------------
@@ -244,12 +193,19 @@ def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
     dataset, h = inputs.dataset, spec.nodes - spec.byzantine
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' is not available here: the nearest is 'cpu'")
-    module = inputs.module or models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
+    module = inputs.module
+    if module is None:
+        module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
+        if dataset.mean is None and models.takes_numbers(spec.model) and dataset.train_x.dtype.kind != "f":
+            dataset = replace(dataset, mean=(0.0,), std=(1.0,))  # whole numbers, or pixels from 0 to 1
     made = attack(spec.attack, **spec.attack_params)
     trains = made.trains
     hostile = _hostile(spec) if trains else []
     shards: Any = inputs.shards
-    if shards is None:
+    tests = None
+    if spec.partition == "owner":
+        shards, tests = _by_owner(spec, dataset)
+    elif shards is None:
         shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
     if trains and isinstance(shards, list):
         honest = np.setdiff1d(np.arange(spec.nodes), hostile)
@@ -265,6 +221,7 @@ def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
         device=spec.device,
         flipped=hostile,
         trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
+        tests=tests,
     )
 
 
@@ -274,13 +231,31 @@ def _hostile(spec: ResolvedSpec) -> list[int]:
     return [int(i) for i in np.flatnonzero(roster.hostile(1))]
 
 
+def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
+    """Of each honest node all training and test examples of one owner; hostile nodes take theirs out of it."""
+    if dataset.writers is None:
+        raise ValueError(
+            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try 'dirichlet'"
+        )
+    held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
+    if attack(spec.attack, **spec.attack_params).trains:
+        raise ValueError(
+            f"attack {spec.attack!r} trains on all data, and partition 'owner' gives none to hostile nodes"
+        )
+    _, roster, _ = build_network(spec)
+    honest = [held[i] for i in roster.honest_ids(1)]
+    if dataset.test_writers is None:
+        return honest, None
+    return honest, [np.flatnonzero(dataset.test_writers == dataset.writers[part[0]]) for part in honest]
+
+
 def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
     """Who holds which training examples."""
     labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
     if spec.partition == "virtual":
         return data.virtual(labels, nodes, float(spec.alpha), seed)
     if spec.partition == "iid":
-        return data.iid(labels, nodes, batch, seed)
+        return data.iid(np.zeros(dataset.size, np.int64), nodes, batch, seed)
     if spec.partition == "dirichlet":
         return data.dirichlet(labels, nodes, float(spec.alpha), batch, seed)
     if dataset.writers is None:

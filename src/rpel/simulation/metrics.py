@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,29 +48,36 @@ class Metrics:
         self.rows: list[Row] = []
         self.eval_rounds: list[int] = []
         self.accuracies: list[NDArray[np.float64]] = []
+        self.measured: dict[str, list[NDArray[np.float64]]] = {}
+        """The same of each metric."""
 
     @property
     def round(self) -> int:
         return len(self.rows)
 
-    def begin(self, accuracy: float) -> None:
-        """Take in the accuracy of the common initial model, as round 0."""
-        self.eval_rounds, self.accuracies = [0], [np.full(len(self.honest), accuracy)]
+    def begin(self, found: Mapping[str, float], names: Sequence[str] = ()) -> None:
+        """Take in accuracy and metrics of the common initial model, as round 0; names: of all metrics."""
+        h = len(self.honest)
+        self.eval_rounds, self.accuracies = [0], [np.full(h, found["accuracy"])]
+        self.measured = {name: [np.full(h, found.get(f"{METRIC}{name}", math.nan))] for name in names}
 
     def add(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
         """Take in one round: its info, its evaluation if there was one, bytes and time; returns the new row."""
         self.counts[info.round - 1] = info.hostile
-        row = _row(info, shown, sent, seconds)
+        row = _row(info, shown, sent, seconds) | _metrics(shown, self.measured)
         self.rows.append(row)
         if shown is not None:
             self.eval_rounds.append(info.round)
             self.accuracies.append(shown.accuracy)
+            for name, values in self.measured.items():
+                values.append(shown.metrics[name])
         return row
 
     def nodes(self) -> dict[str, NDArray[Any]]:
-        """Accuracy of every honest node in the rounds evaluated, 0 first: round (e,), accuracy (e, h)."""
-        accuracy = np.array(self.accuracies, np.float64).reshape(-1, len(self.honest))
-        return {"round": np.array(self.eval_rounds, np.int64), "accuracy": accuracy}
+        """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,), the others (e, h)."""
+        found = {"accuracy": self.accuracies} | {f"{METRIC}{name}": values for name, values in self.measured.items()}
+        arrays = {key: np.array(values, np.float64).reshape(-1, len(self.honest)) for key, values in found.items()}
+        return {"round": np.array(self.eval_rounds, np.int64), **arrays}
 
     def state(self, ahead: RoundInfo | None = None) -> dict[str, NDArray[Any]]:
         """What a checkpoint keeps beside the simulation's own state. ahead: of a round that is not yet taken in."""
@@ -78,7 +85,7 @@ class Metrics:
         counts = self.counts[: self.round]
         known = {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
         return {
-            "record.counts": counts, "record.round": nodes["round"], "record.accuracy": nodes["accuracy"],
+            "record.counts": counts, **{f"record.{key}": values for key, values in nodes.items()},
             **{_AHEAD + key: np.asarray(value) for key, value in known.items()},
         }  # fmt: skip
 
@@ -89,6 +96,8 @@ class Metrics:
         self.rows = list(rows)
         self.eval_rounds = [int(t) for t in state["record.round"]]
         self.accuracies = list(state["record.accuracy"])
+        prefix = f"record.{METRIC}"
+        self.measured = {k.removeprefix(prefix): list(v) for k, v in state.items() if k.startswith(prefix)}
         ahead: dict[str, Any] = {
             key.removeprefix(_AHEAD): value if value.ndim else value.item()
             for key, value in state.items()
@@ -110,8 +119,46 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
         if (success := shown.attack_success) is not None:
             row |= {"attack_success_mean": float(success.mean()), "attack_success_worst": float(success.max())}
         if (output := shown.output_accuracy) is not None:
-            row |= {"output_accuracy_mean": float(output.mean()), "output_accuracy_worst": float(output.min())}
+            found = {"output_accuracy_mean": float(output.mean()), "output_accuracy_worst": float(output.min())}
+            row |= {key: number(value) for key, value in found.items()}
     return row
+
+
+METRIC = "metric."
+"""What the columns of a metric begin with: ``metric.<name>_mean`` and ``metric.<name>_worst``."""
+
+
+def _metrics(shown: "Evaluation | None", names: Iterable[str]) -> Row:
+    """The columns of the metrics: the mean over the honest nodes, and the worst of them."""
+    row: Row = {}
+    for name in names:
+        mean = worst = None
+        if shown is not None:
+            values = shown.metrics[name]
+            worst = number(float(values.min() if shown.better[name] else values.max()))
+            mean = number(float(values.mean()))
+        row |= {f"{METRIC}{name}_mean": mean, f"{METRIC}{name}_worst": worst}
+    return row
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """What rows are judged by: "accuracy", or where there are no classes the first metric.
+
+    >>> headline([{"accuracy_mean": None, "metric.mae_mean": 0.5}]), headline([{"accuracy_mean": 0.5}])
+    ('mae', 'accuracy')
+    """
+    named = [key for key in (rows[-1] if rows else {}) if key.startswith(METRIC) and key.endswith("_mean")]
+    if not named or any(row["accuracy_mean"] is not None for row in rows):
+        return "accuracy"
+    return named[0].removeprefix(METRIC).removesuffix("_mean")
+
+
+def ends(rows: Sequence[Row]) -> tuple[float | None, float | None]:
+    """Mean and worst of the last evaluation among rows, by their :func:`headline`."""
+    name = headline(rows)
+    key = name if name == "accuracy" else f"{METRIC}{name}"
+    seen: Row = next((row for row in reversed(rows) if row[f"{key}_mean"] is not None), {})
+    return seen.get(f"{key}_mean"), seen.get(f"{key}_worst")
 
 
 def number(value: float | None) -> float | None:
@@ -204,7 +251,10 @@ class Events:
             value = row.get(key)
             if value is not None:
                 self.writer.add_scalar(tag, shown(value), row["round"], walltime=at)
-        if at is None and row.get("accuracy_mean") is not None:
+        for key, value in row.items():
+            if key.startswith(METRIC) and value is not None:
+                self.writer.add_scalar(key, shown(value), row["round"], walltime=at)
+        if at is None and row.get("loss") is not None:
             self.writer.flush()
 
     def close(self) -> None:

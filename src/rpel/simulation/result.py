@@ -21,7 +21,7 @@ from rpel import plots
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load_folder
 from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.metrics import number
+from rpel.simulation.metrics import METRIC, ends, headline, number
 from rpel.types import Seal
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Result:
 
     history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
     certificate  what the run proves about its sampling
-    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated
+    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated; metric.<name> (e, h), too
     path         its folder; None when nothing was kept
     reused       True when the run had been finished before and was not repeated
     """
@@ -114,12 +114,31 @@ class Result:
     @property
     def accuracy_mean(self) -> float:
         """Mean accuracy over the honest nodes after the last round."""
-        return float(self.final["accuracy_mean"])
+        return _float(self.final["accuracy_mean"])
 
     @property
     def accuracy_worst(self) -> float:
         """Accuracy of the worst honest node after the last round."""
-        return float(self.final["accuracy_worst"])
+        return _float(self.final["accuracy_worst"])
+
+    @property
+    def measure(self) -> str:
+        """What the run is judged by: "accuracy", or the name of a metric where there are no classes."""
+        return headline(self.history.rows())
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether more of :attr:`measure` is better."""
+        return bool(self._certificates[0].get("metrics", {}).get(self.measure, True))
+
+    @property
+    def _certificates(self) -> list[dict[str, Any]]:
+        return [self.certificate]
+
+    @property
+    def _followed(self) -> Floats:
+        """The measure of every honest node in the rounds evaluated."""
+        return self.nodes["accuracy" if self.measure == "accuracy" else f"{METRIC}{self.measure}"]
 
     @property
     def seconds(self) -> float:
@@ -133,12 +152,16 @@ class Result:
 
     def lowest(self) -> Floats:
         """(e,) the trajectory of the node that ends lowest, which is what the paper plots as the worst."""
-        accuracy: Floats = self.nodes["accuracy"]
-        return np.asarray(accuracy[:, int(np.argmin(accuracy[-1]))])
+        followed = self._followed
+        return np.asarray(followed[:, int(np.argmin(followed[-1] if self.more_is_better else -followed[-1]))])
 
     def plot(self) -> "Figure":
-        """Accuracy against rounds: mean, worst node, and the node that ends lowest."""
-        return plots.accuracy(_title(self.spec), self.nodes["round"], self.nodes["accuracy"])
+        """Accuracy, or :attr:`measure`, against rounds: mean, worst node, and the node that ends worst."""
+        return self._drawn(_title(self.spec))
+
+    def _drawn(self, title: str) -> "Figure":
+        label = "test accuracy" if self.measure == "accuracy" else f"{self.measure} on test data"
+        return plots.accuracy(title, self.nodes["round"], self._followed, label, self.more_is_better)
 
     def summary(self) -> dict[str, Any]:
         """The final metrics, where the run lies, and what its certificate says, as plain JSON values."""
@@ -153,8 +176,9 @@ class Result:
     def __repr__(self) -> str:
         held = "held" if self.certificate["held"] else "violated"
         stored = ", finished before" if self.reused else ""
+        mean, worst = (math.nan if value is None else value for value in ends(self.history.rows()))
         return (
-            f"<Result of {self.spec.name}: accuracy {self.accuracy_mean:.4f} mean, {self.accuracy_worst:.4f} worst, "
+            f"<Result of {self.spec.name}: {self.measure} {mean:.4f} mean, {worst:.4f} worst, "
             f"after {len(self.history)} rounds; plan {held}; {self.path or 'not kept'}{stored}>"
         )
 
@@ -179,7 +203,8 @@ class Results(Result):
 
     def __init__(self, runs: Sequence[Result]) -> None:
         first = runs[0]
-        nodes = {"round": first.nodes["round"], "accuracy": np.stack([run.nodes["accuracy"] for run in runs])}
+        followed = [key for key in first.nodes if key != "round"]
+        nodes = {"round": first.nodes["round"], **{key: np.stack([run.nodes[key] for run in runs]) for key in followed}}
         super().__init__(
             spec=first.spec,
             history=_together([run.history for run in runs]),
@@ -210,12 +235,13 @@ class Results(Result):
 
         NaN where a seed's value overflowed.
         """
-        return interval([math.nan if (value := run.final[column]) is None else float(value) for run in self.runs])
+        return interval([_float(run.final[column]) for run in self.runs])
 
     def summary(self) -> dict[str, Any]:
         """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
         runs = [run.summary() for run in self.runs]
-        over = {key: [number(value) for value in self.interval(key)] for key in _OVER_SEEDS}
+        columns = [*_OVER_SEEDS, *(key for key in runs[0] if key.startswith(METRIC))]
+        over = {key: [number(value) for value in self.interval(key)] for key in columns}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
         proof = {key: self.certificate.get(key) for key in _PROVEN}
         common = {key: value for key, value in runs[0].items() if key not in _OF_ONE_SEED}
@@ -230,11 +256,20 @@ class Results(Result):
 
     def plot(self) -> "Figure":
         """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
-        return plots.accuracy(_title(self.spec, len(self.runs)), self.nodes["round"], self.nodes["accuracy"])
+        return self._drawn(_title(self.spec, len(self.runs)))
+
+    @property
+    def _certificates(self) -> list[dict[str, Any]]:
+        return [run.certificate for run in self.runs]
 
     def __repr__(self) -> str:
-        mean, low, high = self.interval("accuracy_mean")
-        return f"<Results of {self.spec.name}: {len(self.runs)} seeds, accuracy {mean:.4f} ({low:.4f} to {high:.4f})>"
+        name = self.measure
+        mean, low, high = self.interval("accuracy_mean" if name == "accuracy" else f"{METRIC}{name}_mean")
+        return f"<Results of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to {high:.4f})>"
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -261,7 +296,7 @@ def _together(tables: "Sequence[Table]") -> "Table":
             values = [other.get(key) for other in alike]  # a run of another version may lack a column
             known = [] if None in values else [float(value) for value in values]
             row[key] = float(np.mean(known)) if known else None
-            if key in ("accuracy_mean", "accuracy_worst"):
+            if key in ("accuracy_mean", "accuracy_worst") or key.startswith(METRIC):
                 low, high = interval(known)[1:] if known else (None, None)
                 row |= {f"{key}_low": low, f"{key}_high": high}
         rows.append(row | {"round": alike[0]["round"]})

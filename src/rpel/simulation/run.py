@@ -33,7 +33,7 @@ from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, code_versions, gather
 from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
-from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard
+from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard, ends, headline
 from rpel.simulation.result import Result, Results, Table
 from rpel.simulation.reuse import choose, resumed
 from rpel.types import RoundInfo
@@ -49,6 +49,8 @@ LONG = 2.0
 class Tick:
     """What a progress display is told after each round; accuracies are those of the last evaluation.
 
+    Where there are no classes, they are those of a metric, and ``measure`` is its name.
+
     A last evaluation that takes long says on its way, as ``evaluated``, which share of it is done.
     """
 
@@ -61,6 +63,7 @@ class Tick:
     byzantine_max: int
     b_hat: int
     evaluated: float | None = None
+    measure: str = "accuracy"
 
     @property
     def tenth(self) -> bool:
@@ -74,10 +77,8 @@ Progress = Callable[[Tick], None]
 
 def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     """What these rows of a run show."""
-    seen: Row = next((row for row in reversed(rows) if row["accuracy_mean"] is not None), {})
-    accuracies = seen.get("accuracy_mean"), seen.get("accuracy_worst")
     met = max((row["byzantine_max"] for row in rows), default=0)
-    return Tick(spec.name, spec.seed, len(rows), spec.rounds, *accuracies, met, spec.b_hat)
+    return Tick(spec.name, spec.seed, len(rows), spec.rounds, *ends(rows), met, spec.b_hat, measure=headline(rows))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -291,7 +292,7 @@ class Run:
                     self._begin(self.folder)
                     journal = stack.enter_context(self.folder.journal(self.metrics.rows))
             if not self.metrics.round:
-                self.metrics.begin(self.simulation.evaluate_initial(self.subset))
+                self.metrics.begin(self.simulation.evaluate_initial(self.subset), list(self.simulation.measures))
             while self.metrics.round < self.spec.rounds:
                 self._round(journal)
                 if self.workers.any(self.stop.asked) and self.metrics.round < self.spec.rounds:
@@ -408,6 +409,7 @@ class Run:
             rule=self.spec.rule,
             guarantee=METHODS[self.spec.method].guarantee,
             objects=self.inputs.digests,
+            metrics=self.simulation.measures,
         )
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()

@@ -9,14 +9,17 @@ Invariants:
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from rpel.tasks.task import Engine, Loss
+from rpel.data import trees
+from rpel.tasks.task import Engine, Loss, Metric
 from rpel.tasks.winograd import with_winograd
 
 DropoutLayer = Callable[[float], nn.Module]
@@ -53,13 +56,40 @@ def dropout_mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
     return kept.mul_(2**16 / (2**16 - steps))
 
 
+class Arguments:
+    """How a module is called: a tuple's values one by one and a dict's by name, where its `forward` takes them so;
+    otherwise the tuple or the dict as one argument."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.signature = inspect.signature(module.forward)
+
+    def __call__(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional arguments and named ones.
+
+        >>> Arguments(nn.Bilinear(1, 1, 1))((1, 2)), Arguments(nn.Linear(1, 1))({"ids": 3})
+        (((1, 2), {}), (({'ids': 3},), {}))
+        """
+        if isinstance(inputs, tuple) and self._fit(*inputs):
+            return inputs, {}
+        if isinstance(inputs, dict) and all(map(str, inputs)) and self._fit(**{str(key): 0 for key in inputs}):
+            return (), inputs
+        return (inputs,), {}
+
+    def _fit(self, *positional: Any, **named: Any) -> bool:
+        try:
+            self.signature.bind(*positional, **named)
+        except TypeError:
+            return False
+        return True
+
+
 class Copy:
     """One thread's copy of the module, with dropout(p) in the place of each nn.Dropout."""
 
     def __init__(
         self, module: nn.Module, dtype: torch.dtype, device: torch.device, dropout: DropoutLayer | None = None
     ) -> None:
-        self.generator = torch.Generator(device)
+        self.generator, self.arguments = torch.Generator(device), Arguments(module)
         layer = dropout or (lambda p: _Dropout(p, self.generator))
         self.module = with_dropout(copy.deepcopy(module), layer).to(device, dtype)
         if device.type == "cpu":
@@ -78,13 +108,16 @@ class Copy:
                 for tensor, part in zip(tensors, _parts(row, tensors), strict=True):
                     tensor.copy_(part)
 
-    def run(self, inputs: Tensor) -> Tensor:
+    def run(self, inputs: Any) -> Any:
         """The module's output; images are laid out as the convolutions want them."""
-        inputs = inputs.to(self.device)
-        if inputs.dim() == 4 and self.device.type == "cpu":
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        result: Tensor = self.module(inputs)
-        return result
+        positional, named = self.arguments(trees.mapped(self._laid_out, inputs))
+        return self.module(*positional, **named)
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        value = value.to(self.device)
+        if value.dim() == 4 and self.device.type == "cpu":
+            value = value.contiguous(memory_format=torch.channels_last)
+        return value
 
     def store_buffers(self, local: Tensor) -> None:
         for place, buffer in zip(_parts(local, self.buffers), self.buffers, strict=True):
@@ -136,38 +169,40 @@ class AutogradEngine(Engine):
     """Gradients of any module and any loss(output, target), node by node."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, probe: Tensor, device: torch.device, metric: Loss | None = None
+        self, module: nn.Module, loss: Loss, probe: Any, device: torch.device, metrics: Sequence[Metric] = ()
     ) -> None:
-        super().__init__(loss, metric)
+        super().__init__(loss, metrics)
         self.module, self.device = module, device
         # CIFAR-10's network keeps 13 MB of values a layer for 50 images; with 250 it waits for the memory
-        self.block = 50 if probe.dim() == 4 else 250
+        self.block = 50 if any(value.dim() == 4 for _, value in trees.leaves(probe)) else 250
         self.hidden = self._draws_elsewhere(probe)
         self.noisy = self.hidden or any(type(layer) is nn.Dropout for layer in module.modules())
         self.serial = self.hidden or device.type != "cpu"
 
     def gradient(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
         own = self._copy(x.dtype)
         for i in range(len(x)):
             own.load(x[i], local[i], train)
             with self._seeded(own, seeds[i] if train and self.noisy else 0):
-                loss = self.loss(own.run(inputs[i]), labels[i].to(self.device))
+                output = own.run(trees.mapped(lambda value, i=i: value[i], inputs))
+                loss = self.loss(output, trees.mapped(lambda value, i=i: value[i].to(self.device), labels))
             own.store_gradient(loss, out[i])
             if train:
                 own.store_buffers(local[i])
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), with the nodes' own statistics."""
         own = self._copy(x.dtype)
         results = []
         for i in range(len(x)):
             own.load(x[i], local[i], train=False)
-            results.append(own.run(inputs.clone()).cpu())  # a module may write into what it is given
-        return torch.stack(results)
+            found = own.run(trees.mapped(torch.clone, inputs))  # a module may write into what it is given
+            results.append(found.cpu() if isinstance(found, Tensor) else found)
+        return torch.stack(results) if all(isinstance(one, Tensor) for one in results) else results
 
     def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""
@@ -186,9 +221,9 @@ class AutogradEngine(Engine):
             torch.manual_seed(seed)
             yield
 
-    def _draws_elsewhere(self, probe: Tensor) -> bool:
+    def _draws_elsewhere(self, probe: Any) -> bool:
         """Whether a training step moves torch's global generator."""
-        own = Copy(self.module, probe.dtype, self.device)
+        own = Copy(self.module, torch.float32, self.device)
         own.module.train()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()

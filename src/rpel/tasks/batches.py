@@ -4,7 +4,8 @@ Invariants:
 - the batch of node i in round t, local step k depends on (seed, ("batch", k), t, i) alone: any step replays by itself.
   That is why a batch is drawn from the shard with replacement: going through the shard in epochs would make a round
   depend on the rounds before it;
-- examples stay bytes until they are drawn; only a batch is ever normalised.
+- examples stay as they were given until they are drawn: images of our own data sets become numbers in a batch, floats
+  take the models' precision, whole numbers (such as token ids) and whatever a `collate` makes stay what they are.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.data import Dataset, Virtual, crop_flip
+from rpel.data import Dataset, Virtual, crop_flip, trees
 from rpel.kernels.cache import compiled
 from rpel.kernels.pool import run
 from rpel.randomness import draws, stream
 from rpel.types import Integers
 
+Tree = trees.Tree
 Shards = Sequence[Integers] | Mapping[int, Integers] | Virtual
 
 
@@ -53,6 +55,8 @@ class Trigger:
 
     def check(self, dataset: Dataset) -> None:
         """Refuse data without images, and a target that is no class of theirs."""
+        if dataset.collate is not None or not isinstance(dataset.train_x, np.ndarray):
+            raise ValueError(f"a backdoor needs images, and an example of {dataset.name} is not one array")
         if len(dataset.shape) != 3:
             raise ValueError(f"a backdoor needs images, and examples of {dataset.name} have the shape {dataset.shape}")
         if self.target not in range(dataset.classes):
@@ -81,12 +85,13 @@ class Examples:
         held = {} if isinstance(shards, Virtual) else _by_node(shards)
         self.flipped = np.array(sorted(flipped), np.int64)
         self.held = {node: part for node, part in held.items() if node not in set(flipped)}
-        self.pool, self.start, self.size = _table(self.held, self.flipped, len(dataset.train_y))
-        per_channel = (-1, *(1,) * (len(dataset.shape) - 1))
-        mean, std = (np.array(v, np.float64).reshape(per_channel) for v in (dataset.mean, dataset.std))
-        top = 255 if dataset.train_x.dtype == np.uint8 else 1
-        self.scale = np.broadcast_to(1 / (top * std), dataset.shape).ravel()
-        self.shift = np.broadcast_to(-mean / std, dataset.shape).ravel()
+        self.pool, self.start, self.size = _table(self.held, self.flipped, dataset.size)
+        if dataset.mean is not None and dataset.std is not None:
+            per_channel = (-1, *(1,) * (len(dataset.shape) - 1))
+            mean, std = (np.array(v, np.float64).reshape(per_channel) for v in (dataset.mean, dataset.std))
+            top = 255 if dataset.train_x.dtype == np.uint8 else 1
+            self.scale = np.broadcast_to(1 / (top * std), dataset.shape).ravel()
+            self.shift = np.broadcast_to(-mean / std, dataset.shape).ravel()
         self._sampled: dict[int, Integers] = {}
 
     def indices(self, ids: Integers, t: int, k: int) -> Rows:
@@ -122,17 +127,45 @@ class Examples:
         drawn: Integers = self.pool[self.start[ids][:, None] + offset]
         return drawn
 
+    def batch(
+        self,
+        rows: Rows | Integers,
+        ids: Integers | None,
+        dtype: torch.dtype,
+        coins: NDArray[np.float64] | None = None,
+        patched: NDArray[np.bool_] | None = None,
+    ) -> tuple[Tree, Tree]:
+        """Inputs (c, B, …) and targets (c, B, …) for training rows (c, B), as nodes ids (c,) see them; None: as they
+        are."""
+        collate = self.dataset.collate
+        if collate is not None:
+            # Batches of several nodes may be padded to different lengths, so they come one by one.
+            inputs, targets = self._collated(self.dataset.train_x, rows[0], dtype)
+            return trees.mapped(lambda value: value[None], inputs), trees.mapped(lambda value: value[None], targets)
+        targets = self._targets(rows) if ids is None else self.labels(rows, ids, patched)
+        return self.train(rows, coins, dtype, patched), trees.mapped(lambda y: _tensor(y, dtype), targets)
+
+    def _targets(self, rows: Rows | Integers) -> Tree:
+        return trees.mapped(lambda y: y[rows], self.dataset.train_y)
+
+    def _collated(self, examples: Any, rows: Rows | Integers, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        assert self.dataset.collate is not None
+        inputs, targets = self.dataset.collate([examples[int(row)] for row in rows])
+        return trees.mapped(lambda x: _tensor(x, dtype), inputs), trees.mapped(lambda y: _tensor(y, dtype), targets)
+
     def train(
         self,
         rows: Rows | Integers,
         coins: NDArray[np.float64] | None,
         dtype: torch.dtype,
         patched: NDArray[np.bool_] | None = None,
-    ) -> Tensor:
+    ) -> Tree:
         """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that.
 
         patched (c, B) says which of them carry the trigger's patch.
         """
+        if self.dataset.mean is None and patched is None:
+            return trees.mapped(lambda x: _tensor(x[rows], dtype), self.dataset.train_x)
         flat = rows.ravel()
         if coins is None:
             found = self._numbers(self.dataset.train_x, flat, dtype)
@@ -164,9 +197,10 @@ class Examples:
         brightest = (top * self.scale + self.shift).reshape(channels, height, width)[:, -side:, -side:]
         images[torch.from_numpy(which), :, -side:, -side:] = torch.from_numpy(brightest).to(images.dtype)
 
-    def labels(self, rows: Rows | Integers, ids: Integers, patched: NDArray[np.bool_] | None = None) -> Integers:
-        """Labels (h, B) of training rows as these nodes see them: the trigger's target, or C − 1 − y, where hostile."""
-        labels = self.dataset.train_y[rows]
+    def labels(self, rows: Rows | Integers, ids: Integers, patched: NDArray[np.bool_] | None = None) -> Any:
+        """Targets (h, B, …) of training rows as these nodes see them: the trigger's target, or C − 1 − y, where
+        hostile."""
+        labels = self._targets(rows)
         if self.trigger is not None and patched is not None:
             labels[patched] = self.trigger.target
         elif len(self.flipped):
@@ -174,8 +208,17 @@ class Examples:
             labels[flips] = self.dataset.classes - 1 - labels[flips]
         return labels
 
-    def test(self, rows: Integers, dtype: torch.dtype) -> Tensor:
+    def tested(self, rows: Integers, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Test examples (N, …) and their targets (N, …)."""
+        if self.dataset.collate is not None:
+            return self._collated(self.dataset.test_x, rows, dtype)
+        targets = trees.mapped(lambda y: _tensor(y[rows], dtype), self.dataset.test_y)
+        return self.test(rows, dtype), targets
+
+    def test(self, rows: Integers, dtype: torch.dtype) -> Tree:
         """Test examples (N, …)."""
+        if self.dataset.mean is None:
+            return trees.mapped(lambda x: _tensor(x[rows], dtype), self.dataset.test_x)
         return self._numbers(self.dataset.test_x, rows, dtype)
 
     def _numbers(self, x: NDArray[Any], rows: Rows | Integers, dtype: torch.dtype) -> Tensor:
@@ -210,6 +253,12 @@ class Examples:
         for label in np.flatnonzero(share):
             start, end = self.virtual.start[label : label + 2]
             yield self.virtual.pool[start:end], float(share[label])
+
+
+def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    """As a tensor; floats in the models' precision, everything else as it is."""
+    found = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return found.to(dtype) if found.is_floating_point() else found
 
 
 def _by_node(shards: Sequence[Integers] | Mapping[int, Integers]) -> dict[int, Integers]:

@@ -7,7 +7,8 @@ Invariants:
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +16,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel.data import Dataset
+from rpel.data import Dataset, trees
 from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine, altered
 from rpel.tasks.batches import Examples, Shards, Trigger
+from rpel.tasks.checks import check_classes, check_fit, check_module, first_line, refusal
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
-from rpel.tasks.task import Engine, Loss, share, tensor
+from rpel.tasks.task import Engine, Loss, Metric, metrics, share, tensor
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers
 
@@ -39,8 +41,8 @@ class Classification:
     label. module: a module, whose parameters are the initial model, or a
     function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over the batch;
     cross-entropy if left out, which is also the negative log-likelihood of a module that ends in log-softmax.
-    metric(output, target): a mean over the batch that stands in place of the accuracy, for targets that are no classes.
-    fast=False keeps to autograd.
+    metric: a function metric(output, target), a mean over the batch, or a dict of named ones, measured beside the loss.
+    tests: the test examples that each node calls its own. fast=False keeps to autograd.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
@@ -61,40 +63,63 @@ class Classification:
         shards: Shards,
         module: nn.Module | Callable[[], nn.Module],
         loss: Loss | None = None,
-        metric: Loss | None = None,
+        metric: Any = None,
         *,
         batch_size: int,
         seed: int,
         device: str | torch.device = "cpu",
         flipped: Collection[int] = (),
         trigger: Trigger | None = None,
+        tests: Sequence[Integers] | None = None,
         fast: bool = True,
     ) -> None:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
-        self.seed, self.batch_size, self.loss, self.metric = seed, batch_size, loss or F.cross_entropy, metric
+        self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
+        self.metrics = metrics(metric)
         self.module = _copied(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
         self.engine = self._engine(torch.device(device), fast)
+        if not self.engine.accuracy and not self.metrics:
+            self.metrics = {"loss": Metric(self.loss, higher_is_better=False)}
+            self.engine.metrics = tuple(self.metrics.values())
+        self.tests = tests
 
     def _engine(self, device: torch.device, fast: bool) -> Engine:
         """The fastest engine that knows this network."""
-        fast = fast and device.type == "cpu"
-        known = fast and self.loss is F.cross_entropy and self.metric is None
-        layers, shape = recognise(self.module) if known else None, self.examples.dataset.shape
+        fast, dataset = fast and device.type == "cpu", self.examples.dataset
+        known = fast and self.loss is F.cross_entropy and not self.metrics and _plain(dataset)
+        layers, shape = recognise(self.module) if known else None, dataset.shape
         if layers is not None and layers.take(shape):
+            check_classes(layers.linears[-1].shape[0], dataset)
             return ConvolutionEngine(layers, shape) if layers.convolutions else LinearEngine(layers)
-        rows = np.array([0, len(self.examples.dataset.train_y) - 1])
-        probe = self.examples.train(rows[None], None, torch.float32)[0]
+        named = tuple(self.metrics.values())
+        probe, targets = self._probe()
         try:
-            plain = AutogradEngine(self.module, self.loss, probe, device, self.metric)
+            plain = AutogradEngine(self.module, self.loss, probe, device, named)
         except Exception as error:  # the module's code may be anything
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"the model does not take examples of the shape {shape}: {why}") from error
-        many = VmapEngine(self.module, self.loss, self.metric)
-        if not fast or plain.hidden or any(map(altered, self.module.modules())) or not many.pays(probe):
+            raise refusal(error, probe) from error
+        plain.accuracy = check_fit(plain, self.module, self.metrics, dataset, probe, targets)
+        many = VmapEngine(self.module, self.loss, named)
+        many.accuracy = plain.accuracy
+        altering = plain.hidden or any(map(altered, self.module.modules()))
+        if not fast or altering or dataset.collate is not None or not many.pays(probe):
             return plain
-        return many if many.agrees(plain, probe, torch.from_numpy(self.examples.dataset.train_y[rows])) else plain
+        return many if many.agrees(plain, probe, targets) else plain
+
+    def _probe(self) -> tuple[Any, Any]:
+        """The first and the last training example, and their targets."""
+        rows = np.array([[0, self.examples.dataset.size - 1]])
+        try:
+            inputs, targets = self.examples.batch(rows, None, torch.float32)
+        except Exception as error:
+            if self.examples.dataset.collate is None:
+                raise
+            raise ValueError(
+                f"collate does not make inputs and targets of a list of examples: {first_line(error)}"
+            ) from error
+        first, second = (trees.mapped(lambda value: value[0], tree) for tree in (inputs, targets))
+        return first, second
 
     @property
     def unit(self) -> int:
@@ -133,8 +158,8 @@ class Classification:
 
         def work(some: slice) -> None:
             marked = None if patched is None else patched[some]
-            inputs = self.examples.train(rows[some], None if coins is None else coins[some], x_.dtype, marked)
-            labels = torch.from_numpy(self.examples.labels(rows[some], ids[some], marked))
+            varied = None if coins is None else coins[some]
+            inputs, labels = self.examples.batch(rows[some], ids[some], x_.dtype, varied, marked)
             noise = [] if seeds is None else seeds[some].tolist()
             self.engine.gradient(x_[some], local_[some], inputs, labels, noise, out_[some], train=True)
 
@@ -164,10 +189,41 @@ class Classification:
     def evaluate(
         self, x: Floats, local: Floats, subset: Integers | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Accuracy (h,) and mean loss (h,) of each model on the test examples `subset` (all if left out)."""
+        """Accuracy (h,) and mean loss (h,) of each model on the test examples `subset` (all if left out).
+
+        The accuracy is NaN where targets are no classes.
+        """
+        found = self.measure(x, local, subset)
+        return found["accuracy"], found["loss"]
+
+    def measure(self, x: Floats, local: Floats, subset: Integers | None = None) -> dict[str, NDArray[np.float64]]:
+        """Accuracy, loss and each metric by its name, (h,) each, on the test examples `subset` (all if left out)."""
         self._check(x, local, len(x))
-        rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
-        return self._scored(x, local, rows, self._tested)
+        rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
+        found = self._scored(x, local, rows, self.examples.tested)
+        return dict(zip(("accuracy", "loss", *(f"metric.{name}" for name in self.metrics)), found, strict=True))
+
+    @property
+    def measures(self) -> dict[str, bool]:
+        """The columns of :meth:`measure` beside accuracy and loss, and whether more of each is better."""
+        own = {} if self.tests is None else {"own_accuracy": True, "own_loss": False}
+        named = {name: metric.higher_is_better for name, metric in self.metrics.items()}
+        return {name: more for name, more in (named | own).items() if name != "own_accuracy" or self.engine.accuracy}
+
+    def measure_own(self, x: Floats, local: Floats, ids: Integers) -> dict[str, NDArray[np.float64]]:
+        """Accuracy and loss, (h,) each, of nodes ids (h,), each on the test examples that are its own; {} without."""
+        if self.tests is None:
+            return {}
+        found = np.array([self._on_own(x[i : i + 1], local[i : i + 1], node) for i, node in enumerate(ids.tolist())])
+        named = {"metric.own_accuracy": found[:, 0], "metric.own_loss": found[:, 1]}
+        return named if self.engine.accuracy else {"metric.own_loss": found[:, 1]}
+
+    def _on_own(self, x: Floats, local: Floats, node: int) -> tuple[float, float]:
+        assert self.tests is not None
+        if not len(self.tests[node]):
+            return np.nan, np.nan
+        right, lost = self._scored(x, local, self.tests[node], self.examples.tested)[:2]
+        return float(right[0]), float(lost[0])
 
     def attack_success(self, x: Floats, local: Floats, subset: Integers | None = None) -> Floats | None:
         """The share (h,) of patched test images of other classes that each model calls the trigger's target.
@@ -177,46 +233,46 @@ class Classification:
         trigger = self.examples.trigger
         if trigger is None:
             return None
-        rows = np.arange(len(self.examples.dataset.test_y)) if subset is None else np.asarray(subset, np.int64)
+        rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
         return self._scored(x, local, rows[self.examples.dataset.test_y[rows] != trigger.target], self._marked)[0]
 
     def _scored(
-        self, x: Floats, local: Floats, rows: Integers, tested: Callable[[Integers, torch.dtype], tuple[Tensor, Tensor]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Share of right answers (h,) and mean loss (h,) of each model on what `tested` makes of the test rows."""
+        self, x: Floats, local: Floats, rows: Integers, tested: Callable[[Integers, torch.dtype], tuple[Any, Any]]
+    ) -> list[NDArray[np.float64]]:
+        """Share of right answers, mean loss and metrics, (h,) each, of models on what `tested` makes of test rows."""
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
         block, groups = self.engine.block, self._groups(len(x))
         blocks = [rows[at : at + block] for at in range(0, len(rows), block)]
         # A few nodes on many blocks are shared out by both; of many nodes, a unit sums all its blocks.
         parts = len(blocks) if len(groups) < _MANY else 1
-        right, lost = np.zeros((len(x), parts)), np.zeros((len(x), parts))
+        sums = np.zeros((2 + len(self.metrics), len(x), parts))
         x_, local_ = tensor(x), tensor(local)
-        pixels = self.examples.dataset.test_x[:1].size * len(rows)
-        kept = [tested(block, x_.dtype) for block in blocks] if pixels <= _KEPT else None
+        kept = [tested(block, x_.dtype) for block in blocks] if self._values() * len(rows) <= _KEPT else None
 
-        def inputs(part: int) -> tuple[Tensor, Tensor]:
+        def inputs(part: int) -> tuple[Any, Any]:
             return tested(blocks[part], x_.dtype) if kept is None else kept[part]
 
         def work(unit: int) -> None:
             some, part = groups[unit // parts], unit % parts
             these = (part,) if parts > 1 else range(len(blocks))
             found = [self.engine.score(x_[some], local_[some], *inputs(one)) for one in these]
-            sums = [np.ascontiguousarray(np.stack(each, axis=1)).sum(axis=1) for each in zip(*found, strict=True)]
-            right[some, part], lost[some, part] = sums
+            for column, each in zip(sums, zip(*found, strict=True), strict=True):
+                column[some, part] = np.ascontiguousarray(np.stack(each, axis=1)).sum(axis=1)
 
         share(work, len(groups) * parts, self.engine.serial)
-        return right.sum(axis=1) / len(rows), lost.sum(axis=1) / len(rows)
+        return [column.sum(axis=1) / len(rows) for column in sums]
+
+    def _values(self) -> int:
+        """Numbers in one test example, where that is known."""
+        dataset = self.examples.dataset
+        return 1 if dataset.collate is not None else sum(x[:1].size for _, x in trees.leaves(dataset.test_x))
 
     def _groups(self, nodes: int) -> list[slice]:
         """The nodes that are evaluated at once: units cut where they are too large, so that whole units share none."""
         size, unit = self.engine.together(), self.unit
         units = [range(first, min(first + unit, nodes)) for first in range(0, nodes, unit)]
         return [slice(at, min(at + size, rows.stop)) for rows in units for at in rows[::size]]
-
-    def _tested(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Some test examples and their labels."""
-        return self.examples.test(rows, dtype), torch.from_numpy(self.examples.dataset.test_y[rows])
 
     def _marked(self, rows: Integers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Some test examples with the trigger's patch, and its target as their label."""
@@ -256,17 +312,24 @@ class Classification:
             first, b = unit // len(blocks) * size, unit % len(blocks)
             some = slice(first, min(first + size, len(x)))
             nodes = some.stop - first
-            inputs = self.examples.train(blocks[b][None], None, x_.dtype)
-            labels = torch.from_numpy(self.examples.dataset.train_y[blocks[b]])
-            inputs, labels = inputs.expand(nodes, *inputs.shape[1:]), labels.expand(nodes, *labels.shape)
+            inputs, labels = (
+                trees.mapped(lambda value: value.expand(nodes, *value.shape[1:]), tree)
+                for tree in self.examples.batch(blocks[b][None], None, x_.dtype)
+            )
             self.engine.gradient(x_[some], local_[some], inputs, labels, [], parts_[b, some], train=False)
 
         share(work, -(-len(x) // size) * len(blocks), self.engine.serial)
 
 
+def _plain(dataset: Dataset) -> bool:
+    """Whether examples are floats, or become some, in one array, with a class each: what the fast engines take."""
+    one = dataset.collate is None and isinstance(dataset.train_x, np.ndarray) and dataset.labels is not None
+    return one and (dataset.mean is not None or dataset.train_x.dtype.kind == "f")
+
+
 def _copied(module: nn.Module) -> nn.Module:
     """A copy that trains as the module would; ValueError for what a copy in float32 would leave out."""
-    for name, value in module.named_parameters():
+    for name, value in check_module(module).named_parameters():
         if value._backward_hooks:
             raise ValueError(
                 f"parameter {name!r} of the model has a hook, which the nodes' copies would not have: "

@@ -1,16 +1,19 @@
-"""What the simulator and the peers ask of a task, what a task asks of an engine, and how engines share the cores.
+"""What the simulator and the peers ask of a task (`Objective`), what a task asks of an engine, and how engines share
+the cores.
 
 Invariant: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one thread inside
 it. So results do not depend on the number of threads, bit for bit; two threads with whole nodes each are also faster
 than torch's own threads inside every small product.
 """
 
+import re
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +21,71 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rpel.data import trees
 from rpel.kernels.pool import run
 from rpel.types import Floats, Integers
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Any]
 """loss(output, target), a mean over the batch."""
 
 
-class Task(Protocol):
+@dataclass(frozen=True)
+class Metric:
+    """metric(output, target), a mean over the batch, and whether more of it is better.
+
+    >>> Metric(F.l1_loss, higher_is_better=False).direction
+    'less is better'
+    """
+
+    function: Loss
+    higher_is_better: bool = True
+
+    @property
+    def direction(self) -> str:
+        """In words, for tables and plots."""
+        return f"{'more' if self.higher_is_better else 'less'} is better"
+
+
+def metrics(given: Any) -> dict[str, Metric]:
+    """Named metrics of a function, a :class:`Metric`, or a dict of named ones; ValueError for anything else.
+
+    A function goes by its own name. Less is better where an attribute `higher_is_better` is False, as torchmetrics has
+    it, or where a Metric says so.
+
+    >>> metrics({"mae": Metric(F.l1_loss, higher_is_better=False)})["mae"].direction
+    'less is better'
+    >>> list(metrics(F.l1_loss)), metrics(None)
+    (['l1_loss'], {})
+    """
+    if given is None:
+        return {}
+    named = given if isinstance(given, Mapping) else {_name(given): given}
+    if not named:
+        raise ValueError("metric is an empty dict: name one, as in metric={'mae': torch.nn.functional.l1_loss}")
+    return {_checked_name(name): _metric(name, one) for name, one in named.items()}
+
+
+def _name(metric: Any) -> str:
+    function = metric.function if isinstance(metric, Metric) else metric
+    name = getattr(function, "__name__", type(function).__name__)
+    return "metric" if name == "<lambda>" else name
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(f"metric {name!r} cannot be the name of a column: use letters, digits, _ and -")
+    return name
+
+
+def _metric(name: str, one: Any) -> Metric:
+    if isinstance(one, Metric):
+        return one
+    if not callable(one):
+        raise ValueError(f"metric {name!r} is a {type(one).__name__}: give a function metric(output, target)")
+    return Metric(one, getattr(one, "higher_is_better", None) is not False)
+
+
+class Objective(Protocol):
     """A loss for every node, its stochastic gradient and its accuracy. Models are rows of one (h, d) array."""
 
     d: int
@@ -52,7 +112,10 @@ class Task(Protocol):
     def evaluate(
         self, x: Floats, local: Floats, subset: Integers | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Accuracy (h,) and loss (h,) of each model on the test examples `subset`, or on all of them."""
+        """Accuracy (h,) and loss (h,) of each model on the test examples `subset`, or on all of them.
+
+        The accuracy is NaN where targets are no classes.
+        """
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
         """The gradient of F_H, the mean of the honest nodes' losses, at each model; on `size` examples if given."""
@@ -70,8 +133,11 @@ class Engine(ABC):
     noisy: bool = False
     """Whether training draws random numbers, for which `gradient` wants seeds."""
 
-    def __init__(self, loss: Loss = F.cross_entropy, metric: Loss | None = None) -> None:
-        self.loss, self.metric, self.own = loss, metric, Own()
+    accuracy: bool = True
+    """Whether outputs (N, C, …) are scores of classes and targets (N, …) are classes."""
+
+    def __init__(self, loss: Loss = F.cross_entropy, metrics: Sequence[Metric] = ()) -> None:
+        self.loss, self.metrics, self.own = loss, tuple(metrics), Own()
 
     def together(self, batch: int | None = None) -> int:
         """How many nodes to hand over at once: with batches of that size of their own, or with common inputs."""
@@ -79,32 +145,49 @@ class Engine(ABC):
 
     @abstractmethod
     def gradient(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
-        """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …) with labels (c, B).
+        """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …) with labels (c, B, …).
 
         local (c, q) is changed in place. `seeds` (c,) are for noise in the network, if it is noisy. Without `train`: no
         noise, local statistics used and left alone.
         """
 
     @abstractmethod
-    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
-        """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode."""
+    def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
+        """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode; a list of c where the module's
+        output is not a tensor."""
 
-    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), or the sum of its metric, and the sum
-        of its losses (c,)."""
-        outputs = self.outputs(x, local, inputs)
-        if self.metric is None:
-            right = (outputs.argmax(dim=2) == labels).sum(dim=1).numpy()
-        else:
-            right = np.array([float(self.metric(one, labels)) * len(labels) for one in outputs])
-        if self.loss is F.cross_entropy:
+    def score(self, x: Tensor, local: Tensor, inputs: Any, labels: Any) -> tuple[Floats, ...]:
+        """Of each of c nodes (c,), summed over the common inputs (N, …): right answers, losses, and each metric.
+
+        Of targets with several classes each, such as the pixels of an image, an example counts as the share that is
+        right. Without classes right answers are NaN.
+        """
+        outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
+        return (
+            self._right(outputs, labels),
+            self._lost(outputs, labels),
+            *(np.array([float(metric.function(one, labels)) * count for one in outputs]) for metric in self.metrics),
+        )
+
+    def _right(self, outputs: Any, labels: Any) -> Floats:
+        if not self.accuracy:
+            return np.full(len(outputs), np.nan)
+        right = outputs.argmax(dim=2) == labels
+        if labels.dim() > 1:
+            right = right.flatten(2).double().mean(dim=2)
+        found: Floats = right.sum(dim=1).numpy()
+        return found
+
+    def _lost(self, outputs: Any, labels: Any) -> Floats:
+        if self.loss is F.cross_entropy and self.accuracy and labels.dim() == 1:
             found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
             lost = -found.mean(dim=(1, 2), dtype=torch.float64)
         else:
             lost = torch.stack([self.loss(one, labels).detach() for one in outputs])
-        return right, lost.numpy() * len(labels)
+        summed: Floats = lost.numpy() * len(trees.first(labels))
+        return summed
 
 
 class Own(threading.local):

@@ -9,14 +9,16 @@ Invariants:
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from rpel.tasks.autograd import AutogradEngine, Copy, dropout_mask, with_dropout
-from rpel.tasks.task import Engine, Loss
+from rpel.data import trees
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, dropout_mask, with_dropout
+from rpel.tasks.task import Engine, Loss, Metric
 
 Named = dict[str, Tensor]
 
@@ -76,12 +78,17 @@ class _Places:
             at += shape.numel()
 
 
+def _with_other(values: Tensor) -> Tensor:
+    """Two examples and two others: the negatives of floats, else the same in the other order."""
+    return torch.stack([values, -values if values.is_floating_point() else values.flip(0)])
+
+
 class VmapEngine(Engine):
     """Gradients of a module and any loss(output, target), many nodes at once."""
 
-    def __init__(self, module: nn.Module, loss: Loss, metric: Loss | None = None) -> None:
-        super().__init__(loss, metric)
-        self.module = module
+    def __init__(self, module: nn.Module, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
+        super().__init__(loss, metrics)
+        self.module, self.arguments = module, Arguments(module)
         self.noisy = any(type(layer) is nn.Dropout for layer in module.modules())
         self.parameters, self.buffers = _Places(dict(module.named_parameters())), _Places(dict(module.named_buffers()))
         self.d = sum(shape.numel() for shape in self.parameters.shapes.values())
@@ -92,17 +99,19 @@ class VmapEngine(Engine):
         return max(2, min(256, _SCRATCH // (4 * max(1, self.d))))
 
     def gradient(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
         module, given = self._copy(train)
         parameters, buffers = self.parameters.split(x), self._state(local, x.dtype)
-        masks = self._masks(inputs[0], seeds, x.dtype) if train and self.noisy else []
+        masks: list[Tensor] = []
+        if train and self.noisy:
+            masks = self._masks(trees.mapped(lambda value: value[0], inputs), seeds, x.dtype)
 
-        def loss(trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Tensor, target: Tensor) -> Any:
+        def loss(trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Any, target: Any) -> Any:
             given[:] = masks
             state = {name: value.clone() for name, value in state.items()}  # BatchNorm writes into it
-            output = functional_call(module, ({**trained, **rest}, state), (batch,))
+            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(batch))
             return self.loss(output, target), state
 
         rest = {name: parameters.pop(name) for name in self.frozen}
@@ -113,12 +122,12 @@ class VmapEngine(Engine):
             self.buffers.store(state, local)
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Tensor:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), with the nodes' own statistics."""
         module, _ = self._copy(train=False)
 
         def output(parameters: Named, buffers: Named) -> Any:
-            return functional_call(module, (parameters, buffers), (inputs,))
+            return functional_call(module, (parameters, buffers), *self.arguments(inputs))
 
         found: Tensor = vmap(output)(self.parameters.split(x), self._state(local, x.dtype))
         return found
@@ -141,9 +150,9 @@ class VmapEngine(Engine):
     def _layer(p: float, masks: list[Tensor]) -> nn.Module:
         return _Masked(masks) if p > 0 else nn.Identity()
 
-    def _masks(self, example: Tensor, seeds: list[int], dtype: torch.dtype) -> list[Tensor]:
+    def _masks(self, example: Any, seeds: list[int], dtype: torch.dtype) -> list[Tensor]:
         """Masks (c, …) for each dropout layer, as the plain engine draws them: from each node's own generator."""
-        layers = self._dropouts(example)
+        layers = self._dropouts(example, dtype)
         masks = [torch.empty(len(seeds), *like.shape, dtype=dtype) for _, like in layers]
         generator = torch.Generator()
         for node, seed in enumerate(seeds):
@@ -152,29 +161,32 @@ class VmapEngine(Engine):
                 of_nodes[node] = dropout_mask(p, like, generator)
         return masks
 
-    def _dropouts(self, example: Tensor) -> list[tuple[float, Tensor]]:
+    def _dropouts(self, example: Any, dtype: torch.dtype) -> list[tuple[float, Tensor]]:
         """p and an empty tensor of the shape and layout it is applied to, for each dropout, on inputs like these."""
-        if getattr(self.own, "shape", None) != example.shape:
-            self.own.shape, self.own.dropouts = example.shape, []
+        shapes = [value.shape for _, value in trees.leaves(example)]
+        if getattr(self.own, "shapes", None) != shapes:
+            self.own.shapes, self.own.dropouts = shapes, []
             seen = self.own.dropouts
-            copied = Copy(self.module, example.dtype, example.device, lambda p: _Recorder(p, seen))
+            copied = Copy(self.module, dtype, torch.device("cpu"), lambda p: _Recorder(p, seen))
             copied.module.train()
             with torch.no_grad():
                 copied.run(example)
         found: list[tuple[float, Tensor]] = self.own.dropouts
         return found
 
-    def pays(self, probe: Tensor) -> bool:
+    def pays(self, probe: Any) -> bool:
         """Whether many nodes at once were measured to be faster than one by one, on modules of this size."""
         convolves = any(len(shape) > 2 for shape in self.parameters.shapes.values())
-        return self.d <= _LARGEST and (not convolves or probe[0].numel() <= _LARGEST_IMAGE)
+        largest = max(value[0].numel() for _, value in trees.leaves(probe))
+        return self.d <= _LARGEST and (not convolves or largest <= _LARGEST_IMAGE)
 
-    def agrees(self, plain: AutogradEngine, probe: Tensor, targets: Tensor) -> bool:
+    def agrees(self, plain: AutogradEngine, probe: Any, targets: Any) -> bool:
         """Whether two nodes on two examples come out as the plain engine has them: a module's code may be anything."""
-        x = torch.cat([value.detach().reshape(-1) for value in self.module.parameters()]).to(probe.dtype)
-        state = [value.detach().reshape(-1).to(probe.dtype) for value in self.module.buffers()]
+        x = torch.cat([value.detach().reshape(-1) for value in self.module.parameters()]).float()
+        state = [value.detach().reshape(-1).float() for value in self.module.buffers()]
         x, local = x * torch.tensor([[1.0], [0.9]]), torch.cat([*state, torch.empty(0)]).repeat(2, 1)
-        inputs, labels, seeds = torch.stack([probe, -probe]), torch.stack([targets, targets]), [1, 2]
+        inputs, seeds = trees.mapped(_with_other, probe), [1, 2]
+        labels = trees.mapped(lambda values: torch.stack([values, values]), targets)
         results = []
         for engine in (plain, self):
             out, own = torch.empty_like(x), local.clone()

@@ -1,0 +1,341 @@
+"""Whatever PyTorch can train, on data as they are: networks of any kind, and one sentence for what does not fit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from rpel import simulate
+from rpel.data import user
+from rpel.tasks import Classification, Metric
+from rpel.tasks.autograd import AutogradEngine
+from rpel.tasks.vmap import VmapEngine
+
+FEW: dict[str, Any] = {
+    "nodes": 5, "byzantine": 1, "rounds": 12, "eval_every": 4, "batch_size": 8, "lr": 0.3, "partition": "iid",
+    "out": None, "attack": "sf", "pull": 4, "b_hat": 1,
+}  # fmt: skip
+
+
+def made(module: type[nn.Module], *arguments: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return module(*arguments)
+
+
+# --- networks of any kind --------------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """The class of a sequence of numbers, by its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(self.lstm(x)[0][:, -1])
+        return result
+
+
+def test_an_lstm_learns_sequences() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 6, 1)).astype(np.float32)
+    y = (x.sum(axis=(1, 2)) > 0).astype(np.int64)
+    result = simulate(made(Recurrent), (x, y), (x[:50], y[:50]), **{**FEW, "rounds": 40, "lr": 1.0})
+    assert result.accuracy_mean > 0.8
+
+
+class Transformer(nn.Module):
+    """The next of each of some tokens: scores (N, tokens, length), as cross-entropy wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(5, 16), nn.Embedding(6, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, text: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        x = self.layer(self.tokens(text) + self.places.weight, src_mask=mask, is_causal=True)
+        result: Tensor = self.out(x).mT
+        return result
+
+
+def test_a_transformer_learns_the_next_token_of_a_text() -> None:
+    text = np.cumsum(np.ones((120, 7), np.int64), axis=1) + np.arange(120)[:, None]
+    x, y = text[:, :-1] % 5, text[:, 1:] % 5  # whole numbers, targets of two dimensions
+    result = simulate(made(Transformer), (x, y), (x[:20], y[:20]), **{**FEW, "lr": 0.2})
+    assert result.accuracy_mean > 0.9
+    assert result.measure == "accuracy"
+
+
+class Meaning(nn.Module):
+    """The class of a text from the mean of its words; a dict's values come by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        result: Tensor = self.out((self.words(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return result
+
+
+def texts(count: int = 160) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    rng = np.random.default_rng(0)
+    y = np.arange(count) % 2
+    ids = rng.integers(0, 5, (count, 8)) + 5 * y[:, None]
+    mask = np.arange(8) < rng.integers(3, 9, count)[:, None]
+    return {"ids": np.where(mask, ids, 0), "mask": mask}, y
+
+
+def test_an_embedding_model_learns_from_ids_and_masks_in_a_dict() -> None:
+    x, y = texts()
+    result = simulate(made(Meaning), (x, y), (x, y), **{**FEW, "lr": 1.0})
+    assert result.accuracy_mean > 0.9
+
+
+class Unet(nn.Module):
+    """Scores (N, 2, H, W) of a class for each pixel: down, up, and the image joined again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(1, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.out = nn.Conv2d(5, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = F.max_pool2d(F.relu(self.down(x)), 2)
+        result: Tensor = self.out(torch.cat([x, self.up(small)], dim=1))
+        return result
+
+
+def test_a_unet_learns_a_class_for_each_pixel() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 1, 8, 8)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    metric = {"foreground": lambda output, target: (output.argmax(1) == target)[target == 1].float().mean()}
+    result = simulate(made(Unet), (x, y), (x[:20], y[:20]), metric=metric, **FEW)
+    assert result.accuracy_mean > 0.9
+    assert result.final["metric.foreground_mean"] > 0.8
+
+
+def test_a_regression_is_told_by_its_metrics_and_never_by_an_accuracy() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    y = x @ [1.0, -2.0, 0.5]
+    named = {
+        "mae": Metric(F.l1_loss, higher_is_better=False),
+        "close": lambda a, b: ((a - b).abs() < 0.5).float().mean(),
+    }
+    net = nn.Sequential(made(nn.Linear, 3, 1), nn.Flatten(0))
+    result = simulate(net, (x, y), (x[:50], y[:50]), F.mse_loss, metric=named, **{**FEW, "lr": 0.1})
+    assert result.final["metric.mae_mean"] < 0.5 < result.nodes["metric.mae"][0, 0]
+    assert result.final["metric.mae_worst"] == result.nodes["metric.mae"][-1].max()
+    assert result.final["metric.close_worst"] == result.nodes["metric.close"][-1].min()
+    assert (result.measure, result.more_is_better) == ("mae", False)
+    assert result.final["accuracy_mean"] is None
+    (axes,) = result.plot().axes
+    assert axes.get_ylabel() == "mae on test data (less is better)"
+
+
+# --- data of any form ------------------------------------------------------------------------------------------------
+
+
+class Lines(Dataset[tuple[Tensor, int]]):
+    """Texts of unequal length, and what they begin with."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.full((3 + i % 4,), 1 + i % 2), i % 2
+
+
+def padded(examples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    ids = nn.utils.rnn.pad_sequence([ids for ids, _ in examples], batch_first=True)
+    return ids, torch.tensor([y for _, y in examples])
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(3, 4, padding_idx=0), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.out(self.words(ids).sum(1))
+        return result
+
+
+def test_examples_of_unequal_length_are_padded_by_a_collate_or_by_their_loader() -> None:
+    pairs = ([Lines()[i][0] for i in range(60)], [i % 2 for i in range(60)])
+    given: list[dict[str, Any]] = [
+        {"train": Lines(), "test": Lines(), "collate": padded},
+        {"train": pairs, "test": pairs, "collate": padded},
+        {"train": DataLoader(Lines(), collate_fn=padded), "test": Lines()},
+    ]
+    results = [simulate(made(Padded), **{**FEW, **one, "partition": "dirichlet"}) for one in given]
+    assert results[0].accuracy_mean > 0.9
+    assert all(np.array_equal(results[0].models, other.models) for other in results[1:])
+
+
+def test_data_sets_of_nodes_may_have_any_sizes_and_several_inputs() -> None:
+    x, y = texts()
+    parts = [({key: value[a:b] for key, value in x.items()}, y[a:b]) for a, b in ((0, 3), (3, 40), (40, 42), (42, 160))]
+    result = simulate(made(Meaning), parts, (x, y), **{key: value for key, value in FEW.items() if key != "partition"})
+    assert result.spec.partition == "own"
+    assert result.accuracy_mean > 0.7
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.bool_, np.float32, np.float64])
+def test_inputs_keep_their_kind_and_floats_take_the_models_precision(kind: Any) -> None:
+    x, y = np.eye(4).astype(kind), np.array([0, 1, 0, 1])
+    found = user.dataset((x, y), (x, y))
+    seen: list[torch.dtype] = []
+
+    class Watching(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            seen.append(given.dtype)
+            return super().forward(given.float())
+
+    Classification(found, [np.arange(4)], Watching(4, 2), batch_size=2, seed=0)
+    assert set(seen) == {torch.float32 if np.dtype(kind).kind == "f" else torch.from_numpy(x).dtype}
+
+
+def test_frames_and_series_are_taken_with_their_numbers() -> None:
+    class Frame:
+        """What pandas and its like have."""
+
+        ndim, columns = (
+            2,
+            {"age": np.array([1, 2, 3]), "dose": np.array([0.5, 0.25, 1.0]), "ill": np.array([1, 0, 1]) > 0},
+        )
+        dtypes = tuple(column.dtype for column in columns.values())
+
+        def to_numpy(self, dtype: Any = object) -> NDArray[Any]:
+            return np.stack([column.astype(dtype) for column in self.columns.values()], axis=1)
+
+    found = user.dataset((Frame(), [0, 1, 0]), (Frame(), [0, 1, 0]))
+    assert found.train_x.dtype == np.float32
+    assert found.train_x[2].tolist() == [3, 1, 1]
+    assert found.classes == 2
+
+
+def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_one() -> None:
+    x, y = texts()
+    found, shards = user.dataset((x, y), (x, y)), [np.arange(160)] * 3
+    engines = [
+        Classification(found, shards, made(Meaning), batch_size=8, seed=0, fast=fast, metric=F.cross_entropy)
+        for fast in (True, False)
+    ]
+    assert isinstance(engines[0].engine, VmapEngine)
+    assert isinstance(engines[1].engine, AutogradEngine)
+    models = engines[0].initial() * np.array([[1.0], [0.9], [1.1]], np.float32)
+    local, ids = engines[0].local_state(3), np.arange(3)
+    many, alone = (task.gradient(models, local, ids, 4, 0)[0] for task in engines)
+    np.testing.assert_allclose(many, alone, rtol=1e-4, atol=1e-7)
+    for key, values in engines[0].measure(models, local).items():
+        np.testing.assert_allclose(values, engines[1].measure(models, local)[key], rtol=1e-5)
+    np.testing.assert_allclose(
+        engines[0].full_gradient(models, local), engines[1].full_gradient(models, local), atol=1e-6
+    )
+
+
+# --- one sentence for what does not fit ------------------------------------------------------------------------------
+
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+Y = np.arange(60) % 3
+
+
+def with_value(value: float) -> NDArray[np.float32]:
+    x = X.copy()
+    x[[5, 7], 1] = value
+    return x
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Silent(nn.Module):
+    """Without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x).detach()
+        return result
+
+
+RAGGED = [[1.0, 2.0], [3.0]] * 30
+WHOLE = (np.ones((60, 4), np.int64), Y)
+NARROW = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+TWO = ((X, X), Y)
+NUMBERS: dict[str, Any] = {
+    "train": (X, X[:, :1]), "test": (X, X[:, :1]), "loss": F.mse_loss, "model": nn.Linear(4, 1),
+}  # fmt: skip
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "model class": ({"model": nn.Linear}, "model is the class Linear, not an instance"),
+    "model function": ({"model": lambda x: x}, "model is a function"),
+    "model name": ({"model": "mpl"}, "there is no network 'mpl'; the nearest is 'mlp'"),
+    "model without parameters": ({"model": nn.Flatten()}, "no parameters that are trained"),
+    "model frozen": ({"model": nn.Linear(4, 3).requires_grad_(False)}, "no parameters that are trained"),
+    "model of double precision": ({"model": nn.Linear(4, 3).double()}, "float64: the nearest is model.float()"),
+    "model without a gradient": ({"model": Silent()}, "no gradient for the model's parameters"),
+    "wrong width": ({"model": nn.Linear(5, 3)}, r"does not take examples of the shape \(4,\) and float32: .*5x3"),
+    "whole numbers to a network of floats": ({"train": WHOLE, "test": WHOLE}, "int64: .*give them as float32"),
+    "too few outputs": ({"model": nn.Linear(4, 2)}, "labels go up to 2, but the model has 2 outputs: give it 3"),
+    "too few outputs of an unknown network": ({"model": NARROW}, "labels go up to 2, but the model has 2 outputs"),
+    "negative labels": ({"train": (X, Y - 1), "test": (X, Y - 1)}, "labels begin at -1"),
+    "labels as text": ({"train": (X, ["a", "b", "c"] * 20)}, "train targets are text, not numbers"),
+    "labels as floats": ({"train": (X, Y * 1.0), "test": (X, Y * 1.0)}, "float targets need a model= and a loss="),
+    "labels in a column": ({"train": (X, Y[:, None]), "test": (X, Y[:, None])}, r"targets \(2, 1\) of int64"),
+    "examples without labels": ({"train": X}, "train is a ndarray that cannot be read"),
+    "fewer labels": ({"train": (X, Y[:-1])}, "60 examples and 59 targets, which do not belong together"),
+    "nothing": ({"train": (X[:0], Y[:0])}, "there are no train examples"),
+    "no test data": ({"test": None}, "train and test go together"),
+    "other test data": ({"test": (X[:, :3], Y)}, r"train examples have the shape \(4,\) and test examples \(3,\)"),
+    "NaN": ({"train": (with_value(np.nan), Y)}, "train examples have NaN or infinity in 2 of 60 rows: 5, 7"),
+    "infinity": ({"test": (with_value(np.inf), Y)}, "test examples have NaN or infinity in 2 of 60 rows: 5, 7"),
+    "text": ({"train": ([["a"] * 4] * 60, Y)}, "train examples are text, not numbers"),
+    "ragged": ({"train": (RAGGED, Y)}, r"unequal parts: .*collate="),
+    "ragged tensors": ({"train": ([torch.ones(1 + i % 2) for i in range(60)], Y)}, r"unequal parts: .*collate="),
+    "endless": ({"train": Endless()}, "train is a Endless that cannot be read"),
+    "a path": ({"train": "data.csv"}, "train is a str, and not examples with their targets"),
+    "wrong number of nodes": ({"train": [(X, Y)] * 3}, "3 data sets, but there are 4 honest nodes"),
+    "an empty node": ({"train": [(X, Y)] * 3 + [(X[:0], Y[:0])]}, r"there are no train\[3\] examples"),
+    "loss that is no function": ({"loss": 3}, r"loss is a int: give a function loss\(output, target\)"),
+    "loss that is a sum": ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "a sum and not a mean.*reduction='mean'"),
+    "loss of each example": ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss gives \(2,\) .* not one"),
+    "loss that does not fit": ({"loss": F.mse_loss}, r"the loss does not take an output \(2, 3\) and targets \(2,\)"),
+    "loss that is not a number": ({"loss": lambda a, b: a.sum() * np.nan}, "the loss of the initial model is nan"),
+    "metric that is no function": ({"metric": {"f1": 3}}, "metric 'f1' is a int"),
+    "metric without a name": ({"metric": {}}, "metric is an empty dict"),
+    "metric with a wrong name": ({"metric": {"f 1": F.mse_loss}}, "metric 'f 1' cannot be the name of a column"),
+    "metric of many numbers": ({"metric": {"each": lambda a, b: a}}, "metric 'each' gives no number"),
+    "collate that is no function": ({"collate": 3}, "collate is a int"),
+    "collate that makes no batch": ({"collate": lambda examples: 3}, "collate does not make inputs and targets"),
+    "partition by classes": ({**NUMBERS, "partition": "dirichlet"}, "partition='iid'"),
+    "partition by writers": ({"partition": "writer"}, "partition 'writer' needs to know"),
+    "partition by owners": ({"partition": "owner"}, "partition 'owner' needs to know"),
+    "too large a batch": ({"batch_size": 100}, "4 nodes with a batch of 100 need 400 examples"),
+    "flipped labels of a regression": ({**NUMBERS, "attack": "label_flip"}, "works on classes"),
+    "backdoor without images": ({"attack": "backdoor"}, "a backdoor needs images"),
+    "network by name for two inputs": ({"model": "mlp", "train": TWO, "test": TWO}, "a network by name takes"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_is_one_sentence_before_the_first_round(wrong: str) -> None:
+    given, words = WRONG[wrong]
+    defaults: dict[str, Any] = {"model": nn.Linear(4, 3), "train": (X, Y), "test": (X, Y)}
+    with pytest.raises(ValueError, match=words) as caught:
+        simulate(**{**FEW, **defaults, **given}, progress=lambda tick: pytest.fail("a round was played"))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import rpel
 from rpel.peer.learner import seed_of
 from support.namespaces import possible
 from support.paths import ROOT
@@ -59,14 +60,14 @@ def test_the_model_that_the_howto_exports_is_as_good_as_its_peers_said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "clinic", raising=False)
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch, "rpel": rpel}
     for cell in cells():
         execute(stretched(cell), names)
     seed = seed_of(tomllib.loads(Path("members.toml").read_text("utf-8"))["run"])
     for index in range(4):
         module = names["module"]()
         module.load_state_dict(load_file(f"clinic-{index + 1}/state/model.safetensors"), strict=True)
-        dataset = names["task"](index=index, nodes=4, seed=seed).examples.dataset
+        dataset = names["task"](index=index, nodes=4, seed=seed).dataset
         with torch.no_grad():
             right = module(torch.from_numpy(dataset.test_x)).argmax(dim=1).numpy() == dataset.test_y
         said = float(re.findall(r"accuracy (\d\.\d+)", Path(f"clinic-{index + 1}.log").read_text("utf-8"))[-1])

@@ -114,10 +114,15 @@ class Case:
 
     def models(self) -> Array:
         """(h, d) after the last round."""
+        return self.rounds()[-1][1]
+
+    def rounds(self) -> list[tuple[Array, Array]]:
+        """Every round's half-steps and what line 9 makes of them, (h, d) each."""
         xs, ys = examples(self.honest_count)
         first = network()
         start = np.concatenate([first.weight.detach().numpy().ravel(), first.bias.detach().numpy()]).astype(np.float64)
         x, m = np.tile(start, (self.honest_count, 1)), np.zeros((self.honest_count, PARAMETERS))
+        played = []
         for t in range(1, self["rounds"] + 1):
             half = x.copy()
             for i in range(self.honest_count):
@@ -125,7 +130,8 @@ class Case:
                     m[i] = self["momentum"] * m[i] + (1 - self["momentum"]) * gradient(half[i], xs[i], ys[i])
                     half[i] -= self["lr"] * (m[i] + self["weight_decay"] * half[i])
             x = np.array([self._mixed(t, i, half) for i in range(self.honest_count)])
-        return x
+            played.append((half, x))
+        return played
 
     def _mixed(self, t: int, i: int, half: Array) -> Array:
         """Lines 7 to 9 for the node in row i."""

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rpel.config.spec import Spec, load
+from rpel.runs.folder import RunFolder
 from rpel.simulation.api import simulate
-from rpel.simulation.checkpoint import RunFolder
 from support.commands import loads_none_of, rpel
 from support.runs import same_bytes
 from support.waiting import PATIENCE

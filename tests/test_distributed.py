@@ -21,9 +21,9 @@ from rpel.processes import free_memory
 from rpel.rules import rule
 from rpel.rules.coordinatewise import Mixer
 from rpel.rules.registry import RULES
+from rpel.runs.folder import RunFolder
 from rpel.simulation import distributed
 from rpel.simulation.api import resume, simulate
-from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.distributed import LostError, Workers
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import METHODS, resolve

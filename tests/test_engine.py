@@ -16,7 +16,7 @@ from rpel.kernels import compiled
 from rpel.kernels.backend import backend
 from rpel.learning import Aggregation, MomentumSGD, aggregate
 from rpel.models import model
-from rpel.simulation.certificate import certificate
+from rpel.runs.certificate import certificate
 from rpel.simulation.delivery import Roster
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import spread

@@ -16,7 +16,7 @@ from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.reproduce import Selection, shortened, sized
-from rpel.simulation.checkpoint import RunFolder
+from rpel.runs.folder import RunFolder
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import Tick
 from rpel.types import Scale

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from rpel.files import atomic
-from rpel.simulation.checkpoint import RunFolder
+from rpel.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_metrics_are_cut_back_to_the_rows_that_count(folder: RunFolder) -> None:
 
 
 def test_a_folder_has_one_writer(folder: RunFolder) -> None:
-    script = "import sys, pathlib; from rpel.simulation.checkpoint import RunFolder\n"
+    script = "import sys, pathlib; from rpel.runs.folder import RunFolder\n"
     script += "with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('mine')"
     command = [sys.executable, "-c", script, str(folder.path)]
     with folder.locked():

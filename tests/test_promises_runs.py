@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 import rpel
-from rpel.simulation.certificate import versions
+from rpel.runs.certificate import versions
 from support.plain import FEATURES, examples
 from support.runs import CrashError, crash_after, same_bytes, tiny
 
@@ -80,7 +80,7 @@ def test_the_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path
 
 def code_of(top: Path) -> str:
     """What the rpel in a folder says of itself, in a process of its own."""
-    script = "import rpel.simulation.certificate as found; print(found.__file__, found.versions()['code'])"
+    script = "import rpel.runs.certificate as found; print(found.__file__, found.versions()['code'])"
     environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, cwd=top, capture_output=True, text=True, check=True

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from rpel.plugins import load, named
+from rpel.runs.certificate import versions
+from rpel.runs.folder import RunFolder
+from rpel.runs.record import Result
 from rpel.simulation.api import resume, simulate
-from rpel.simulation.certificate import versions
-from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.result import Result
 from support.commands import rpel
 from support.runs import CrashError, crash_after, tiny
 

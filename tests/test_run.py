@@ -19,12 +19,12 @@ import rpel
 from rpel.config.spec import Spec
 from rpel.data import Dataset, user
 from rpel.data import load as dataset
+from rpel.runs.columns import COLUMNS
+from rpel.runs.folder import RunFolder
+from rpel.runs.record import Result, Results
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, Tick, resume, simulate
-from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects
-from rpel.simulation.metrics import COLUMNS
-from rpel.simulation.result import Result, Results
 from rpel.types import Seal
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
@@ -542,9 +542,7 @@ def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rpel.simulation import result
-
-    monkeypatch.setattr(result, "find_spec", lambda name: None)
+    monkeypatch.setattr("rpel.runs.record.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
         finished.history.to_pandas()
 

@@ -19,7 +19,7 @@ from rpel.attacks.registry import about as attacks
 from rpel.config.membership import Member, Membership
 from rpel.config.peer import Config
 from rpel.experiments.byzfl import ATTACKS, MIXERS, RULES
-from rpel.simulation.metrics import COLUMNS
+from rpel.runs.columns import COLUMNS
 from support.paths import ROOT
 
 DOCS = ROOT / "docs"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rpel.experiments.sweep import Sweep, read
-from rpel.simulation import metrics
+from rpel.runs import journal
+from rpel.runs.folder import RunFolder
 from rpel.simulation.api import Tick, resume, simulate
-from rpel.simulation.checkpoint import RunFolder
 from support.commands import rpel
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
@@ -119,7 +119,7 @@ def test_a_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> No
 
 def test_what_overflowed_is_infinite(tmp_path: Path) -> None:
     row = {"round": 1, "loss": sys.float_info.max, "consensus": 1.0, "seconds": 0.1}
-    metrics.Events(tmp_path / "tensorboard", [row]).close()
+    journal.Events(tmp_path / "tensorboard", [row]).close()
     assert scalars(accumulator(tmp_path)) == {"loss": [(1, math.inf)], "consensus": [(1, 1.0)]}
 
 
@@ -147,7 +147,7 @@ def test_without_the_package_it_is_one_sentence_and_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = crashed(tmp_path / "runs")
-    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    monkeypatch.setattr(journal, "find_spec", lambda name: None)
     (tmp_path / "grid.toml").write_text("[grid]\nnodes = [20]\n", "utf-8")
     for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
         monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from docutils.nodes import SkipNode, Text, literal_block  # type: ignore[import-
 
 from rpel.cli import app as cli
 from rpel.config.spec import Spec, load, presets
+from rpel.runs.columns import DECLARED, When
 
 
 def spec_fields() -> str:
@@ -19,6 +20,15 @@ def spec_fields() -> str:
         kind = ", ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is not None else ""
         values = kind.replace("|", "or") if "<class" not in kind and "typing" not in kind else ""
         rows.append(f"| `{name}` | {values} | `{field.default}` | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def column_table() -> str:
+    """Every column of metrics.jsonl with its meaning."""
+    rows = ["| key | meaning | |", "|---|---|---|"]
+    rows += [
+        f"| `{one.name}` | {one.meaning} | {'' if one.when is When.ALWAYS else one.when.value} |" for one in DECLARED
+    ]
     return "\n".join(rows) + "\n"
 
 
@@ -63,7 +73,10 @@ def write(app: Any) -> None:
     """Write the tables that pages include, before Sphinx reads any page."""
     folder = Path(app.srcdir) / "_generated"
     folder.mkdir(exist_ok=True)
-    for name, text in {"spec": spec_fields(), "presets": preset_table(), "commands": commands()}.items():
+    tables = {
+        "spec": spec_fields(), "columns": column_table(), "presets": preset_table(), "commands": commands(),
+    }  # fmt: skip
+    for name, text in tables.items():
         (folder / f"{name}.md").write_text(text, "utf-8")
 
 

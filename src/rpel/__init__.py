@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
     from rpel.rules import Rule, chain, rule
+    from rpel.runs.record import Result, Results
     from rpel.simulation.api import load, resume, simulate
-    from rpel.simulation.result import Result, Results
 
 _HOMES = {
     "Attack": "rpel.attacks",
     "Peer": "rpel.peer.api",
     "Plan": "rpel.planning",
-    "Result": "rpel.simulation.result",
-    "Results": "rpel.simulation.result",
+    "Result": "rpel.runs.record",
+    "Results": "rpel.runs.record",
     "Rule": "rpel.rules",
     "Spec": "rpel.config.spec",
     "View": "rpel.attacks",

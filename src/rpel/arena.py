@@ -22,7 +22,7 @@ from rpel.files import write_text
 from rpel.report.drawing import HeatCell, heat_map, scatter
 from rpel.report.groups import latex_table
 from rpel.report.page import TableCell, document, number, size, sorting_table, template, words
-from rpel.simulation.result import Table, interval
+from rpel.runs.record import Table, interval
 from rpel.text import count, value_text
 
 ADAPTIVE = ("alie", "foe", "dissensus", "min_max")

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rpel.runs.record import Result
 from rpel.simulation.api import Tick, simulate
-from rpel.simulation.result import Result
 
 TINY: dict[str, Any] = {
     "model": "linear", "nodes": 8, "byzantine": 1, "pull": 4, "rounds": 6, "eval_every": 2, "eval_size": 50,

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rpel.config.spec import Spec
+from rpel.runs.folder import RunFolder
 from rpel.simulation import distributed
-from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import Run, pinned

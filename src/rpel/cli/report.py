@@ -65,8 +65,6 @@ def report(
 
 
 def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) -> dict[str, Any]:
-    from rpel.report.groups import MEASURES
-
     settings = [
         {
             "label": group.label,
@@ -77,7 +75,9 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
             "pull": group.runs[0].proof.pull,
             "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
-            "intervals": {key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in MEASURES},
+            "intervals": {
+                key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in group.measures
+            },
         }
         for group in groups
     ]

@@ -19,7 +19,8 @@ from rich.table import Table
 from typer import Option
 from typer.core import TyperCommand
 
-from rpel.simulation.certificate import survival
+from rpel.runs.certificate import survival
+from rpel.runs.columns import column
 from rpel.text import human_bytes, percent, times
 from rpel.types import Guarantee
 
@@ -270,10 +271,7 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     seeds = f", {len(found['runs'])} seeds" if "runs" in found else f", seed {found['seed']}"
     hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
-    there = found.get("accuracy_mean") is not None
-    accuracies = [f"accuracy_{which}" for which in ("mean", "worst", "median") if there]
-    measures = (*accuracies, *(key for key in found if key.startswith("metric.")), "loss", "consensus")
-    rows += [(key.removeprefix("metric.").replace("_", " "), _measure(found, key)) for key in measures]
+    rows += [(column(key).label, _measure(found, key)) for key in found["measures"]]
     if found.get("output_accuracy_mean") is not None:
         both = f"mean {found['output_accuracy_mean']:.4f} worst {found['output_accuracy_worst']:.4f}"
         rows.append(("models kept", f"{both}: each of a round drawn for its node"))
@@ -302,7 +300,7 @@ def _measure(found: Mapping[str, Any], key: str) -> str:
     """A number after the last round, with its interval over the seeds where there are several."""
     if found[key] is None:
         return "overflowed"
-    text = format(found[key], ".4g" if key in ("loss", "consensus") else ".4f")
+    text = format(found[key], column(key).digits)
     if "intervals" not in found:
         return text
     low, high = (found["intervals"][key][end] for end in ("low", "high"))

@@ -17,8 +17,8 @@ from rpel import planning, plots
 from rpel.config.spec import Spec
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.graphs import Graph
+from rpel.runs.record import Result, interval
 from rpel.simulation.methods import build_network, resolve
-from rpel.simulation.result import Result, interval
 from rpel.types import Scale
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from rpel.experiments.bench import costs, kind
 from rpel.experiments.panels import PANELS, Curve, Panel, chosen
 from rpel.files import write_text
 from rpel.processes import Stop
-from rpel.simulation.checkpoint import RunFolder
+from rpel.runs.folder import RunFolder
+from rpel.runs.journal import check_tensorboard
+from rpel.runs.record import Result, Table
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import resolve
-from rpel.simulation.metrics import check_tensorboard
-from rpel.simulation.result import Result, Table
 from rpel.simulation.run import Progress, folder_name, placed, run
 from rpel.text import count
 from rpel.types import Scale

@@ -27,15 +27,16 @@ from rpel.config.spec import TO_ALL, Spec, load, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
 from rpel.processes import Stop, cores, start
-from rpel.simulation.checkpoint import RunFolder
+from rpel.runs.columns import Role, names
+from rpel.runs.folder import RunFolder
+from rpel.runs.journal import check_tensorboard
+from rpel.runs.record import Table
 from rpel.simulation.cluster import Task
-from rpel.simulation.metrics import check_tensorboard
-from rpel.simulation.result import Table
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
 _NOT_MEANING = {"out", "threads", "engine", "address"}
-_NUMBERS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus", "messages", "bytes", "seconds")
+_NUMBERS = (*names(role=Role.MEASURE), *names(role=Role.COST))
 _POLL = 0.05
 
 
@@ -98,12 +99,12 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     base, grid, given = _base(content), content.get("grid", {}), content.get("cells", [])
     if not isinstance(grid, Mapping) or not isinstance(given, list) or not all(isinstance(c, Mapping) for c in given):
         raise ValueError("[grid] is a table of lists and [[cells]] are tables, as in attack = ['alie', 'foe']")
-    names = [*Spec.model_fields, "preset"]
+    known = [*Spec.model_fields, "preset"]
     for where, key in (
         [("base", k) for k in base] + [("grid", k) for k in grid] + [("cells", k) for c in given for k in c]
     ):
-        if key not in names:
-            raise ValueError(f"there is no field {key!r} in [{where}]; {nearest(key, names)}")
+        if key not in known:
+            raise ValueError(f"there is no field {key!r} in [{where}]; {nearest(key, known)}")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{key} in [grid] is {values!r}: it takes a list such as [{values!r}]")

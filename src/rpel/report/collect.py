@@ -14,14 +14,14 @@ import numpy as np
 
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load, load_folder, presets
-from rpel.simulation.certificate import Robustness, Survival, made_here, survival
-from rpel.simulation.checkpoint import RunFolder, base_of
-from rpel.simulation.metrics import COLUMNS, Row
+from rpel.runs.certificate import Robustness, Survival, made_here, survival
+from rpel.runs.columns import COLUMNS, Role, Row, When, column, names
+from rpel.runs.folder import RunFolder, base_of
 from rpel.text import value_text
 from rpel.types import Guarantee
 
-_EVALUATED = ("accuracy_mean", "accuracy_worst", "accuracy_median")
-_EACH_ROUND = ("round", "messages", "bytes", "byzantine_max", "seconds")
+_ACCURACIES = tuple(key for key in names(when=When.EVALUATED) if key.startswith("accuracy"))
+_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)  # these may overflow
 _MARKS = {"spec.toml", "metrics.jsonl"}
 _DAMAGE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError,
@@ -110,8 +110,8 @@ class Run:
 
     @property
     def numbers(self) -> list[Row]:
-        """The rows without times and what older runs lack: equal for equal runs."""
-        left_out = ("seconds", "accuracy_lowest", *COLUMNS[COLUMNS.index("degraded") : -1])
+        """The rows without times: equal for equal runs."""
+        left_out = ("seconds", "accuracy_lowest")
         return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 
@@ -255,13 +255,15 @@ def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
         raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
     if rows[-1]["accuracy_mean"] is None:
         raise ValueError("the last round of metrics.jsonl was not evaluated")
+    undeclared = sorted({key for row in rows for key in row} - set(COLUMNS))
+    others = [key for key in undeclared if all(row.get(key) is None or _is_number(row[key]) for row in rows)]
     for row in rows:
-        needed = (*_EACH_ROUND, *(_EVALUATED if row["accuracy_mean"] is not None else ()))
+        needed = _ALWAYS if row["accuracy_mean"] is None else (*_ALWAYS, *_ACCURACIES)
         for key in COLUMNS:
             value = row.get(key)
             if not _is_number(value) and (value is not None or key in needed):
                 raise ValueError(f"metrics.jsonl has {key} {value!r} in round {row['round']}")
-        yield {key: row.get(key) for key in COLUMNS}
+        yield {key: row.get(key) for key in (*COLUMNS, *others)}
 
 
 def _infinite(value: float | None) -> float:

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from rpel.config.record import Identity
 from rpel.config.spec import TO_ALL, Spec
 from rpel.report.collect import Run
-from rpel.simulation.result import Table, interval
+from rpel.runs.columns import measures
+from rpel.runs.record import Table, interval
 from rpel.text import value_text
 
 METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
 """What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
-
-MEASURES = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
-"""What a run is judged by at its end."""
 
 NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _CHART = ("dataset", "nodes", "byzantine", "pull")
@@ -60,6 +58,11 @@ class Group:
         """(mean, low, high) after the last round, over the seeds; infinite if it overflowed in one of them."""
         values = [run.final(column) for run in self.runs]
         return interval(values) if np.isfinite(values).all() else (math.inf, math.inf, math.inf)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The columns it is judged by."""
+        return measures({k: v for k, v in run.rows[-1].items() if k != "accuracy_lowest"} for run in self.runs)
 
     @property
     def stamp(self) -> str:
@@ -255,7 +258,7 @@ def compared(a: Group, b: Group) -> dict[str, Any]:
         "differences": {key: [value_text(x), value_text(y)] for key, (x, y) in pairs.items() if x != y},
         "seeds": both,
         "interval": "95 % t-interval" if len(both) > 2 else "lowest and highest" if len(both) == 2 else "",
-        "final": {key: _difference(a, b, key, both) for key in MEASURES},
+        "final": {key: _difference(a, b, key, both) for key in a.measures if key in b.measures},
         "curve": [{"round": t, "a": mine[t], "b": theirs[t]} for t in mine if t in theirs],
     }
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -18,7 +18,8 @@ from rpel.plots import COLOURS
 from rpel.report import drawing
 from rpel.report.collect import Collection, Run, command
 from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs, stamps
-from rpel.simulation.certificate import Robustness
+from rpel.runs.certificate import Robustness
+from rpel.runs.columns import column
 from rpel.text import count, human_bytes, percent, times
 from rpel.version import __version__
 
@@ -243,6 +244,7 @@ def size(count: float) -> TableCell:
 
 def _of_groups(groups: Sequence[Group]) -> str:
     """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
+    judged = _judged(groups)
     rows = [
         {
             "setting": words(group.label, "label"),
@@ -251,7 +253,7 @@ def _of_groups(groups: Sequence[Group]) -> str:
             "b": number(group.spec.byzantine),
             "s": number(group.runs[0].proof.pull),
             "seeds": number(len(group.runs)),
-            **_ends(group),
+            **_ends(group, judged),
         }
         for group in groups
     ]
@@ -260,20 +262,21 @@ def _of_groups(groups: Sequence[Group]) -> str:
 
 def _of_runs(alone: Sequence[tuple[Group, str]]) -> str:
     """One row for each (run as a group of its own, anchor), with a link to its certificate."""
+    judged = _judged(group for group, _ in alone)
     rows = [
         {
             "run": words(group.runs[0].folder, "name", anchor=anchor),
             "setting": words(group.label, "label"),
             "seed": number(group.spec.seed, "d"),
-            **_ends(group),
+            **_ends(group, judged),
         }
         for group, anchor in alone
     ]
     return sorting_table("runs", "Runs, one by one", rows)
 
 
-def _ends(group: Group) -> dict[str, TableCell]:
-    """What settings and runs both show."""
+def _ends(group: Group, judged: Sequence[str]) -> dict[str, TableCell]:
+    """What settings and runs both show; ``judged`` are the columns that any of them is judged by."""
     met, b_hat, found = group.max_observed, group.runs[0].proof.b_hat, group.runs[0].survival.robustness
     says = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
     kinds = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
@@ -281,19 +284,21 @@ def _ends(group: Group) -> dict[str, TableCell]:
         "sampling": _sampling(group.runs),
         "rule": words(says[found], kinds[found]),
         "met/b_hat": TableCell(f"{met} of {b_hat}", met - b_hat, "", "number"),
-        "mean": _over_seeds(group, "accuracy_mean", ".4f"),
-        "worst": _over_seeds(group, "accuracy_worst", ".4f"),
-        "median": _over_seeds(group, "accuracy_median", ".4f"),
-        "loss": _over_seeds(group, "loss", ".4g"),
-        "consensus": _over_seeds(group, "consensus", ".3g"),
+        **{column(key).short: _over_seeds(group, key) for key in judged},
         "messages": number(group.total("messages")),
         "bytes": size(group.total("bytes")),
         "seconds": number(group.total("seconds"), ",.1f"),
     }
 
 
-def _over_seeds(group: Group, column: str, digits: str) -> TableCell:
-    mean, low, high = group.final(column)
+def _judged(groups: Iterable[Group]) -> list[str]:
+    return list(dict.fromkeys(key for group in groups for key in group.measures))
+
+
+def _over_seeds(group: Group, key: str) -> TableCell:
+    if key not in group.measures:
+        return words("")
+    digits, (mean, low, high) = column(key).digits, group.final(key)
     if math.isinf(mean):
         return number(mean, small=f"{count(group.diverged, 'node')} diverged" if group.diverged else "")
     half = f"± {(high - low) / 2:{'.4f' if digits == '.4f' else '.2g'}}"

@@ -11,8 +11,8 @@ from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.plugins import named
 from rpel.rules import Rule
+from rpel.runs.record import Result
 from rpel.simulation.inputs import Download, Loss, Objects
-from rpel.simulation.result import Result
 from rpel.simulation.run import Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.supervision import run as _run

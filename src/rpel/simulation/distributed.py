@@ -37,7 +37,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from rpel.config.spec import Spec, to_toml
 from rpel.processes import start
-from rpel.simulation.certificate import versions
+from rpel.runs.certificate import versions
 
 log = logging.getLogger("rpel")
 _STORE = "RPEL_WORKERS"

@@ -21,7 +21,7 @@ from rpel.attacks import Poison, attack
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset, trees, user
-from rpel.simulation.certificate import versions
+from rpel.runs.certificate import versions
 from rpel.simulation.methods import ResolvedSpec, build_network
 from rpel.tasks import Classification, Trigger
 from rpel.tasks.checks import check_loss
@@ -69,7 +69,7 @@ class Inputs:
     """Data, network and loss of a run; ``digests`` tell what was handed over from Python apart.
 
     shards: the training examples of each honest node, where the user brought one data set for each.
-    versions: the code of the run, see :func:`rpel.simulation.certificate.versions`.
+    versions: the code of the run, see :func:`rpel.runs.certificate.versions`.
     known: whether all of it has a name, so that an equal run can be known to be equal.
     """
 

@@ -1,7 +1,7 @@
 """Run a Spec, keep it in its folder, continue it where it stopped.
 
 Invariants: a folder belongs to one meaning (its hash) and one code; a finished run is not repeated, an unfinished one
-goes on from its last checkpoint, where both are the same (:mod:`rpel.simulation.reuse`); a round is wholly in the
+goes on from its last checkpoint, where both are the same (:mod:`rpel.runs.reuse`); a round is wholly in the
 checkpoint or not at all, so a resumed run ends with the same bytes; a signal is obeyed between rounds, and in the last
 evaluation, which can be long: the last round is then kept without it.
 """
@@ -25,17 +25,19 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash, to_toml
 from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
+from rpel.runs.certificate import certificate, differences, versions
+from rpel.runs.columns import Row, ends, headline
+from rpel.runs.folder import RunFolder, hash_of, is_by_row
+from rpel.runs.journal import Journal, check_tensorboard
+from rpel.runs.record import Result, Results, Table
+from rpel.runs.reuse import choose, resumed
 from rpel.simulation import distributed
-from rpel.simulation.certificate import certificate, differences, versions
-from rpel.simulation.checkpoint import RunFolder, hash_of, is_by_row
 from rpel.simulation.distributed import ALONE, LostError, Workers
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.inputs import Download, Inputs, Objects, available, build_task, code_versions, gather
 from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
-from rpel.simulation.metrics import Journal, Metrics, Row, check_tensorboard, ends, headline
-from rpel.simulation.result import Result, Results, Table
-from rpel.simulation.reuse import choose, resumed
+from rpel.simulation.metrics import Metrics
 from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")

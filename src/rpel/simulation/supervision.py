@@ -12,14 +12,14 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec
 from rpel.kernels.pool import threads
 from rpel.processes import Stop
+from rpel.runs.folder import RunFolder
+from rpel.runs.journal import check_tensorboard
+from rpel.runs.record import Result, Results
 from rpel.simulation import cluster
 from rpel.simulation import run as runs_here
-from rpel.simulation.checkpoint import RunFolder
 from rpel.simulation.distributed import LostError
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.methods import ResolvedSpec
-from rpel.simulation.metrics import check_tensorboard
-from rpel.simulation.result import Result, Results
 from rpel.simulation.run import WHEN, Interrupted, Progress, placed, prepared, stored, tick
 
 _LOOK = 0.5

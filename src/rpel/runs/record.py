@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from rpel import plots
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load_folder
-from rpel.simulation.checkpoint import RunFolder
-from rpel.simulation.metrics import METRIC, ends, headline, number
+from rpel.runs.columns import METRIC, Role, column, ends, headline, measures
+from rpel.runs.folder import RunFolder
+from rpel.runs.journal import number
 from rpel.types import Seal
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 log = logging.getLogger("rpel")
-_OVER_SEEDS = ("accuracy_mean", "accuracy_worst", "accuracy_median", "loss", "consensus")
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
-_OF_ONE_SEED = ("seed", "grad_norm", "alpha_realised", "lambda_realised", "byzantine_max", "degraded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +170,8 @@ class Result:
         proof = {key: self.certificate.get(key) for key in _PROVEN}
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
-        return setting | last | {"seconds": round(self.seconds, 3), "certificate": proof} | where
+        judged = {"measures": list(measures([self.final]))}
+        return setting | last | judged | {"seconds": round(self.seconds, 3), "certificate": proof} | where
 
     def __repr__(self) -> str:
         held = "held" if self.certificate["held"] else "violated"
@@ -240,11 +240,12 @@ class Results(Result):
     def summary(self) -> dict[str, Any]:
         """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
         runs = [run.summary() for run in self.runs]
-        columns = [*_OVER_SEEDS, *(key for key in runs[0] if key.startswith(METRIC))]
-        over = {key: [number(value) for value in self.interval(key)] for key in columns}
+        judged = measures(run.final for run in self.runs)
+        over = {key: [number(value) for value in self.interval(key)] for key in judged}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
         proof = {key: self.certificate.get(key) for key in _PROVEN}
-        common = {key: value for key, value in runs[0].items() if key not in _OF_ONE_SEED}
+        of_one = {"seed", *(key for key in self.runs[0].final if column(key).role is not Role.COST)}
+        common = {key: value for key, value in runs[0].items() if key not in of_one}
         means = {key: values[0] for key, values in over.items()}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
         times = {"seconds": round(self.seconds, 3), "certificate": proof}

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from rpel.config.spec import load_folder, spec_hash
 from rpel.files import atomic, locked
-from rpel.simulation.metrics import EVENTS, Events, Journal, Row, lines, read_rows, remove_events
+from rpel.runs.columns import Row
+from rpel.runs.journal import EVENTS, Events, Journal, lines, read_rows, remove_events
 from rpel.types import Seal
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from rpel.simulation.certificate import differences
-from rpel.simulation.checkpoint import RunFolder, base_of
+from rpel.runs.certificate import differences
+from rpel.runs.folder import RunFolder, base_of
 
 log = logging.getLogger("rpel")
 

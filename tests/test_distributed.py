@@ -27,7 +27,8 @@ from rpel.simulation.api import resume, simulate
 from rpel.simulation.distributed import LostError, Workers
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import METHODS, resolve
-from rpel.simulation.run import Run, pinned
+from rpel.simulation.run import pinned
+from rpel.simulation.runner import Run
 from support import namespaces
 from support.paths import ROOT, TESTS
 from support.runs import reached, same_bytes

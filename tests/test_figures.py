@@ -17,8 +17,8 @@ from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
 from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.runs.folder import RunFolder
+from rpel.simulation.callbacks import Tick
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import Tick
 from rpel.types import Scale
 from support.commands import rpel
 from support.data_files import femnist, leaf_file

@@ -22,6 +22,7 @@ from rpel.data import load as dataset
 from rpel.runs.columns import COLUMNS
 from rpel.runs.folder import RunFolder
 from rpel.runs.record import Result, Results
+from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, Tick, resume, simulate
 from rpel.simulation.inputs import Objects
@@ -185,7 +186,7 @@ def test_a_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_pa
 
 
 def test_a_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LONG", 0.0)
+    monkeypatch.setattr(callbacks, "LONG", 0.0)
     many: dict[str, Any] = {"nodes": 90, "byzantine": 1, "pull": 4, "b_hat": 1, "rounds": 3, "eval_every": 2}
     shares: list[float] = []
 
@@ -293,7 +294,20 @@ def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> N
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     keywords = inspect.signature(simulate).parameters
-    others = {"train", "test", "loss", "metric", "collate", "task", "progress", "force", "reuse", "tensorboard"}
+    others = {
+        "callbacks",
+        "problem",
+        "train",
+        "test",
+        "loss",
+        "metric",
+        "collate",
+        "task",
+        "progress",
+        "force",
+        "reuse",
+        "tensorboard",
+    }
     assert keywords.keys() - others == Spec.model_fields.keys()
     for key, field in Spec.model_fields.items():
         if key != "model":

@@ -13,7 +13,8 @@ from rpel.runs.folder import RunFolder
 from rpel.simulation import distributed
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import Run, pinned
+from rpel.simulation.run import pinned
+from rpel.simulation.runner import Run
 
 
 def main(cases: Path, out: Path, size: int) -> None:

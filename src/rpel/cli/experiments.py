@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rpel.cli.terminal import RunDisplay
     from rpel.config.spec import Spec
     from rpel.experiments.reproduce import Work
-    from rpel.simulation.run import Progress, Tick
+    from rpel.simulation.callbacks import Progress, Tick
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24

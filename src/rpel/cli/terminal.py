@@ -25,7 +25,7 @@ from rpel.text import human_bytes, percent, times
 from rpel.types import Guarantee
 
 if TYPE_CHECKING:
-    from rpel.simulation.run import Tick
+    from rpel.simulation.callbacks import Tick
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Findings = Annotated[bool, Option("--json", help="Print the findings as JSON.")]

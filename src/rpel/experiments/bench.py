@@ -24,7 +24,8 @@ from rpel.kernels import compiled, plain
 from rpel.rules import rule
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import Run, pinned
+from rpel.simulation.run import pinned
+from rpel.simulation.runner import Run
 from rpel.text import count
 
 _VICTIMS, _M, _F, _D = 18, 16, 7, 176_050
@@ -206,8 +207,8 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
         start = time.perf_counter() - begun
         running.simulation.step(measured=False)
         steps = fastest(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)], 1)
-        evaluation = fastest(lambda: running.simulation.evaluate(running.subset), 1)
-    share = len(inputs.dataset.test_y) / len(running.subset)
+        evaluation = fastest(lambda: running.simulation.evaluate(running.evaluate.subset), 1)
+    share = len(inputs.dataset.test_y) / len(running.evaluate.subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 

@@ -28,9 +28,10 @@ from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Result, Table
+from rpel.simulation.callbacks import Progress
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import Progress, folder_name, placed, run
+from rpel.simulation.run import folder_name, placed, run
 from rpel.text import count
 from rpel.types import Scale
 

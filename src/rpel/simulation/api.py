@@ -2,18 +2,20 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
+from rpel.algorithm import Problem
 from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.plugins import named
 from rpel.rules import Rule
 from rpel.runs.record import Result
+from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Loss, Objects
-from rpel.simulation.run import Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.supervision import run as _run
 from rpel.tasks import Task
@@ -71,6 +73,8 @@ def simulate(
     metric: Any = None,
     collate: Any = None,
     task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    problem: Callable[[Problem], Problem] | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
     reuse: bool = False,
@@ -112,6 +116,10 @@ def simulate(
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long last
         evaluation.
         tensorboard: copy the metrics for TensorBoard.
+        callbacks: callables (state, info, row), called after every round in their order. What one puts into the row, a
+        number under a name of its own, is a column of the history and of metrics.jsonl; state.x (h, d) are the models.
+        problem: a function from the run's :class:`rpel.algorithm.Problem` to another one, to plug in local steps, a
+        delivery, an aggregation or an outer step of your own.
 
     Returns a :class:`Result`: history (a table with a row a round), models (h, d), certificate, path, plot().
     Raises ValueError, one sentence that names the value and what would be right, for anything that does not fit.
@@ -126,7 +134,9 @@ def simulate(
         own = _of_task(task, code, model=model, train=train, test=test, loss=loss, metric=metric, collate=collate)
         model = task.module
     else:
-        own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, metric, code, collate)
+        module = model if isinstance(model, nn.Module) else None
+        own = Objects(module, train, test, loss, metric, code=code, collate=collate)
+    own = replace(own, callbacks=tuple(callbacks), problem=problem)
     if isinstance(model, str):
         given["model"] = model
     elif model is not None:
@@ -158,7 +168,7 @@ def _of_task(task: Task, code: bool, **others: Any) -> Objects:
     twice = [key for key, value in others.items() if value is not None]
     if twice:
         raise ValueError(f"task= brings its own {twice[0]}: leave {twice[0]}= out, or task=")
-    return Objects(task.module, task.dataset, None, task.loss, task.metric, code, shards=task.shards)
+    return Objects(task.module, task.dataset, None, task.loss, task.metric, code=code, shards=task.shards)
 
 
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
@@ -179,6 +189,8 @@ def resume(
     metric: Any = None,
     *,
     collate: Any = None,
+    callbacks: Sequence[Callback] = (),
+    problem: Callable[[Problem], Problem] | None = None,
     progress: bool | Progress | None = None,
     download: Download | None = None,
     force: bool = False,
@@ -186,7 +198,8 @@ def resume(
 ) -> Result:
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
-    path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again.
+    path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again;
+    callbacks and problem, too.
     force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
@@ -196,7 +209,7 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own = Objects(model, train, test, loss, metric, collate=collate)
+    own = Objects(model, train, test, loss, metric, tuple(callbacks), problem, collate=collate)
     told = _printed if progress is True else progress or None
     return _resume(Path(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 

@@ -29,7 +29,7 @@ from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gra
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
 from rpel.tasks import Objective
 from rpel.text import human_bytes
-from rpel.types import Arrays, Floats, Integers, Models, RoundInfo
+from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
 
 _CHOSEN = "chosen", "chosen_local"
 _ANSWER = 64
@@ -70,8 +70,14 @@ class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
     def __init__(
-        self, spec: ResolvedSpec, task: Objective, workers: Workers = ALONE, arrays: Backend | None = None
+        self,
+        spec: ResolvedSpec,
+        task: Objective,
+        workers: Workers = ALONE,
+        arrays: Backend | None = None,
+        change: Callable[[Problem], Problem] | None = None,
     ) -> None:
+        """change: from the problem of this run to the one that is played, with another part in it."""
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
         attack = attack_by_name(spec.attack, **spec.attack_params)
@@ -106,7 +112,8 @@ class Simulation:
             spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend,
         )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
-        self.problem = Problem(published, self.network, line9)
+        usual = Problem(published, self.network, line9)
+        self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
         kept_output = (self.state.x.copy(), self.state.local["buffers"].copy())
@@ -158,11 +165,26 @@ class Simulation:
 
     # --- a round ---
 
-    def step(self, measured: bool = False) -> RoundInfo:
-        """One round of Algorithm 1; measured: also how far line 9 brought the nodes together."""
+    def advance(self) -> Info:
+        """One round of Algorithm 1."""
         self.state, info = algorithm.step(self.problem, self.state)
         self._keep_output()
-        return self._measured(info, measured)
+        return info
+
+    def step(self, measured: bool = False) -> RoundInfo:
+        """One round, and how far the nodes are apart; measured: also how far line 9 brought them together."""
+        return self.measured(self.advance(), measured)
+
+    def played(self) -> Info:
+        """The last round as far as it is known after resuming: what was received is not kept."""
+        x = self.state.x
+        nobody: Integers = np.empty((len(x), 0), np.int64)
+        nothing = Aggregated(np.zeros(len(x), dtype=bool), np.zeros(len(x), np.int64))
+        return Info(self.state.round, x, Received(x, nobody), nothing)
+
+    def is_evaluated(self, t: int) -> bool:
+        """Whether the models of round t are evaluated."""
+        return t % self.spec.eval_every == 0 or t == self.spec.rounds
 
     def _keep_output(self) -> None:
         if self._chosen is not None:
@@ -170,7 +192,8 @@ class Simulation:
             for kept, value in zip(self._chosen, (self.state.x, self.state.local["buffers"]), strict=True):
                 kept[now] = value[now]
 
-    def _measured(self, info: Info, contraction: bool) -> RoundInfo:
+    def measured(self, info: Info, contraction: bool) -> RoundInfo:
+        """Consensus distance, hostile counts and failures of a round; contraction: also the realised α and λ."""
         before = self._spread(info.half) if contraction else None
         mean, consensus = self._spread(self.state.x)
         alpha = lam = None
@@ -277,10 +300,10 @@ class Simulation:
 
     def load(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Continue from :meth:`arrays`."""
-        x, local = self.state.x, self.state.local
-        x[:] = arrays["x"]
-        for key, array in local.items():
-            array[:] = arrays[f"local.{key}"]
+        self.state.x[:] = arrays["x"]
+        for part, held in (("local", self.state.local), ("outer", self.state.outer)):
+            for key, array in held.items():
+                array[:] = arrays[f"{part}.{key}"]
         prefix = "network."
         network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
         self.state = replace(self.state, round=int(arrays["round"]), network=network)

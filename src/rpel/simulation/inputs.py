@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel import data, models, plugins
+from rpel.algorithm import Problem
 from rpel.attacks import Poison, attack
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
@@ -43,6 +44,8 @@ class Objects:
     test: Any = None
     loss: Loss | None = None
     metric: Any = None
+    callbacks: tuple[Callable[..., None], ...] = ()
+    problem: Callable[[Problem], Problem] | None = None
     code: bool = False
     """Whether the rule or the attack is an object, too; the Spec has a name for it that only this process knows."""
     collate: Any = None
@@ -81,6 +84,7 @@ class Inputs:
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
     known: bool = True
+    problem: Callable[[Problem], Problem] | None = None
 
     def subset(self, size: int) -> Integers:
         """The test examples of an evaluation: as many of every class, and the same for every seed."""
@@ -132,8 +136,9 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     handed = {"model": own.model, "loss": own.loss, "collate": own.collate}
     handed |= {f"metric {name}": metric.function for name, metric in metrics(own.metric).items()}
     digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
-    known = not digests and not own.code  # data are known by their content
-    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known)
+    objects = own.code or bool(own.callbacks) or own.problem is not None
+    known = not digests and not objects  # data are known by their content
+    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, own.problem)
 
 
 def code_versions(spec: Spec) -> dict[str, str]:

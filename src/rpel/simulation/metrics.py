@@ -44,17 +44,19 @@ class Metrics:
         self.eval_rounds, self.accuracies = [0], [np.full(h, found["accuracy"])]
         self.measured = {name: [np.full(h, found.get(f"{METRIC}{name}", math.nan))] for name in names}
 
-    def add(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
-        """Take in one round: its info, its evaluation if there was one, bytes and time; returns the new row."""
+    def row(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
+        """The row of a round: what was measured, its evaluation if there was one, bytes and time."""
+        return _row(info, shown, sent, seconds) | _metrics(shown, self.measured)
+
+    def add(self, info: RoundInfo, shown: "Evaluation | None", row: Row) -> None:
+        """Take in one round with its row."""
         self.counts[info.round - 1] = info.hostile
-        row = _row(info, shown, sent, seconds) | _metrics(shown, self.measured)
         self.rows.append(row)
         if shown is not None:
             self.eval_rounds.append(info.round)
             self.accuracies.append(shown.accuracy)
             for name, values in self.measured.items():
                 values.append(shown.metrics[name])
-        return row
 
     def nodes(self) -> dict[str, NDArray[Any]]:
         """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,), the others (e, h)."""

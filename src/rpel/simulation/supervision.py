@@ -17,10 +17,11 @@ from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Result, Results
 from rpel.simulation import cluster
 from rpel.simulation import run as runs_here
+from rpel.simulation.callbacks import Interrupted, Progress, tick
 from rpel.simulation.distributed import LostError
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.methods import ResolvedSpec
-from rpel.simulation.run import WHEN, Interrupted, Progress, placed, prepared, stored, tick
+from rpel.simulation.run import WHEN, placed, prepared, stored
 
 _LOOK = 0.5
 

@@ -1,0 +1,160 @@
+"""One run, round by round: Algorithm 1's step, then the callbacks; and what is kept of it in the end."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel import plots
+from rpel.config.spec import spec_hash, to_toml
+from rpel.kernels.pool import threads
+from rpel.processes import Stop
+from rpel.runs.certificate import certificate
+from rpel.runs.columns import Row
+from rpel.runs.folder import RunFolder
+from rpel.runs.record import Result, Table
+from rpel.simulation.callbacks import (
+    Callback,
+    Checkpoint,
+    Evaluate,
+    Measure,
+    ObeyStop,
+    Progress,
+    Rows,
+    Show,
+    UserCallbacks,
+    Write,
+)
+from rpel.simulation.distributed import ALONE, Workers
+from rpel.simulation.engine import Simulation
+from rpel.simulation.inputs import Inputs, build_task
+from rpel.simulation.methods import METHODS, ResolvedSpec
+from rpel.simulation.metrics import Metrics
+
+
+class Run:
+    """One run on its way: Algorithm 1's step and then the callbacks, round by round; saved, restored, finished."""
+
+    def __init__(
+        self,
+        spec: ResolvedSpec,
+        inputs: Inputs,
+        folder: RunFolder | None = None,
+        progress: Progress | None = None,
+        stop: Stop | None = None,
+        workers: Workers = ALONE,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
+        self.spec, self.inputs, self.folder, self.workers, self.user = spec, inputs, folder, workers, callbacks
+        self.progress, self.stop = None if workers.rank else progress, stop or Stop()
+        self.simulation = Simulation(spec, build_task(spec, inputs), workers, change=inputs.problem)
+        self.metrics = Metrics(spec.rounds, self.simulation.honest)
+        self.path = None if folder is None else folder.path
+        self.measure = Measure(self.simulation)
+        self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size))
+        named = spec_hash(spec, inputs.dataset.checksums, inputs.digests)
+        about = {"run.hash": named, "run.code": inputs.versions["code"]}
+        self.checkpoint = Checkpoint(self.simulation, self.measure, self.metrics, folder, workers, about)
+
+    def result(self) -> Result | None:
+        """Go on from the last checkpoint to the end; every worker takes part, worker 0 writes and has the result."""
+        with ExitStack() as stack:
+            stack.enter_context(self.stop)
+            self.checkpoint.restore()
+            if self.folder is not None and self.workers.rank == 0:
+                self._begin(self.folder)
+                self.checkpoint.journal = stack.enter_context(self.folder.journal(self.metrics.rows))
+            if not self.metrics.round:
+                self.metrics.begin(
+                    self.simulation.evaluate_initial(self.evaluate.subset), list(self.simulation.measures)
+                )
+            self._play()
+        return self._finish()
+
+    def _play(self) -> None:
+        """The loop. A round that was played before a stop in the last evaluation is not played again."""
+        rows, callbacks = self._callbacks()
+        while self.metrics.round < self.spec.rounds:
+            rows.began, row = time.perf_counter(), Row()
+            info = self.simulation.advance() if self.measure.found is None else self.simulation.played()
+            for callback in callbacks:
+                callback(self.simulation.state, info, row)
+
+    def _callbacks(self) -> tuple[Rows, list[Callback]]:
+        """All that happens after a step, in its order; every worker has the same."""
+        rows, user = Rows(self.measure, self.evaluate, self.metrics), UserCallbacks(self.user)
+        write, obey = Write(rows, self.checkpoint.journal), ObeyStop(self.stop, self.checkpoint)
+        show = None if self.progress is None else Show(self.progress, self.spec, self.metrics)
+
+        def look(done: float) -> None:
+            if not self.user:  # theirs must see the last round, which a resumed run does not play again
+                obey.look(done)
+            if show is not None:
+                show.look(done)
+
+        self.evaluate.look = look
+        shown: list[Callback] = [] if show is None else [show]
+        return rows, [self.measure, self.evaluate, rows, user, write, self.checkpoint, *shown, obey]
+
+    def _begin(self, folder: RunFolder) -> None:
+        """What a folder says of a run before its first round."""
+        folder.write_text("spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None)))
+        if self.simulation.graph is not None:
+            hostile = self.simulation.roster.hostile(1)
+            folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
+
+    # --- the end ---
+
+    def _finish(self) -> Result | None:
+        tensors = self._tensors()
+        if self.workers.rank:
+            return None
+        proof = certificate(
+            self.spec.plan.to_dict(),
+            self.metrics.counts.astype(np.int64),
+            self.spec.b_hat,
+            self.simulation.roster.honest_ids,
+            seed=self.spec.seed,
+            versions=self.inputs.versions,
+            threads=self.spec.threads or threads(),
+            data=self.inputs.dataset.checksums,
+            rule=self.spec.rule,
+            guarantee=METHODS[self.spec.method].guarantee,
+            objects=self.inputs.digests,
+            metrics=self.simulation.measures,
+        )
+        module = getattr(self.simulation.task, "module", None)
+        nodes = self.metrics.nodes()
+        rows = Table(self.metrics.rows)
+        result = Result(self.spec.replace(), rows, proof, nodes, self.path, kept=tensors, module=module)
+        if self.folder is not None:
+            self._write(self.folder, result)
+        return result
+
+    def _tensors(self) -> dict[str, NDArray[Any]]:
+        """What is kept of the honest nodes: their output models, and what never left them (BatchNorm's statistics)."""
+        honest = self.metrics.honest.astype(np.int64)
+        tensors: dict[str, NDArray[Any]] = {
+            "ids": honest, "models": np.ascontiguousarray(self.simulation.models(), np.float32),
+        }  # fmt: skip
+        local = self.simulation.local_states()
+        if local.size:
+            tensors["local"] = local
+        return tensors
+
+    def _write(self, folder: RunFolder, result: Result) -> None:
+        """All files of a finished run, the certificate last."""
+        honest = self.metrics.honest.astype(np.int64)
+        folder.write_tensors("models.safetensors", result.tensors)
+        folder.write_arrays("nodes.npz", result.nodes)
+        ids = honest
+        if self.spec.roaming:  # (T, h): who the nodes were in each round
+            ids = np.stack([self.simulation.roster.honest_ids(t) for t in range(1, self.spec.rounds + 1)])
+        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": ids})
+        plots.save(result.plot(), folder.path / "accuracy.svg")
+        folder.certify(result.certificate)
+        folder.finish()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import nn
 
 from rpel.config.peer import Config
 from rpel.config.spec import Spec
@@ -22,11 +23,11 @@ from rpel.peer.clock import RoundClock
 from rpel.peer.learner import TaskLearner, built_in, training
 from rpel.peer.node import Node
 from rpel.peer.store import Store
-from rpel.peer.wire import Signature
+from rpel.peer.wire import Reordering, Signature
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
-from rpel.tasks import Objective
+from rpel.tasks import Objective, Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models
 from support.thread_network import NetworkFiles, found
@@ -106,14 +107,15 @@ class LeastSquares:
         raise NotImplementedError
 
 
-def by_peers(files: NetworkFiles, task: Objective) -> Models:
-    """The models (n, d) after the last round of real peers."""
+def by_peers(files: NetworkFiles, task: Objective | list[Objective]) -> Models:
+    """The models (n, d) after the last round of real peers, with one task or one each."""
     together, hyper = Together(), training(HYPER)
+    tasks = task if isinstance(task, list) else [task] * NODES
     nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
         try:
-            for _ in nodes[place].live(TaskLearner(task, place, hyper, signature=nodes[place].signature)):
+            for _ in nodes[place].live(TaskLearner(tasks[place], place, hyper, signature=nodes[place].signature)):
                 pass
         except BaseException:
             together.everybody.abort()
@@ -179,3 +181,28 @@ def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_pat
     assert real.dtype == np.float64
     assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6
+
+
+def test_tasks_of_members_with_their_own_data_agree_with_one_task_of_all_in_the_simulator(
+    tmp_path: Path, one_thread: None
+) -> None:
+    """The network's models travel in another order than the task's: values are matched by name."""
+    coins = np.random.default_rng(0)
+    inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
+    parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    shapes = {name: tuple(value.shape) for name, value in sorted(module.named_parameters())}
+    signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype(np.float32))
+    assert list(shapes) != [name for name, _ in module.named_parameters()]
+    initial = np.concatenate([module.state_dict()[name].numpy().ravel() for name in shapes])
+    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=initial)
+    common: dict[str, Any] = {"batch_size": 4, "seed": 7}
+    tasks: list[Objective] = [Task(module, part, part).of_member(i, **common) for i, part in enumerate(parts)]
+    real = by_peers(files, tasks)
+    whole = Task(module, parts, parts[0])
+    assert whole.shards is not None
+    simulated = by_simulator(whole.among(whole.shards, **common), 5)
+    order = Reordering(signature, whole.layout, "the task")
+    own = np.stack([order.inwards(model, np.empty(signature.d, np.float32)) for model in real])
+    assert np.abs(simulated - whole.among(whole.shards, **common).initial()).max() > 1e-3, "nothing was learned"
+    assert np.abs(own - simulated).max() <= 1e-6

@@ -15,6 +15,7 @@ from rpel.attacks import ATTACKS, Attack, View
 from rpel.attacks.forgeries import FACTORS
 from rpel.kernels import compiled, plain
 from rpel.randomness import stream
+from rpel.rules import RoundContext
 from support.paths import ROOT
 
 Array = NDArray[Any]
@@ -52,7 +53,7 @@ def pulled_view(seed: int, n: int = 12, s: int = 7, dtype: type = np.float64, ke
         dtype
     )
     rule = rpel.rule("nnm+trimmed_mean", f=3)
-    return View(table, np.arange(5), peers, hostile, rule=rule, round=3, seed=1, kernels=kernels)
+    return View(table, np.arange(5), peers, hostile, rule=rule, context=RoundContext(round=3, seed=1), kernels=kernels)
 
 
 @pytest.mark.parametrize(("name", "parameters"), FORGING, ids=IDS)
@@ -405,7 +406,9 @@ def test_inf_and_gaussian_are_what_they_say_and_repeat() -> None:
     assert abs(noise.mean() - 5) < 0.1
     assert len({tuple(row) for row in noise}) == 5
     np.testing.assert_array_equal(rpel.attack("gaussian", mu=5.0, sigma=0.1)(pulled_view(8), {})[0], noise)
-    later = rpel.attack("gaussian", mu=5.0, sigma=0.1)(replace(pulled_view(8), round=4), {})[0]
+    later = rpel.attack("gaussian", mu=5.0, sigma=0.1)(
+        replace(pulled_view(8), context=RoundContext(round=4, seed=1)), {}
+    )[0]
     assert not np.isclose(later, noise).any(), "fresh in every round"
 
 
@@ -454,9 +457,12 @@ def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
         table = np.concatenate([half, np.zeros((16, 5))])
         hostile = (pulls >= 16).sum(axis=1)
         peers = np.where(pulls < 16, pulls, -1)
-        view = View(table, np.arange(16), peers, hostile, rule=rule, round=t, seed=0, before=x, graph=peers)
+        view = View(
+            table, np.arange(16), peers, hostile, rule=rule, context=RoundContext(round=t), before=x, graph=peers
+        )
         if attack is not None:
-            _, state = attack(view, state)
+            forged, state = attack(view, state)
+            view.with_forged(forged)
         else:
             rpel.attack("none")(view, {})
         x = rule.aggregate(table, view.answers()[0])

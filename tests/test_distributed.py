@@ -18,8 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from rpel.attacks import ATTACKS
 from rpel.config.spec import Spec
 from rpel.processes import free_memory
-from rpel.rules import rule
-from rpel.rules.coordinatewise import Mixer
+from rpel.rules import PreAggregation, rule
 from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
 from rpel.simulation import distributed
@@ -41,7 +40,7 @@ SMALL: dict[str, Any] = {
 """Five units of work, so that three workers have some each."""
 MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
 NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
-AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), Mixer) else name for name in NAMES]
+AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES]
 FORGE = [*ATTACKS]
 CASES: list[dict[str, Any]] = [
     *({"method": method, "attack": "dissensus"} for method in METHODS),

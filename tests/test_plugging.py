@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 import rpel
 from rpel import testing
 from rpel.attacks import declare
+from rpel.kernels import compiled
+from rpel.learning import aggregate
+from rpel.rules import FunctionRule, Group, PreAggregation, Rule
+from rpel.types import Received
 
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_size": 50}
@@ -55,6 +59,93 @@ def test_an_attack_from_outside_may_train_instead_of_forging(poison: str) -> Non
     ours = {"labels": "label_flip", "patch": "backdoor"}[poison]
     found = rpel.simulate("linear", attack=mine, out=None, **SMALL)
     assert np.array_equal(found.models, rpel.simulate("linear", attack=ours, out=None, **SMALL).models)
+
+
+# --- a rule ----------------------------------------------------------------------------------------------------------
+
+
+class NearestHalf(Rule):
+    """The mean of the half of the vectors nearest to one's own, in the library's kernels for all victims at once."""
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        near = np.argsort(group.to(0), axis=1, kind="stable")[:, : group.m // 2 + 1]
+        weights = np.zeros(group.index.shape)
+        np.put_along_axis(weights, near, 1 / near.shape[1], axis=1)
+        return np.asarray(group.combine(weights, out))
+
+
+def slow_half(x: Array, f: int) -> Array:
+    near = np.argsort(np.square(x - x[0]).sum(axis=1), kind="stable")[: len(x) // 2 + 1]
+    return np.asarray(x[near].mean(axis=0))
+
+
+def test_a_rule_from_outside_runs_for_all_victims_at_once_and_keeps_the_promises() -> None:
+    fast = rpel.simulate("linear", attack="foe", rule=NearestHalf("nearest_half"), out=None, **SMALL)
+    slow = rpel.simulate("linear", attack="foe", rule=slow_half, out=None, **SMALL)
+    np.testing.assert_allclose(fast.models, slow.models, atol=1e-5)
+    testing.check_rule(NearestHalf("nearest_half", f=2, pivot=0))
+
+
+def test_a_callable_is_what_its_call_form_says() -> None:
+    x = np.random.default_rng(0).normal(size=(7, 4))
+    assert rpel.rule(lambda f: rpel.rule("nnm+median", f=f), f=2).name == "nnm+median"
+    assert rpel.rule(lambda size=2: rpel.rule("bucketing", size=size), size=3)(x).shape == (3, 4)
+    assert rpel.rule(NearestHalf, f=1).name == "test_plugging:NearestHalf"
+    for name in ("x", "f", "vectors"):  # its first parameter, whatever it is called
+        made = rpel.rule(eval(f"lambda {name}: {name}.max(axis=0)"))
+        np.testing.assert_array_equal(made(x), x.max(axis=0))
+    np.testing.assert_array_equal(FunctionRule("largest", np.max, {"axis": 0})(x), x.max(axis=0))
+
+
+# --- a pre-aggregation -----------------------------------------------------------------------------------------------
+
+
+def towards_own(share: float = 0.5) -> PreAggregation:
+    """Every vector is moved towards the node's own, so that what is far is less so."""
+
+    def mix(group: Group) -> Array:
+        weights = np.tile((1 - share) * np.eye(group.m), (len(group.index), 1, 1))
+        weights[:, :, 0] += share
+        return weights
+
+    return PreAggregation("towards_own", mix)
+
+
+def test_a_pre_aggregation_from_outside_is_taken_into_the_kernel_of_the_rule_after_it() -> None:
+    x = np.random.default_rng(1).normal(size=(5, 4))
+    made = rpel.chain(towards_own(), rpel.rule("trimmed_mean", f=1))
+    expected = rpel.rule("trimmed_mean", f=1)((x + x[0]) / 2)
+    np.testing.assert_allclose(made(x), expected, atol=1e-12)
+    np.testing.assert_allclose(rpel.rule(towards_own, share=1.0)(x), np.tile(x[0], (5, 1)), atol=1e-12)
+    testing.check_rule(rpel.chain(towards_own(), rpel.rule("median", f=1)))
+    run = rpel.simulate("linear", attack="sf", rule=made, out=None, **{**SMALL, "byzantine": 1, "b_hat": 1})
+    assert run.certificate["held"]
+
+
+# --- what line 9 costs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nnm+trimmed_mean", "nnm+krum", "monna", "cs_plus"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_non_finite_models_are_looked_for_once_in_a_round(
+    name: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, look = [], compiled.finite_rows
+
+    def counted(table: Array) -> Array:
+        looked.append(len(table))
+        return look(table)
+
+    monkeypatch.setattr(compiled, "finite_rows", counted)
+    table = np.random.default_rng(2).normal(size=(12, 5))
+    if broken:
+        table[11] = np.nan
+    index = np.stack([np.roll(np.arange(12), -i) for i in range(4)])
+    received = Received(table, index, np.full(index.shape, 1 / 12) if name == "cs_plus" else None)
+    rule = rpel.rule(name, b_hat=3) if name == "cs_plus" else rpel.rule(name, f=3)
+    x, _ = aggregate(table[:4], received, rule, kernels=compiled)
+    assert np.isfinite(x).all()
+    assert looked == [12]
 
 
 # --- local steps, a delivery, an outer step ---------------------------------------------------------------------------

@@ -290,9 +290,9 @@ def test_rules_that_draw_do_so_anew_for_every_node_and_round_and_repeat() -> Non
         assert not np.allclose(later, first), "rounds differ"
         np.testing.assert_array_equal(told.aggregate(table, index), first)
         some = np.array([2, 7, 11])  # whoever aggregates a part of the nodes gets what they would have got
-        np.testing.assert_array_equal(told.among(some).aggregate(table, index[some]), first[some])
-    for rule in (rpel.rule("nnm+trimmed_mean", f=1), A.krum(1)):
-        assert rule.at(round=3, rounds=9, seed=1, ids=np.arange(12)) is rule
+        context = A.RoundContext(round=3, rounds=9, seed=1, ids=np.arange(100, 112))
+        found = rule.aggregate(table, index[some], context=context.among(some))
+        np.testing.assert_array_equal(found, first[some])
 
 
 def metropolis_like(h: int, m: int) -> Array:

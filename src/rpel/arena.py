@@ -110,13 +110,12 @@ def every_rule() -> list[str]:
 
 def _takes_models(name: str) -> bool:
     from rpel.rules import rule
-    from rpel.rules.coordinatewise import Mixer
 
     try:
         found = rule(name, f=1)
     except ValueError:  # the rules of fixed graphs take b_hat
         return False
-    return not (isinstance(found, Mixer) or found.on_graph)
+    return found.unsuited is None
 
 
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:

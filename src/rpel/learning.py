@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rpel.kernels.backend import Backend, backend
-from rpel.rules import Rule
+from rpel.rules import RoundContext, Rule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 
@@ -80,36 +81,54 @@ class Aggregation:
         self, half: Models, received: Received, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Aggregated]:
         """x^{t+1} of these nodes, and what was done."""
-        return aggregate(half, received, self.at(t, nodes), out, self.backend)
+        return aggregate(half, received, self.rule, out, self.backend, self.context(t, nodes))
 
-    def at(self, t: int, nodes: Integers) -> Rule:
-        """The rule as it runs in a round for some nodes."""
-        return self.rule.at(round=t, rounds=self.rounds, seed=self.seed, ids=self.ids(t)[nodes])
+    def context(self, t: int, nodes: Integers) -> RoundContext:
+        """What the rule is told of a round, for some nodes."""
+        return RoundContext(t, self.rounds, self.seed, self.ids(t)[nodes])
 
 
 def aggregate(
-    half: Models, received: Received, rule: Rule, out: Models | None = None, kernels: Backend | None = None
+    half: Models,
+    received: Received,
+    rule: Rule,
+    out: Models | None = None,
+    kernels: Backend | None = None,
+    context: RoundContext | None = None,
 ) -> tuple[Models, Aggregated]:
-    """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step."""
-    kernels = kernels or backend("numba")
-    finite = np.append(kernels.finite_rows(received.table), False)
-    present, usable = received.index >= 0, finite[received.index]  # −1 looks up the False at the end
+    """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step.
+
+    Non-finite models are looked for here, once, and the rule is told.
+    """
+    kernels, context = kernels or backend("numba"), context or rule.context
+    finite = np.asarray(kernels.finite_rows(received.table))
+    present = received.index >= 0
+    usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
     kept = rule.unfit(present, usable)
     trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
     done = Aggregated(kept, trimmed)
     if not kept.any():
-        return _aggregated(received, rule, slice(None), out, kernels), done
+        return _aggregated(received, rule, slice(None), out, kernels, context, finite), done
     x = np.array(half) if out is None else out
     x[kept] = half[kept]
     if not kept.all():
-        x[~kept] = _aggregated(received, rule, ~kept, None, kernels)
+        x[~kept] = _aggregated(received, rule, ~kept, None, kernels, context, finite)
     return x, done
 
 
-def _aggregated(received: Received, rule: Rule, nodes: Any, out: Models | None, kernels: Backend) -> Models:
+def _aggregated(
+    received: Received, rule: Rule, nodes: Any, out: Models | None, kernels: Backend, context: RoundContext,
+    finite: NDArray[np.bool_],
+) -> Models:  # fmt: skip
     weights, hostile = (None if a is None else a[nodes] for a in (received.weights, received.hostile))
-    rule = rule.among(nodes)
     models: Models = rule.aggregate(
-        received.table, received.index[nodes], weights=weights, hostile=hostile, out=out, kernels=kernels
+        received.table,
+        received.index[nodes],
+        weights=weights,
+        hostile=hostile,
+        out=out,
+        kernels=kernels,
+        context=context.among(nodes),
+        finite=finite,
     )
     return models

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from rpel.attacks import Attack, View
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels import compiled, plain
-from rpel.rules import Rule
+from rpel.rules import PreAggregation, RoundContext, Rule
 from rpel.rules import rule as rule_by_name
-from rpel.rules.coordinatewise import Mixer
 
 if TYPE_CHECKING:
     import pytest
@@ -56,8 +55,8 @@ class Trial:
         if self.rule.on_graph:
             present = index >= 0
             given = {"weights": present / present.sum(axis=1, keepdims=True), "hostile": np.zeros(index.shape, bool)}
-        told = self.rule.at(round=2, rounds=5, seed=3, ids=np.arange(len(index)))
-        return np.asarray(told.aggregate(table, index, **given))
+        context = RoundContext(round=2, rounds=5, seed=3, ids=np.arange(len(index)))
+        return np.asarray(self.rule.aggregate(table, index, context=context, **given))
 
     def _graph(self, shape: tuple[int, ...]) -> dict[str, Any]:
         if not self.rule.on_graph:
@@ -99,7 +98,7 @@ def _absent(t: Trial) -> None:
 
 
 def _order(t: Trial) -> None:
-    if t.rule.timed:
+    if t.rule.draws:
         return
     for seed in range(5):
         x, order = t.vectors(seed), 1 + np.random.default_rng(seed).permutation(t.m - 1)
@@ -188,7 +187,7 @@ def check_rule(rule: Any, *, moves: bool = True, m: int | None = None, **paramet
 
 def _rule_checks(rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any) -> Iterator[partial[None]]:
     made = rule_by_name(rule, **parameters)
-    if isinstance(made, Mixer):
+    if isinstance(made, PreAggregation):
         raise ValueError(f"{made.name} gives all its rows: check it in a chain such as {made.name}+median")
     least = max(made.least(made.f or 0), 4)
     trial = Trial(made, least + 1 if m is None else m, moves)
@@ -219,8 +218,7 @@ def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alo
         peers,
         hostile,
         rule=rule_by_name("nnm+trimmed_mean", f=3),
-        round=3,
-        seed=1,
+        context=RoundContext(round=3, seed=1),
         kernels=kernels,
         **{key: value for key, value in given.items() if key in attack.needs},
     )

@@ -409,13 +409,17 @@ def _aggregated(view: View, table: Models, victims: Integers | None = None, sent
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    usable = np.append(view.kernels.finite_rows(table), False)[index]
+    finite = np.asarray(view.kernels.finite_rows(table))
+    usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     result = np.array(view.honest[view.own[places]])
     if able.any():
         among = places[able]
         graph: dict[str, Any] = {} if weights is None else {"weights": weights[among], "hostile": forged[able]}
-        result[able] = view.rule.among(among).aggregate(table, index[able], **graph, kernels=view.kernels)
+        told = view.rule.context if view.context.ids is None else view.context  # a rule by itself: what it was told
+        result[able] = view.rule.aggregate(
+            table, index[able], **graph, kernels=view.kernels, context=told.among(among), finite=finite
+        )
     return result
 
 

@@ -13,7 +13,7 @@ from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
 from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
 from rpel.kernels.backend import backend
-from rpel.rules import Rule
+from rpel.rules import RoundContext, Rule
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"
@@ -155,8 +155,7 @@ class Attack:
             peers=np.arange(k)[None, :],
             hostile=np.array([byzantine]),
             rule=rule,
-            round=round,
-            seed=seed,
+            context=RoundContext(round, seed=seed),
             weights=None if shares is None else shares[None, 1 : k + 1],
             hostile_weights=None if shares is None else shares[None, k + 1 :],
             kernels=backend("plain"),

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from rpel.kernels.backend import Backend, backend
-from rpel.rules import Rule
+from rpel.rules import RoundContext, Rule
 from rpel.types import Floats, Integers, Models
 
 
@@ -57,6 +57,7 @@ class View:
       peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the
                victim's own row is one of them; under pulling it is not)
       hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
+      rule     the victims' rule, and context: the round, the run's seed, and who the victims are
       weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
       hostile_weights  and (v, b) of the hostile neighbours, 0 padded
       before   (n, d) the honest models before this round's local step, for attacks that declare to need it
@@ -70,8 +71,7 @@ class View:
     peers: Integers
     hostile: Integers
     rule: Rule | None = None
-    round: int = 0
-    seed: int = 0
+    context: RoundContext = field(default_factory=RoundContext)
     weights: Floats | None = None
     hostile_weights: Floats | None = None
     kernels: Backend = field(default_factory=lambda: backend("numba"))
@@ -82,6 +82,14 @@ class View:
     @property
     def victims(self) -> int:
         return len(self.own)
+
+    @property
+    def round(self) -> int:
+        return self.context.round
+
+    @property
+    def seed(self) -> int:
+        return self.context.seed
 
     @property
     def honest(self) -> Models:

@@ -27,7 +27,6 @@ from rpel.certificates import check_id, read_certificate
 from rpel.config.record import check_keys, read_toml, validated
 from rpel.errors import nearest
 from rpel.files import atomic
-from rpel.rules.coordinatewise import Mixer
 from rpel.rules.registry import built_in
 
 INIT_FILE = "init.safetensors"
@@ -346,7 +345,7 @@ def _check_rule(where: str, m: Membership) -> None:
     if not built_in(m.rule):  # a file from others never makes a peer import code
         raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, rules.RULES)}")
     found = rules.rule(m.rule, f=m.b_hat)
-    if isinstance(found, Mixer) or found.on_graph:
+    if found.unsuited:
         raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is 'nnm+trimmed_mean'")
     if m.enough > m.pull:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")

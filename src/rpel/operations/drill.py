@@ -20,7 +20,7 @@ from rpel.errors import nearest
 from rpel.kernels.compiled import finite_rows
 from rpel.peer.wire import Signature, digest, raw
 from rpel.randomness import stream
-from rpel.rules import Rule
+from rpel.rules import RoundContext, Rule
 from rpel.types import Integers, Models
 
 _MOST_EXTRA = 1 << 20  # bytes sent beyond a model, whatever was claimed
@@ -223,7 +223,7 @@ def forge(
         peers=_others(len(models), np.where(known, own, -1)),
         hostile=np.full(len(victims), hostile, dtype=np.int64),
         rule=rule,
-        round=round,
+        context=RoundContext(round),
         before=None if before is None else before[usable],
     )
     return attack(view, state)

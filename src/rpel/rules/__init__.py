@@ -1,8 +1,19 @@
-"""Aggregation: every rule of the field, exact, composable, for one victim or thousands at once."""
+"""Aggregation rules: every one of the field, exact, composable, for one victim or thousands at once."""
 
-from rpel.rules.base import Rule
-from rpel.rules.coordinatewise import arc, bucketing, bulyan, clipping, meamed, median, nnm, trimmed_mean
+from rpel.rules.base import Group, RoundContext, Rule
+from rpel.rules.coordinatewise import (
+    PreAggregation,
+    arc,
+    bucketing,
+    bulyan,
+    clipping,
+    meamed,
+    median,
+    nnm,
+    trimmed_mean,
+)
 from rpel.rules.graph import (
+    GossipRule,
     balance,
     clipped_gossip_adaptive,
     clipped_gossip_oracle,
@@ -27,10 +38,15 @@ from rpel.rules.linear import (
     multi_krum,
     smea,
 )
-from rpel.rules.registry import RULES, chain, rule
+from rpel.rules.registry import RULES, FunctionRule, chain, rule
 
 __all__ = [
     "RULES",
+    "FunctionRule",
+    "GossipRule",
+    "Group",
+    "PreAggregation",
+    "RoundContext",
     "Rule",
     "aksel",
     "arc",

@@ -1,4 +1,8 @@
-"""What every rule shares: checks, arrays of any kind, absent and non-finite answers. An author writes only the idea.
+"""What all rules share: checks, arrays of any kind, absent and non-finite answers. An author writes only the idea.
+
+There are three kinds. A :class:`Rule` makes one vector of m; a :class:`~rpel.rules.graph.GossipRule` is one that does
+so with the weights of a graph's edges; a :class:`~rpel.rules.coordinatewise.PreAggregation` makes m′ vectors of m, for
+a rule after it in a chain.
 
 Invariants:
 
@@ -15,7 +19,7 @@ groups are cut so that their (h, m, m) distances stay small beside the table.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +48,23 @@ Kappa = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Which round a rule runs in and for which nodes: what rules that draw at random, or change over time, are told."""
+class RoundContext:
+    """Which round it is, and for which nodes: what rules that draw at random, or change over time, are told.
+
+    Whoever drives the round knows: the simulator with its seed, a deployed peer with one of the operating system's.
+
+    >>> RoundContext(round=3, rounds=10, seed=1, ids=np.array([4, 7, 9])).among([0, 2]).ids
+    array([4, 9])
+    """
 
     round: int = 0
     rounds: int = 1
     seed: int = 0
     ids: Integers | None = None  # (h,) the victims' node numbers; None: 0, 1, …
+
+    def among(self, victims: Any) -> "RoundContext":
+        """The same round for some of the victims."""
+        return self if self.ids is None else replace(self, ids=self.ids[victims])
 
 
 @dataclass(frozen=True)
@@ -63,14 +77,19 @@ class Group:
     index: Integers
     f: int
     victims: Integers
-    moment: Moment = Moment()
+    context: RoundContext = RoundContext()
+    finite: NDArray[np.bool_] | None = None  # (n,) the table's rows without a non-finite entry, where that is known
     weights: Array | None = None  # (h, m) on a graph: of the gossip, self first
     hostile: Array | None = None  # (h, m) for the one rule that is told
 
     @property
     def nodes(self) -> Integers:
         """(h,) the victims' node numbers."""
-        return self.victims if self.moment.ids is None else self.moment.ids[self.victims]
+        return self.victims if self.context.ids is None else self.context.ids[self.victims]
+
+    def finite_rows(self) -> NDArray[np.bool_]:
+        """(n + 1,) True for rows of the table without a non-finite entry, False at the end, where −1 looks it up."""
+        return np.append(host(self.kernels.finite_rows(self.table)) if self.finite is None else self.finite, False)
 
     def pieces(self, each: int, share: int) -> "Iterator[Group]":
         """Groups of so few victims, of ``each`` bytes, that they take 1/share of the table (one victim at least)."""
@@ -82,7 +101,7 @@ class Group:
 
     def draws(self, purpose: Purpose, size: int) -> Floats:
         """(h, size) uniform numbers, those of each victim from its own coordinates (seed, purpose, round, node)."""
-        return draws(self.moment.seed, purpose, self.moment.round, self.nodes, size)
+        return draws(self.context.seed, purpose, self.context.round, self.nodes, size)
 
     @property
     def m(self) -> int:
@@ -128,41 +147,100 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
-    """An aggregation rule: call it on (…, m, d), or :meth:`aggregate` many victims over one table."""
+class Stage:
+    """What the three kinds share: a name, the number f of hostile vectors it is made for, and how many it needs."""
 
     name: str
     f: int | None = field(default=None, kw_only=True)
 
-    pivot: int | None = field(default=None, kw_only=True)
-    """The column a rule trusts more than the others: it must be finite, and it is brought to the front."""
-
-    known_kappa: Kappa | None = field(default=None, kw_only=True)
-
-    timed: bool = field(default=False, kw_only=True)
-    """True for rules that must be told the round by :meth:`at`."""
-
-    moment: Moment = field(default=Moment(), kw_only=True, compare=False)
+    draws: bool = field(default=False, kw_only=True)
+    """True for those that draw at random: what comes out depends on the order of the vectors."""
 
     on_graph: ClassVar[bool] = False
     """True for rules that need the gossip weights of a graph's edges."""
 
-    # --- the three holes an author fills ---
+    def __post_init__(self) -> None:
+        f = self.f
+        if f is not None and (isinstance(f, bool) or not isinstance(f, int | np.integer) or f < 0):
+            raise ValueError(f"{self.name} needs a whole number f of hostile vectors, 0 or more, not {f!r}")
 
-    @abstractmethod
-    def run(self, group: Group, out: Array | None = None) -> Array:
-        """(h, d) for victims whose m vectors are all present and finite."""
+    @property
+    def unsuited(self) -> str | None:
+        """Why it cannot aggregate pulled answers; None where it can."""
+        return None
 
     def least(self, f: int) -> int:
         """The smallest m for which f hostile vectors can be survived."""
         return 2 * f + 1
 
+    def with_f(self, f: int) -> Self:
+        """The same for another number of hostile vectors."""
+        return replace(self, f=f)
+
+    def check(self, m: int, f: int) -> None:
+        """Raise when m vectors are too few for f hostile ones."""
+        if m < max(1, self.least(f)):
+            most = max((k for k in range(f) if self.least(k) <= m), default=0)
+            raise ValueError(
+                f"{self.name} with f={f} needs at least m={max(1, self.least(f))} vectors, not {m}"
+                + (f": at most f={most} for m={m}" if m >= 1 else "")
+            )
+
+    def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
+        """ValueError for gossip weights, which only rules on graphs take."""
+        if weights is not None or hostile is not None:
+            raise ValueError(f"{self.name} takes no weights: only rules on graphs do")
+
+
+@dataclass(frozen=True)
+class Rule(Stage, ABC):
+    """One vector of m: call it on (…, m, d), or :meth:`aggregate` many victims over one table.
+
+    An author fills in :meth:`run`, and what else is not as here.
+
+    >>> class Midpoint(Rule):
+    ...     def run(self, group, out=None):
+    ...         return group.combine(np.full(group.index.shape, 1 / group.m), out)
+    >>> Midpoint("midpoint")(np.array([[1.0], [3.0]]))
+    array([2.])
+    """
+
+    pivot: int | None = field(default=None, kw_only=True)
+    """The column a rule trusts more than the others: it must be finite, and it is brought to the front."""
+
+    context: RoundContext = field(default=RoundContext(), kw_only=True, compare=False)
+    """The round in which it runs where none is passed; see :meth:`at`."""
+
+    known_kappa: Kappa | None = field(default=None, kw_only=True)
+
+    fuses: ClassVar[bool] = False
+    """True for rules that take a mixing before them into their own kernel."""
+
+    # --- what an author fills in ---
+
+    @abstractmethod
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        """(h, d) for victims whose m vectors are all present and finite."""
+
+    def run_mixed(self, group: Group, before: "Mixing", out: Array | None = None) -> Array:
+        """:meth:`run` on what a mixing makes of the vectors, some victims at a time (a tenth of the table)."""
+        result, start = empty_like(group.table, len(group.index)) if out is None else out, 0
+        each = group.m * int(group.table.shape[1]) * int(group.table.dtype.itemsize)
+        for part in group.pieces(each, 10):
+            table = before.mixed(part)
+            index = np.arange(len(table), dtype=np.int64).reshape(len(part.index), -1)
+            self.run(replace(part, table=table, index=index, finite=None), out=result[start : start + len(index)])
+            start += len(index)
+        return result
+
     def scratch(self, m: int) -> int:
         """Bytes that :meth:`run` needs for each victim beside its result: m × m distances."""
         return 8 * m * m
 
-    def prepare(self, m: int, d: int, dtype: Any, victims: int) -> None:
+    def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
         """Have the machine code ready that m vectors of d entries, for so many victims in all rounds, are worth.
+
+        mixed: the vectors come from a nearest-neighbour mixing before it.
 
         >>> from rpel import rule
         >>> rule("nnm+median", f=1).prepare(m=5, d=10, dtype=np.float32, victims=100)
@@ -175,27 +253,13 @@ class Rule(ABC):
 
     # --- what all rules share ---
 
-    def __post_init__(self) -> None:
-        f = self.f
-        if f is not None and (isinstance(f, bool) or not isinstance(f, int | np.integer) or f < 0):
-            raise ValueError(f"{self.name} needs a whole number f of hostile vectors, 0 or more, not {f!r}")
-
-    def with_f(self, f: int) -> Self:
-        """The same rule for another number of hostile vectors."""
-        return replace(self, f=f)
-
     def at(self, *, round: int, rounds: int, seed: int, ids: Integers) -> Self:
-        """The rule as it runs in one of ``rounds`` for the nodes ``ids`` (h,); most rules are the same in every round.
+        """The rule as it runs in one of ``rounds`` for the nodes ``ids`` (h,), whoever calls it then.
 
-        Whoever drives the round calls this: the simulator with its seed, a deployed peer with one of the operating
-        system's.
+        The same as passing ``context=RoundContext(…)`` to :meth:`aggregate`; rules that neither draw nor change over
+        time do not look at it.
         """
-        return replace(self, moment=Moment(round, rounds, seed, ids)) if self.timed else self
-
-    def among(self, nodes: Any) -> Self:
-        """The rule for some of the nodes it was told of: ``nodes`` selects among their ids."""
-        ids = self.moment.ids
-        return self if ids is None else replace(self, moment=replace(self.moment, ids=ids[nodes]))
+        return replace(self, context=RoundContext(round, rounds, seed, ids))
 
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
         """Aggregate x (…, m, d) to (…, d); rules on graphs take ``weights`` (…, m) or (m,), self first.
@@ -224,24 +288,33 @@ class Rule(ABC):
         f: int | None = None,
         out: Array | None = None,
         kernels: Backend | None = None,
+        context: RoundContext | None = None,
+        finite: NDArray[np.bool_] | None = None,
     ) -> Array:
         """(h, d): one result for each row of ``index``, which names that victim's rows of ``table`` (n, d).
 
         Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own. Rules on
         graphs take gossip ``weights`` (h, m), and the one that is told who is ``hostile`` takes marks (h, m).
+        ``context`` says which round it is, and who the victims are. ``finite`` (n,) says which rows of the table hold
+        nothing but finite numbers, where the caller has looked already.
         ``kernels`` is who does the arithmetic: by default the compiled kernels for arrays in main memory and the tensor
         kernels on other devices.
         """
         rule = self if f is None else self.with_f(f)
         table, back = to_kernels(table, self.name)
         rows = check_index(self.name, table, index)
-        everybody = np.arange(len(rows))
-        group = Group(kernels or kernels_for(table), table, rows, rule.f or 0, everybody, self.moment, weights, hostile)
+        group = Group(
+            kernels or kernels_for(table),
+            table,
+            rows,
+            rule.f or 0,
+            victims=np.arange(len(rows)),
+            context=self.context if context is None else context,
+            finite=finite,
+            weights=weights,
+            hostile=hostile,
+        )
         return deliver(lambda place: rule.compute(group, place), out, back)
-
-    def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
-        if weights is not None or hostile is not None:
-            raise ValueError(f"{self.name} takes no weights: only rules on graphs do")
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or a pivot
@@ -272,12 +345,12 @@ class Rule(ABC):
 
     def _groups(self, asked: Group) -> Iterator[Group]:
         """Victims with equally many present and equally many non-finite vectors, their scratch 4 % of the table."""
-        index, finite = asked.index, np.append(host(asked.kernels.finite_rows(asked.table)), False)
+        index, finite = asked.index, asked.finite_rows()
         if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
             self.check(index.shape[1], asked.f)
             yield from asked.pieces(self.scratch(asked.m), 25)
             return
-        present, usable = index >= 0, finite[index]  # −1 looks up the False at the end
+        present, usable = index >= 0, finite[index]
         left, hostile = usable.sum(axis=1), (present & ~usable).sum(axis=1)
         self._check_rows(present, usable, hostile)
         for m, g in np.unique(np.stack([left, hostile], axis=1), axis=0):
@@ -298,14 +371,19 @@ class Rule(ABC):
         if self.pivot is not None and not usable[:, 0].all():  # brought to the front
             raise ValueError(f"{self.name} needs a finite vector in column {self.pivot}, its centre")
 
-    def check(self, m: int, f: int) -> None:
-        """Raise when m vectors are too few for f hostile ones."""
-        if m < max(1, self.least(f)):
-            most = max((k for k in range(f) if self.least(k) <= m), default=0)
-            raise ValueError(
-                f"{self.name} with f={f} needs at least m={max(1, self.least(f))} vectors, not {m}"
-                + (f": at most f={most} for m={m}" if m >= 1 else "")
-            )
+
+class Mixing(Protocol):
+    """What stands before a rule: it says of which old rows each new one is made."""
+
+    @property
+    def nearest(self) -> Callable[[int, int], int] | None:
+        """(m, f) → k where every new row is the mean of the k nearest old ones."""
+
+    def mix(self, group: Group) -> Integers | Floats:
+        """(h, m′, k) integer columns whose mean is taken, or (h, m′, m) float weights."""
+
+    def mixed(self, group: Group) -> Array:
+        """(h·m′, d) the mixed rows of every victim, one after another."""
 
 
 def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:

@@ -1,33 +1,39 @@
-"""Coordinate-wise rules, an operation on the m sorted values of each coordinate, and the mixings before a rule.
+"""Coordinate-wise rules, an operation on the m sorted values of each coordinate, and what may stand before a rule.
 
-A mixing (pre-aggregation) takes m vectors and gives m′: the kept columns of every new row (integers), or a weight for
-every old row (floats). Before a coordinate-wise rule it is fused into that rule's kernel; before any other rule the
+A pre-aggregation takes m vectors and gives m′: the kept columns of every new row (integers), or a weight for every old
+row (floats). Before a coordinate-wise rule it is fused into that rule's kernel; before any other rule the
 mixed rows of a few victims at a time are written to a small table. Non-finite vectors are handed through.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel import theory
 from rpel.kernels import compiled
-from rpel.rules.arrays import Array, as_table, empty_like, host, is_tensor, kernels_for, stacked, to_kernels
-from rpel.rules.base import Group, Rule
+from rpel.rules.arrays import Array, as_table, host, is_tensor, kernels_for, stacked, to_kernels
+from rpel.rules.base import Group, Mixing, Rule, Stage
 from rpel.rules.linear import krum_scores
 from rpel.types import Floats, Integers
 
 
 @dataclass(frozen=True)
 class Coordinatewise(Rule):
-    """An operation on the sorted values of each coordinate; fuses with a mixing before it."""
+    """An operation on the sorted values of each coordinate."""
 
     operation: Literal["trimmed_mean", "median", "meamed"]
+    fuses: ClassVar[bool] = True
 
-    def run(self, group: Group, out: Array | None = None, mix: Any = None) -> Array:
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        return group.coordinatewise(self.operation, group.f, out=out)
+
+    def run_mixed(self, group: Group, before: Mixing, out: Array | None = None) -> Array:
+        near = before.nearest
+        mix = near(group.m, group.f) if near else before.mix(group)
         return group.coordinatewise(self.operation, group.f, mix, out)
 
     def scratch(self, m: int) -> int:
@@ -102,24 +108,30 @@ def bulyan(f: int) -> Rule:
     return Bulyan("bulyan", f=f)
 
 
-# --- mixings ---------------------------------------------------------------------------------------------------------
+# --- before a rule ---------------------------------------------------------------------------------------------------
 
-Mixing = Integers | Floats
+Parts = Integers | Floats
 """(h, m′, k) integer columns whose mean is taken, or (h, m′, m) float weights."""
 
 
 @dataclass(frozen=True)
-class Mixer(Rule):
-    """A pre-aggregation: ``mix(group)`` says how each new row is made of the old ones."""
+class PreAggregation(Stage):
+    """m′ vectors of m: ``mix(group)`` says how each new row is made of the old ones.
 
-    mix: Callable[[Group], Mixing]
+    >>> halves = PreAggregation("halves", lambda group: np.tile(0.5 * np.eye(group.m), (len(group.index), 1, 1)))
+    >>> halves(np.array([[1.0], [3.0]]))
+    array([[0.5], [1.5]])
+    """
+
+    mix: Callable[[Group], Parts]
     mixed_kappa: Callable[[int, int, float], float] | None = None
     rows: Callable[[int], int] = lambda m: m
     nearest: Callable[[int, int], int] | None = None
     """(m, f) → k where every new row is the mean of the k nearest old ones: the kernels find them as they go."""
 
-    def run(self, group: Group, out: Array | None = None) -> Array:
-        raise TypeError(f"{self.name} returns all its rows; chain a rule after it to get one")
+    @property
+    def unsuited(self) -> str:
+        return f"mixes but does not aggregate: the nearest is '{self.name}+trimmed_mean'"
 
     def mixed(self, group: Group) -> Array:
         """(h·m′, d) the mixed rows of every victim, one after another."""
@@ -136,7 +148,7 @@ class Mixer(Rule):
         x, back = to_kernels(x, self.name)
         *batch, m, d = x.shape
         table, index = as_table(x, self.name)
-        group = Group(kernels_for(x), table, index, self.f or 0, np.arange(len(index)), self.moment)
+        group = Group(kernels_for(x), table, index, self.f or 0, np.arange(len(index)))
         finite = host(group.kernels.finite_rows(table)).reshape(index.shape)
         if finite.all():
             self.check(m, group.f)
@@ -163,7 +175,7 @@ class Mixer(Rule):
         return whole
 
 
-def as_weights(mixing: Mixing, m: int) -> Floats:
+def as_weights(mixing: Parts, m: int) -> Floats:
     """(h, m′, m) float weights of a mixing."""
     if mixing.dtype.kind == "f":
         return np.asarray(mixing, dtype=np.float64)
@@ -172,20 +184,20 @@ def as_weights(mixing: Mixing, m: int) -> Floats:
     return weights
 
 
-def nnm(f: int) -> Mixer:
+def nnm(f: int) -> PreAggregation:
     """Nearest-neighbour mixing: every vector becomes the mean of the m − f nearest to it (Allouah et al., 2023).
 
     >>> nnm(1)(np.array([[0.0], [1.0], [9.0]]))
     array([[0.5], [0.5], [5. ]])
     """
 
-    return Mixer("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f)
+    return PreAggregation("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f)
 
 
-def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
+def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> PreAggregation:
     """Shuffle and average groups of the given size; the last group may be smaller (Karimireddy et al., 2022).
 
-    Every node deals anew in every round, once :meth:`Rule.at` says which round it is.
+    Every node deals anew in every round, once a :class:`~rpel.rules.RoundContext` says which round it is.
 
     >>> bucketing(size=2)(np.array([[1.0], [1.0], [1.0], [1.0]]))
     array([[1.], [1.]])
@@ -193,7 +205,7 @@ def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
     if size < 1:
         raise ValueError(f"bucketing needs a size of at least 1, not {size}")
 
-    def mix(g: Group) -> Mixing:
+    def mix(g: Group) -> Parts:
         order = np.argsort(g.draws(("bucketing", seed), g.m), axis=1)
         weights = np.zeros((len(order), ceil(g.m / size), g.m))
         for bucket in range(weights.shape[1]):
@@ -201,7 +213,7 @@ def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> Mixer:
             np.put_along_axis(weights[:, bucket], members, 1 / members.shape[1], axis=1)
         return weights
 
-    return Mixer("bucketing", mix, rows=lambda m: ceil(m / size), f=f, timed=True)
+    return PreAggregation("bucketing", mix, rows=lambda m: ceil(m / size), f=f, draws=True)
 
 
 def _scaled(factors: Floats) -> Floats:
@@ -214,7 +226,7 @@ def _clip(norms: Floats, limit: Floats | float) -> Floats:
         return np.where(norms > limit, limit / norms, 1.0)
 
 
-def clipping(c: float = 2.0, f: int | None = None) -> Mixer:
+def clipping(c: float = 2.0, f: int | None = None) -> PreAggregation:
     """Scale every vector longer than c down to length c.
 
     >>> clipping(2.0)(np.array([[1.0], [-8.0]]))
@@ -222,10 +234,10 @@ def clipping(c: float = 2.0, f: int | None = None) -> Mixer:
     """
     if not c >= 0:
         raise ValueError(f"clipping needs a length c of 0 or more, not {c}")
-    return Mixer("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=f)
+    return PreAggregation("clipping", lambda g: _scaled(_clip(g.norms(), c)), f=f)
 
 
-def arc(f: int) -> Mixer:
+def arc(f: int) -> PreAggregation:
     """Adaptive robust clipping: the ⌊2f(m−f)/m⌋ longest vectors are scaled to the next smaller norm.
 
     (Allouah et al., 2025.)
@@ -234,53 +246,42 @@ def arc(f: int) -> Mixer:
     array([[ 1.], [ 2.], [-2.]])
     """
 
-    def mix(g: Group) -> Mixing:
+    def mix(g: Group) -> Parts:
         norms, cut = g.norms(), 2 * g.f * (g.m - g.f) // g.m
         limit = np.sort(norms, axis=1)[:, g.m - cut - 1]
         return _scaled(_clip(norms, limit[:, None]))
 
-    return Mixer("arc", mix, f=f)
+    return PreAggregation("arc", mix, f=f)
 
 
 @dataclass(frozen=True)
-class Mixed(Rule):
+class Chain(Rule):
     """A pre-aggregation, then a rule (which may itself be such a pair)."""
 
-    mixer: Mixer
+    before: PreAggregation
     rule: Rule
 
-    def with_f(self, f: int) -> "Mixed":
-        return replace(self, mixer=self.mixer.with_f(f), rule=self.rule.with_f(f), f=f)
+    def with_f(self, f: int) -> "Chain":
+        return replace(self, before=self.before.with_f(f), rule=self.rule.with_f(f), f=f)
 
     def least(self, f: int) -> int:
         """The smallest m whose mixed rows are enough for the rule."""
-        m = max(self.mixer.least(f), 1)
-        while self.mixer.rows(m) < self.rule.least(f):
+        m = max(self.before.least(f), 1)
+        while self.before.rows(m) < self.rule.least(f):
             m += 1
         return m
 
     def scratch(self, m: int) -> int:
-        return 0 if self.mixer.nearest and isinstance(self.rule, Coordinatewise) else super().scratch(m)
+        return 0 if self.before.nearest and self.rule.fuses else super().scratch(m)
 
-    def prepare(self, m: int, d: int, dtype: Any, victims: int) -> None:
-        if isinstance(self.rule, Coordinatewise):
-            self.rule.prepare(self.mixer.rows(m), d, dtype, victims, mixed=self.mixer.nearest is not None)
+    def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
+        self.rule.prepare(self.before.rows(m), d, dtype, victims, mixed=self.before.nearest is not None)
 
     def kappa(self, m: int) -> float | None:
         inner = self.rule.kappa(m)
-        if self.mixer.mixed_kappa is None or inner is None or self.mixer.f is None:
+        if self.before.mixed_kappa is None or inner is None or self.before.f is None:
             return None
-        return self.mixer.mixed_kappa(m, self.mixer.f, inner)
+        return self.before.mixed_kappa(m, self.before.f, inner)
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        if isinstance(self.rule, Coordinatewise):
-            near = self.mixer.nearest
-            return self.rule.run(group, out, mix=near(group.m, group.f) if near else self.mixer.mix(group))
-        result, start = empty_like(group.table, len(group.index)) if out is None else out, 0
-        each = group.m * int(group.table.shape[1]) * int(group.table.dtype.itemsize)
-        for part in group.pieces(each, 10):  # the mixed rows of a piece take at most a tenth of the table
-            table = self.mixer.mixed(part)
-            index = np.arange(len(table), dtype=np.int64).reshape(len(part.index), -1)
-            self.rule.run(replace(part, table=table, index=index), out=result[start : start + len(index)])
-            start += len(index)
-        return result
+        return self.rule.run_mixed(group, self.before, out)

@@ -52,8 +52,8 @@ Cut = Callable[[Neighbourhood], Floats]
 
 
 @dataclass(frozen=True)
-class GraphRule(Rule):
-    """A gossip step with weights cut down by ``cut``."""
+class GossipRule(Rule):
+    """A gossip step along a graph's edges, the neighbours' weights cut down by ``cut``."""
 
     cut: Cut
     b_hat: int | None = None
@@ -63,8 +63,9 @@ class GraphRule(Rule):
     always_cuts: bool = False  # also where b_w = 0
     on_graph: ClassVar[bool] = True
 
-    def run(self, group: Group, out: Array | None = None) -> Array:
-        raise TypeError(f"{self.name} needs weights")
+    @property
+    def unsuited(self) -> str:
+        return "works on fixed graphs only: the nearest is 'nnm+trimmed_mean'"
 
     def with_f(self, f: int) -> Self:
         return replace(self, b_hat=f, byzantine_weight=None)
@@ -75,13 +76,19 @@ class GraphRule(Rule):
 
     def compute(self, asked: Group, out: Array | None = None) -> Array:
         """(h, d) as for every rule, with gossip weights (h, m), self first; −1 marks neighbours not there."""
-        share, marks = self._check_weights(asked.index, asked.weights), self._check_hostile(asked.index, asked.hostile)
-        finite = np.append(host(asked.kernels.finite_rows(asked.table)), False)[asked.index]
+        weights = self._check_weights(asked.index, asked.weights)
+        marks = self._check_hostile(asked.index, asked.hostile)
+        finite = asked.finite_rows()[asked.index]
         if not finite[:, 0].all():
             raise ValueError(f"{self.name} needs a finite own vector in column 0")
         # a non-finite answer is left out, and its weight is off the hostile weight
-        seen = replace(asked, index=np.where(finite, asked.index, -1))
-        return seen.combine(self.coefficients(seen, share, finite, marks), out)
+        index = np.where(finite, asked.index, -1)
+        return self.run(replace(asked, index=index, weights=weights, hostile=marks), out)
+
+    def run(self, group: Group, out: Array | None = None) -> Array:
+        """(h, d) for victims of whose neighbours some may be absent, with weights and marks for all."""
+        weights, marks = np.asarray(group.weights), np.asarray(group.hostile)
+        return group.combine(self.coefficients(group, weights, group.index >= 0, marks), out)
 
     def coefficients(
         self, seen: Group, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
@@ -136,14 +143,14 @@ def _graph_rule(
     cut: Cut,
     needs_hostile: bool = False,
     always_cuts: bool = False,
-    kind: type[GraphRule] = GraphRule,
-) -> Callable[..., GraphRule]:
+    kind: type[GossipRule] = GossipRule,
+) -> Callable[..., GossipRule]:
     """A constructor; exactly one of b̂, which other rules call f, and a hostile weight is given where it is needed."""
     needed = name != "gossip" and not needs_hostile
 
     def constructor(
         b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
-    ) -> GraphRule:
+    ) -> GossipRule:
         b_hat = f if b_hat is None else b_hat
         if needed and (b_hat is None) == (byzantine_weight is None):
             raise ValueError(f"{name} needs either b_hat or byzantine_weight")
@@ -151,7 +158,7 @@ def _graph_rule(
             raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
         return kind(name, cut, b_hat, byzantine_weight, rho, needs_hostile, always_cuts, pivot=0)
 
-    constructor.__name__, constructor.__doc__ = name, cut.__doc__ if kind is GraphRule else kind.__doc__
+    constructor.__name__, constructor.__doc__ = name, cut.__doc__ if kind is GossipRule else kind.__doc__
     return constructor
 
 
@@ -220,7 +227,7 @@ rtc = _graph_rule("rtc", _rtc)
 
 
 @dataclass(frozen=True)
-class OutlierScissor(GraphRule):
+class OutlierScissor(GossipRule):
     """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
 
     b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never dropped; then
@@ -280,7 +287,7 @@ class Balance(Rule):
         return self
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        at = group.moment
+        at = group.context
         within = self.gamma * np.exp(-self.decay * at.round / at.rounds)
         kept = np.sqrt(group.to(0)) <= within * group.norms()[:, :1]
         kept[:, 0] = False
@@ -300,4 +307,4 @@ def balance(gamma: float = 0.3, kappa: float = 1.0, alpha: float = 0.5, f: int |
     """
     if not (gamma >= 0 and kappa >= 0 and 0 <= alpha <= 1):
         raise ValueError(f"balance needs gamma >= 0, kappa >= 0 and alpha in [0, 1], not {gamma}, {kappa}, {alpha}")
-    return Balance("balance", gamma, kappa, alpha, pivot=0, timed=True)
+    return Balance("balance", gamma, kappa, alpha, pivot=0)

@@ -268,7 +268,7 @@ class DivideAndConquer(Rule):
         rows = group.lend(group.index[piece])
         if d <= self.coordinates:
             return np.array(host(group.table[rows]), np.float64)
-        at = group.moment
+        at = group.context
         streams = (stream(at.seed, ("dnc", k), at.round, int(node)) for node in group.nodes[piece])
         columns = np.array([np.sort(coins.choice(d, self.coordinates, replace=False)) for coins in streams])
         return np.array(host(group.table[rows[:, :, None], group.lend(columns)[:, None, :]]), np.float64)
@@ -286,7 +286,7 @@ def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
     """
     if passes < 1 or coordinates < 1:
         raise ValueError(f"dnc needs passes and coordinates of at least 1, not {passes} and {coordinates}")
-    return DivideAndConquer("dnc", passes, coordinates, f=f, timed=True)
+    return DivideAndConquer("dnc", passes, coordinates, f=f, draws=True)
 
 
 def _nearest_to_median(group: Group, k: int, place: Array) -> Integers:

@@ -1,11 +1,11 @@
 """Rules by name, in chains (``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``), and own ones."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial, reduce
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from rpel import plugins
 from rpel.errors import nearest
 from rpel.rules import coordinatewise, graph, linear
 from rpel.rules.arrays import Array, empty_like, host
-from rpel.rules.base import Group, Rule
-from rpel.rules.coordinatewise import Mixed, Mixer
+from rpel.rules.base import Group, Rule, Stage
+from rpel.rules.coordinatewise import Chain, PreAggregation
 
 GROUP = "rpel.rules"
 """The entry points under which packages register rules."""
 
-RULES: dict[str, Callable[..., Rule]] = {
+RULES: dict[str, Callable[..., Stage]] = {
     "mean": linear.mean,
     "median": coordinatewise.median,
     "trimmed_mean": coordinatewise.trimmed_mean,
@@ -53,8 +53,8 @@ RULES: dict[str, Callable[..., Rule]] = {
 """Every rule of the field by its name. A new one is a constructor and a row here."""
 
 
-def chain(*stages: Rule) -> Rule:
-    """Pre-aggregations, then one rule.
+def chain(*stages: Stage) -> Rule:
+    """Pre-aggregations, then one rule. A pre-aggregation alone stays what it is and returns all its rows.
 
     >>> from rpel.rules import chain, nnm, trimmed_mean
     >>> chain(nnm(7), trimmed_mean(7)).name
@@ -63,23 +63,29 @@ def chain(*stages: Rule) -> Rule:
     if not stages:
         raise ValueError("chain needs at least one rule")
     *before, last = stages
+    if not before:
+        return cast(Rule, last)
     for stage in before:
-        if not isinstance(stage, Mixer):
+        if not isinstance(stage, PreAggregation):
             raise ValueError(f"{stage.name} returns one vector, so it can only stand last in a chain")
-    if before and (isinstance(last, Mixer) or last.on_graph):
+    if not isinstance(last, Rule) or last.on_graph:
         raise ValueError(f"{last.name} cannot close a chain: it needs a rule that returns one vector from m")
-    result = last
-    for mixer in reversed(before):
-        assert isinstance(mixer, Mixer)
-        f = max((s.f for s in (mixer, result) if s.f is not None), default=None)
-        timed = mixer.timed or result.timed
-        result = Mixed(f"{mixer.name}+{result.name}", mixer, result, f=f, pivot=result.pivot, timed=timed)
-    return result
+    return reduce(_before, reversed(cast(list[PreAggregation], before)), last)
+
+
+def _before(rule: Rule, first: PreAggregation) -> Rule:
+    f = max((s.f for s in (first, rule) if s.f is not None), default=None)
+    draws = first.draws or rule.draws
+    return Chain(f"{first.name}+{rule.name}", first, rule, f=f, pivot=rule.pivot, draws=draws)
 
 
 @dataclass(frozen=True)
-class Own(Rule):
-    """A function x (m, d) → (d,) as a rule, called for one victim after another."""
+class FunctionRule(Rule):
+    """A function x (m, d) → (d,) as a rule, called for one victim after another; it is given f if the rule has one.
+
+    >>> FunctionRule("largest", lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
+    array([3.])
+    """
 
     function: Callable[..., Any]
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -89,9 +95,14 @@ class Own(Rule):
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
         result = empty_like(group.table, len(group.index)) if out is None else out
         for i, rows in enumerate(group.index):
-            vector = np.asarray(self.function(np.array(host(group.table[group.lend(rows)])), **given))
+            found = self.function(np.array(host(group.table[group.lend(rows)])), **given)
+            vector = np.asarray(None if isinstance(found, Stage) else found)
             if vector.shape != (result.shape[1],):
-                raise ValueError(f"rule {self.name} must give a vector ({result.shape[1]},), not {vector.shape}")
+                what = f"{found.name}, a rule" if isinstance(found, Stage) else str(vector.shape)
+                raise ValueError(
+                    f"rule {self.name} must give a vector ({result.shape[1]},), not {what} "
+                    "(a function that makes a rule is given all it needs by keyword)"
+                )
             result[i] = group.lend(vector)
         return result
 
@@ -103,68 +114,87 @@ def _say_slow(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Part:
     """One part of a chain before it is made: the keywords it takes, and those it may be given without taking them."""
 
     name: str
-    make: Callable[..., Rule]
+    make: Callable[..., Any]
     keywords: frozenset[str]
     spare: frozenset[str] = frozenset()
 
 
-def rule(name: str | Rule | Callable[..., Any], **parameters: Any) -> Rule:
-    """The rule, or the chain joined by +, of that name; each stage takes the keywords it knows, f is shared.
+def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
+    """The rule, or the chain joined by +, of that name; each part takes the keywords it knows, f is shared.
 
-    A stage may also be ``module:object`` or a name that an installed package registers; ``name`` may be a function
-    ``f(x (m, d), f=…) -> (d,)``, a function that makes a Rule, or a Rule, which is returned (for another f, if given).
+    A part may also be ``module:object`` or a name that an installed package registers, and ``name`` an object: a Rule
+    or a PreAggregation (which is returned, for another f if one is given), or a callable. Of a callable the call form
+    decides: one to which the keywords given leave nothing open makes a rule; one that lacks its first parameter, and no
+    other, is a function of the vectors, ``f(x (m, d), f=…) -> (d,)``. To leave nothing to decide, hand over a
+    :class:`FunctionRule`.
 
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True
     >>> rule(lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
     array([3.])
+    >>> rule(lambda f: rule("nnm+median", f=f), f=2).name
+    'nnm+median'
     """
-    stages = [_stage(part) for part in name.split("+")] if isinstance(name, str) else [_stage(name)]
-    for wrong in sorted(set(parameters).difference(*(stage.keywords | stage.spare for stage in stages))):
-        choices = sorted({key for stage in stages for key in stage.keywords})
-        whole = "+".join(stage.name for stage in stages)
+    named = name.split("+") if isinstance(name, str) else [name]
+    parts = [_part(one, parameters) for one in named]
+    for wrong in sorted(set(parameters).difference(*(part.keywords | part.spare for part in parts))):
+        choices = sorted({key for part in parts for key in part.keywords})
+        whole = "+".join(part.name for part in parts)
         raise ValueError(f"{whole} knows no parameter {wrong!r}; {nearest(wrong, choices)}")
-    return chain(*_made(stages, parameters))
+    return chain(*_made(parts, parameters))
 
 
-def _made(stages: list[Stage], parameters: dict[str, Any]) -> Iterator[Rule]:
-    for stage in stages:
+def _made(parts: list[Part], parameters: dict[str, Any]) -> Iterator[Stage]:
+    for part in parts:
         try:
-            made = stage.make(**{key: value for key, value in parameters.items() if key in stage.keywords})
+            made = part.make(**{key: value for key, value in parameters.items() if key in part.keywords})
         except TypeError as error:
-            raise ValueError(f"{stage.name}: {error}") from None
-        if not isinstance(made, Rule):
-            raise ValueError(f"rule {stage.name} must be a function of the vectors x, or make a Rule, not {made!r}")
+            raise ValueError(f"{part.name}: {error}") from None
+        if not isinstance(made, Stage):
+            raise ValueError(
+                f"rule {part.name} must make a Rule where nothing is left open, not {made!r}; "
+                "a function of the vectors has them as its first parameter, without a default"
+            )
         yield made
 
 
-def _stage(part: str | Rule | Callable[..., Any]) -> Stage:
+def _part(part: str | Stage | Callable[..., Any], given: Mapping[str, Any]) -> Part:
     if isinstance(part, str):
         if part in RULES:
-            return Stage(part, RULES[part], frozenset(signature(RULES[part]).parameters))
-        return _own_stage(part, plugins.find(GROUP, part, RULES))
-    return _own_stage(part.name if isinstance(part, Rule) else plugins.place_of(part), part)
+            return Part(part, RULES[part], frozenset(signature(RULES[part]).parameters))
+        return _user_part(part, plugins.find(GROUP, part, RULES), given)
+    return _user_part(part.name if isinstance(part, Stage) else plugins.place_of(part), part, given)
 
 
-def _own_stage(name: str, found: Any) -> Stage:
-    """A Rule; a function of the vectors, its first parameter; or what makes a Rule of keywords."""
-    if isinstance(found, Rule):
-        return Stage(name, lambda f=None: found if f is None else found.with_f(f), frozenset({"f"}))
+def _user_part(name: str, found: Any, given: Mapping[str, Any]) -> Part:
+    """Something user-supplied, by what it is or how it can be called; see :func:`rule`."""
+    if isinstance(found, Stage):
+        return Part(name, lambda f=None: found if f is None else found.with_f(f), frozenset({"f"}))
     if not callable(found):
         raise ValueError(f"rule {name!r} is neither a Rule nor a function but {type(found).__name__}")
-    takes = signature(found).parameters
-    keywords, first = frozenset(takes), next(iter(takes.values()), None)
-    if first is None or first.name == "f" or first.default is not Parameter.empty or isinstance(found, type):
-        return Stage(name, found, keywords)
+    if isinstance(found, type) and issubclass(found, Stage):
+        found = partial(found, name)  # a class of rules; what it takes beside its name are keywords
+    takes = list(signature(found).parameters.values())
+    fixed = [p for p in takes if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    keywords = frozenset(p.name for p in fixed)
+    open_ = [p for p in fixed if p.default is Parameter.empty and p.name not in given]
+    if not open_ or isinstance(found, type | partial):
+        return Part(name, found, keywords)
+    first = open_[0]
+    if first is not takes[0] or first.kind is Parameter.KEYWORD_ONLY:
+        raise ValueError(f"rule {name} needs its parameter {first.name!r}")
+    if len(open_) > 1:
+        rest = ", ".join(repr(p.name) for p in open_[1:])
+        raise ValueError(f"rule {name} needs more than the vectors {first.name!r}: give {rest}")
 
-    def make(f: int | None = None, **given: Any) -> Rule:
-        return Own(name, found, given, f=f)
+    def make(f: int | None = None, **more: Any) -> Rule:
+        return FunctionRule(name, found, more, f=f)
 
-    return Stage(name, make, keywords - {first.name}, spare=frozenset({"f"}))
+    return Part(name, make, keywords - {first.name}, spare=frozenset({"f"}))
 
 
 def built_in(name: str) -> bool:

@@ -184,7 +184,7 @@ class SimulatedNetwork:
         table = self.table[: self.models + len(victims)]
         counts = hostile.sum(axis=1)
         common: dict[str, Any] = {
-            "rule": self.rule.at(ask.round, victims), "round": ask.round, "seed": self.seed, "kernels": self.backend,
+            "rule": self.rule.rule, "context": self.rule.context(ask.round, victims), "kernels": self.backend,
         }  # fmt: skip
         if ask.weights is None:
             return View(table, victims, _to_the_front(peers), counts, **common)

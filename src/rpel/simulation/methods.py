@@ -13,7 +13,6 @@ from rpel.config.spec import Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
-from rpel.rules.coordinatewise import Mixer
 from rpel.simulation.delivery import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import Guarantee, Topology
@@ -181,10 +180,8 @@ def _no_minority(spec: Spec, plan: planning.Plan) -> str:
 
 def _check_rule(name: str, plan: planning.Plan) -> None:
     found = rule_by_name(name, f=plan.b_hat)
-    if found.on_graph:
-        raise ValueError(f"rule {name!r} works on fixed graphs only: the nearest is 'nnm+trimmed_mean'")
-    if isinstance(found, Mixer):
-        raise ValueError(f"rule {name!r} mixes but does not aggregate: the nearest is '{name}+trimmed_mean'")
+    if found.unsuited:
+        raise ValueError(f"rule {name!r} {found.unsuited}")
     least = found.least(plan.b_hat)
     if plan.pull + 1 < least:
         raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}")

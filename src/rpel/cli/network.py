@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from rpel.cli import terminal
 from rpel.cli.peer import members_now
+from rpel.cli.rehearse import rehearse
 from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
 from rpel.text import count, human_bytes, percent, visible
 
@@ -33,6 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+app.command()(rehearse)
 
 _LONGEST = 60  # letters of an organisation or an address that are shown beside a fingerprint
 

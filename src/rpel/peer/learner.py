@@ -222,7 +222,7 @@ def task_learner(
     subset = None
     if own:
         place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
-        found = _own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
+        found = own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
         if isinstance(found, Task):
             subset = found.subset(hyper.eval_size, seed_of(run))
             found = found.of_member(index, batch_size=hyper.batch_size, seed=seed_of(run))
@@ -264,7 +264,7 @@ def _mark(task: Objective) -> bytes:
     return hashlib.sha256(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode()).digest()
 
 
-def _own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Objective:
+def own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Objective:
     """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
     if plugins.is_own(name):

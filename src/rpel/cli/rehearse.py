@@ -1,0 +1,52 @@
+"""``rpel network rehearse``: the network's plan and rule on one's own data, before anything is real."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from rpel.cli import terminal
+from rpel.cli.terminal import Json, Parameters
+
+
+def rehearse(
+    config: Annotated[Path, Option(help="This peer's settings.")] = Path("peer.toml"),
+    attack: Annotated[str, Option(help="What hostile members send.")] = "alie",
+    param: Parameters = None,
+    rounds: Annotated[
+        int | None, Option(help="Fewer rounds, for a quick look.", show_default="the network's", min=1)
+    ] = None,
+    seed: Annotated[int, Option(help="Where all randomness comes from.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Simulate the network that members.toml plans on this member's own data, split among its honest members.
+
+    The hostile ones attack. Trains twice, by the network's rule and by plain averaging; nothing is written, and nobody
+    is contacted. The other members' data are not here: if theirs are unlike yours, expect less.
+
+    Example: rpel network rehearse --config peer.toml --attack alie
+    """
+    from rpel.config.record import parse_pairs
+    from rpel.operations.rehearse import rehearse as run
+
+    parameters = parse_pairs(param or [], "attack_params", "z=1.5")
+    with terminal.display() as shown:
+        found = run(config, attack, parameters, rounds=rounds, seed=seed, progress=shown.tick).to_dict()
+    if not terminal.printed(found, as_json):
+        print(_told(found))
+
+
+def _told(found: dict[str, Any]) -> str:
+    def ends(after: str) -> str:
+        values = (found[f"{which}{after}"] for which in ("mean", "worst"))
+        return " ".join(f"{word} {_number(value)}" for word, value in zip(("mean", "worst"), values, strict=True))
+
+    hostile = f"{found['byzantine']} of {found['nodes']} members hostile ({found['attack']})"
+    lines = [f"{hostile}, {found['rounds']} rounds, batches of {found['batch_size']}; {found['measure']}:"]
+    lines.append(f"  {found['rule']:<20} {ends('')}")
+    lines.append(f"  {'plain averaging':<20} {ends('_averaging')}")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "overflowed" if value is None else f"{value:.4f}"

@@ -52,7 +52,8 @@ def test_a_rehearsal_splits_one_s_own_data_and_begins_with_the_network_s_model(
 ) -> None:
     monkeypatch.delitem(sys.modules, "rehearsed", raising=False)
     config = network(tmp_path, "rehearsed:task", 2, capsys)
-    out, _ = rpel("network", "rehearse", "--config", str(config), "--attack", "foe", "--param", "zeta=10", "--json", capsys=capsys)
+    attack = ("--attack", "foe", "--param", "zeta=10")
+    out, _ = rpel("network", "rehearse", "--config", str(config), *attack, "--json", capsys=capsys)
     found = json.loads(out)
     assert (found["nodes"], found["byzantine"], found["rounds"], found["rule"]) == (8, 2, 20, "nnm+trimmed_mean")
     assert found["batch_size"] == 25, "150 examples for six honest members"

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 import rpel
 from rpel import testing
 from rpel.attacks import declare
+from rpel.data import Dataset
 from rpel.kernels import compiled
 from rpel.learning import aggregate
 from rpel.rules import FunctionRule, Group, PreAggregation, Rule
@@ -218,6 +221,35 @@ def test_an_outer_step_from_outside_is_checkpointed_with_the_run(tmp_path: Path)
         rpel.simulate("linear", out=tmp_path, checkpoint_every=1, progress=stop, **changed)
     (folder,) = tmp_path.iterdir()
     assert np.array_equal(rpel.resume(folder, problem=changed["problem"]).models, whole.models)
+
+
+# --- a task and a data set --------------------------------------------------------------------------------------------
+
+
+def letters() -> Dataset:
+    """Which of two letters is more frequent in a word of eight: integers in, classes out."""
+    words = np.random.default_rng(0).integers(0, 4, size=(400, 8))
+    labels = ((words == 0).sum(axis=1) > (words == 1).sum(axis=1)).astype(np.int64)
+    return Dataset("letters", words[:320], labels[:320], words[320:], labels[320:], classes=2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.EmbeddingBag(4, 8, mode="mean"), nn.Linear(8, 2))
+
+
+def test_a_task_with_integer_inputs_trains_from_outside() -> None:
+    task = rpel.tasks.Task(network(), letters())
+    run = rpel.simulate(task=task, out=None, lr=1.0, **SMALL | {"rounds": 60})
+    assert run.accuracy_worst > 0.8
+
+
+def test_a_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"dataset": f"{__name__}:letters", "model": network(), **SMALL}
+    run = rpel.simulate(**fields, out=tmp_path)
+    assert list(run.certificate["data"]) == [f"{__name__}:letters"]
+    with pytest.raises(ValueError, match="letter'"):
+        rpel.simulate(**fields | {"dataset": "letter"}, out=None)
 
 
 # --- a callback ------------------------------------------------------------------------------------------------------

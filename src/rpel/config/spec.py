@@ -10,14 +10,16 @@ import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from rpel import plugins
 from rpel.config.record import (
     CheckedRecord,
     Identity,
+    choices,
     learning_rate,
     parameters,
     parse_seeds,
@@ -103,7 +105,7 @@ class Spec(Training):
         "run", description="first part of the run folder's name", pattern=r"^[\w.+-]+$"
     )
     scale: Annotated[Scale, Identity.NEVER] = Field(Scale.FULL, description="size beside what it stands for")
-    dataset: DatasetName = Field("mnist-sample", description="data set")
+    dataset: DatasetName | str = Field("mnist-sample", description="data set: a name, or module:function of yours")
     data_dir: Annotated[str | None, Identity.NEVER] = Field(
         None, description="folder with the data sets (else RPEL_DATA, the cache, a download)"
     )
@@ -162,6 +164,14 @@ class Spec(Training):
         if 2 * self.byzantine >= self.nodes:
             most = (self.nodes - 1) // 2
             raise ValueError(f"byzantine {self.byzantine} is not a minority of nodes {self.nodes}: the most is {most}")
+        return self
+
+    @model_validator(mode="after")
+    def _known_dataset(self) -> Self:
+        ours, theirs = get_args(DatasetName), plugins.registered("rpel.datasets")
+        if self.dataset not in ours and self.dataset not in theirs and not plugins.is_own(self.dataset):
+            known = [*choices(DatasetName), *theirs]
+            raise ValueError(f"dataset {self.dataset!r} is unknown: {nearest(self.dataset, known)}")
         return self
 
     @field_validator("seeds", mode="before")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel import plugins
 from rpel.data import federations, formats, trees
 from rpel.data.files import DataError, MissingDataError, Progress, Remote, cache_folder, fetch, search_folders, sha256
 from rpel.data.formats import Digests
@@ -250,6 +251,8 @@ SOURCES = {
 SMALLER = {"mnist-8x8": "mnist", "mnist-sample-8x8": "mnist-sample"}
 """Data sets made from another by `eight_by_eight`: for many nodes with small models."""
 NAMES = ("mnist-sample", *SOURCES, *SMALLER)
+GROUP = "rpel.datasets"
+"""The entry points under which packages register data sets."""
 
 
 def load(
@@ -272,13 +275,27 @@ def load(
     if name in SMALLER:
         return eight_by_eight(load(SMALLER[name], data_dir, download, progress), name)
     if name not in SOURCES:
-        raise ValueError(f"there is no data set {name!r}; {nearest(name, NAMES)}")
+        return _from_outside(name)
     folders = search_folders(data_dir)
     for folder in folders:
         found = _found(name, folder)
         if found is not None:
             return found
     return _downloaded(name, folders, download, progress)
+
+
+def _from_outside(name: str) -> Dataset:
+    """What a function of others makes: ``module:function``, or one that an installed package registers."""
+    if not plugins.is_own(name) and name not in plugins.registered(GROUP):
+        raise ValueError(f"there is no data set {name!r}; {nearest(name, [*NAMES, *plugins.registered(GROUP)])}")
+    made = plugins.find(GROUP, name, NAMES)
+    dataset = made() if callable(made) else made
+    if not isinstance(dataset, Dataset):
+        kind = type(dataset).__name__
+        raise ValueError(f"data set {name!r} is a {kind}: it takes a rpel.data.Dataset, or a function that returns one")
+    from rpel.data import user  # which takes a Dataset of anybody's, and stands above
+
+    return user.dataset(replace(dataset, name=name), None)
 
 
 def _found(name: str, folder: Path) -> Dataset | None:

@@ -31,7 +31,7 @@ def simulate(
     test: Any = None,
     loss: Loss | None = None,
     *,
-    dataset: DatasetName = "mnist-sample",
+    dataset: DatasetName | str = "mnist-sample",
     data_dir: str | Path | None = None,
     nodes: int = 20,
     byzantine: int = 4,

@@ -18,6 +18,7 @@ from rpel.kernels import compiled
 from rpel.learning import aggregate
 from rpel.rules import FunctionRule, Group, PreAggregation, Rule
 from rpel.types import Received
+from support.simulations import BASE, simulation
 
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_size": 50}
@@ -125,7 +126,21 @@ def test_a_pre_aggregation_from_outside_is_taken_into_the_kernel_of_the_rule_aft
     assert run.certificate["held"]
 
 
-# --- what line 9 costs -----------------------------------------------------------------------------------------------
+# --- what a round costs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["rpel", "cs-plus"])
+def test_a_round_looks_for_non_finite_models_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, looked, look = simulation(BASE.replace(method=method)), [], compiled.finite_rows
+
+    def counted(table: Array) -> Array:
+        looked.append(len(table))
+        return look(table)
+
+    monkeypatch.setattr(compiled, "finite_rows", counted)
+    for _ in range(3):
+        assert run.step().diverged == 0
+    assert len(looked) == 3
 
 
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "nnm+krum", "monna", "cs_plus"])

@@ -8,6 +8,7 @@ rows are the half-step models of all nodes; the rows behind them hold gradients 
 the exchange. Nothing else of that size is ever made.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -200,12 +201,18 @@ class Simulation:
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
             lam = float(np.square(mean - before[0]).sum()) / before[1]
-        columns = [np.asarray(info.received.met), info.aggregated.degraded, ~self.backend.finite_rows(self.state.x)]
+        columns = [np.asarray(info.received.met), info.aggregated.degraded, self._diverged(consensus)]
         own = np.stack(columns, axis=1).astype(np.int32)
         counts = self._of_honest(self.workers.rows(own, self.shards))
         _, degraded, diverged = counts.sum(axis=0).tolist()
         met = counts[:, 0].astype(np.int64)
         return RoundInfo(info.round, met, degraded, self.messages, consensus, diverged, alpha, lam)
+
+    def _diverged(self, consensus: float) -> NDArray[np.bool_]:
+        """(c,) which of this worker's models are not finite; none is if a number that all honest ones enter is."""
+        if math.isfinite(consensus):
+            return np.zeros(len(self.state.x), dtype=bool)
+        return np.asarray(~self.backend.finite_rows(self.state.x))
 
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""

@@ -534,7 +534,7 @@ for _ in range(2):
 def test_many_small_calls_are_worth_a_kernel_of_their_own_as_one_large_call_is(tmp_path: Path) -> None:
     environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
     run = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32.ready']"]
+    assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32-rows.ready']"]
 
 
 @pytest.mark.integration

@@ -169,6 +169,19 @@ def announce() -> None:
     logging.getLogger("rpel").info("compiling kernels, once for this version: up to half a minute")
 
 
+def inlined(function: F) -> F:
+    """A function that compiled functions call and nobody else: it becomes part of each of them.
+
+    It has no entry from Python, which would take a good part of its compilation, and is not stored on its own.
+
+    >>> twice = inlined(lambda x: 2 * x)
+    >>> compiled(lambda x: twice(x) + 1)(1)
+    3
+    """
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(F, numba.njit(nogil=True, error_model="numpy", **options)(function))
+
+
 def compiled(function: F) -> F:
     """numba's njit without the GIL, IEEE arithmetic as written, no bounds checks, stored on disk.
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import coordinates, distances, pool, sorting
-from rpel.kernels.cache import compiled
+from rpel.kernels.cache import compiled, inlined
 from rpel.kernels.coordinates import unit_bounds
 from rpel.kernels.plain import (
     Operation,
@@ -168,7 +168,7 @@ def moments(
 def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE) -> None:
     """Have the kernels for m rows and this operation ready: loaded from disk or compiled now (a few seconds at most).
 
-    With `mixed` the distances and neighbours before it too. For few `values` (victims · m · d, in all rounds) nothing
+    With `mixed` the distances before it too. For few `values` (victims · m · d, in all rounds) nothing
     happens: the kernels for any m will do.
 
     >>> prepare(3, 1, "trimmed_mean", mixed=True, dtype=np.float32)
@@ -176,16 +176,15 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, value
     check_operation(operation, m, f)
     if values < coordinates.LARGE:
         return
-    coordinates.prepare(m, f, operation, dtype)
+    coordinates.prepare(m, f, operation, dtype, coordinates.SUMS if mixed else coordinates.ROWS)
     if mixed:
         distances.prepare(dtype)
-        sorting.nearest(np.zeros((1, m, m)), m - f)
 
 
 # --- kernels of sums --------------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def _fetch_next(table: Floats, index: Integers, i: int, left: int, right: int) -> None:
     """Have the rows of the victim after i on their way while those of i are summed, unless all are in the cache."""
     if i + 1 < len(index) and (right - left) * len(table) > _IN_CACHE:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import distances, pool
-from rpel.kernels.cache import announce, compiled, folder
+from rpel.kernels.cache import announce, compiled, folder, inlined
 from rpel.kernels.distances import aligned
 from rpel.kernels.plain import OPERATIONS, Operation
 from rpel.kernels.sorting import nearest, network, operate
@@ -35,21 +35,15 @@ _LONGEST = 64  # values per coordinate up to which straight-line code is made
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
 _SECOND_CACHE = 512 << 10  # bytes of a victim's rows up to which they are still there after their distances
 _TOGETHER = 12  # victims whose distances, neighbours and coordinates are computed one after the other
-_ROWS, _SUMS, _WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k rows, weighted sums
+ROWS, SUMS, WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k rows, weighted sums
 
 Int32 = NDArray[np.int32]
 Kernel = Callable[..., None]
-_NO_PICKS, _NO_WEIGHTS = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1))
+_NO_MIX = np.zeros((1, 1, 1), np.int32)
 
 
-class Mix(NamedTuple):
-    """How a victim's m′ values are made of its m rows; what its kind does not need is (1, 1, 1)."""
-
-    kind: int
-    picks: Int32
-    """(h, m′, k) the rows that are summed."""
-    weights: Floats
-    """(h, m′, m)"""
+Mix = NDArray[Any]
+"""How a victim's m′ values are made of its m rows: (h, m′, k) the rows that are summed, or (h, m′, m) weights."""
 
 
 class Scratch(NamedTuple):
@@ -62,7 +56,7 @@ class Scratch(NamedTuple):
     factors: Floats
 
 
-@compiled
+@inlined
 def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
     """(first and last column, first and last victim), the last ones exclusive, of a unit of an (h, d) result."""
     parts = (h + cut.chunk - 1) // cut.chunk
@@ -70,14 +64,14 @@ def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
     return left, min(d, left + cut.columns), first, min(h, first + cut.chunk)
 
 
-@compiled
+@inlined
 def _scratch(table: Floats, rows: int, m: int) -> Scratch:
     room = aligned((rows + m + 1) * STRIDE, table)
     x, y, z = room[: rows * STRIDE], room[rows * STRIDE : (rows + m) * STRIDE], room[(rows + m) * STRIDE :]
     return Scratch(x, y, z, np.empty(rows, np.int64), np.empty(rows))
 
 
-@compiled
+@inlined
 def _gather(table: Floats, rows: Integers, start: int, count: int, padded: int, x: Floats) -> None:
     """x[j] = the columns start … start + count − 1 of a victim's row j, zeros up to `padded`."""
     for j in range(len(rows)):
@@ -86,7 +80,7 @@ def _gather(table: Floats, rows: Integers, start: int, count: int, padded: int, 
             x[j * STRIDE + c] = 0
 
 
-@compiled
+@inlined
 def _weigh(weights: Floats, padded: int, s: Scratch) -> None:
     """y[a] = Σ_j weights[a, j] · x[j] in float64; a zero weight is skipped, whatever its row holds."""
     for a in range(weights.shape[0]):
@@ -99,24 +93,7 @@ def _weigh(weights: Floats, padded: int, s: Scratch) -> None:
         weigh_rows(s.x, s.starts, s.factors, listed, 0, padded, s.y, a * STRIDE)
 
 
-@compiled
-def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, s: Scratch) -> int:
-    """Fill y with victim i's values, `STRIDE` apart; return the padded number of columns."""
-    padded = (count + BLOCK - 1) // BLOCK * BLOCK
-    if mix.kind == _ROWS:
-        _gather(table, rows, start, count, padded, s.y)
-        return padded
-    _gather(table, rows, start, count, padded, s.x)
-    if mix.kind == _WEIGHTS:
-        _weigh(mix.weights[i], padded, s)
-        return padded
-    _, m, k = mix.picks.shape
-    for a in range(m):
-        add_rows(s.x, mix.picks, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
-    return padded
-
-
-@compiled
+@inlined
 def _exchange(y: Floats, low: int, high: int, padded: int) -> None:
     """Column by column, the lower value to row `low` of y and the higher to row `high`."""
     lower, higher = y[low * STRIDE : low * STRIDE + padded], y[high * STRIDE : high * STRIDE + padded]
@@ -127,7 +104,7 @@ def _exchange(y: Floats, low: int, high: int, padded: int) -> None:
         higher[c] = b if below else a
 
 
-@compiled
+@inlined
 def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Floats) -> None:
     """z = Σ of the ranks low … high − 1, ascending, over the divisor."""
     for c in range(padded):
@@ -140,7 +117,7 @@ def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Flo
         z[c] /= divisor
 
 
-@compiled
+@inlined
 def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Floats) -> None:
     """z = Σ of the m − f values nearest to the median, ascending, NaN at a tie; as `sorting._near_median` has it."""
     kept = m - f
@@ -161,24 +138,25 @@ def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Fl
         z[c] = np.nan if tied else z[c] / divisor
 
 
-@compiled
-def _break_ties(
-    table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, f: int, divisor: Any, s: Scratch
-) -> None:
-    """Where z is NaN for a tie at the median: the mean of the nearest by (distance, row), compared in float64."""
+@inlined
+def _any_tie(z: Floats, count: int) -> bool:
+    """Whether a value is NaN for a tie at the median."""
     tied = False
     for c in range(count):
-        tied |= np.isnan(s.z[c])
-    if not tied:
-        return
-    _values(table, rows, i, mix, start, count, s)  # once more: sorted values have lost their rows
+        tied |= np.isnan(z[c])
+    return tied
+
+
+@inlined
+def _break_ties(s: Scratch, count: int, f: int, divisor: Any) -> None:
+    """Where z is NaN for a tie: the mean of the nearest by (distance, row), compared in float64; y are the values."""
     m = len(s.y) // STRIDE
     for c in range(count):
         if np.isnan(s.z[c]):
             s.z[c] = _nearest_by_row(s.y, c, m, m - f) / divisor
 
 
-@compiled
+@inlined
 def _nearest_by_row(y: Floats, c: int, m: int, kept: int) -> Any:
     """Σ of the kept values of column c nearest to its median, ties to the lower row."""
     values = np.empty(m)
@@ -197,7 +175,7 @@ def _nearest_by_row(y: Floats, c: int, m: int, kept: int) -> Any:
     return total
 
 
-@compiled
+@inlined
 def _place(values: Floats, j: int) -> int:
     """How many values come before the j-th in order of (value, row)."""
     before = 0
@@ -206,35 +184,82 @@ def _place(values: Floats, j: int) -> int:
     return before
 
 
-@compiled
-def _generic(
-    comparators: Int32, m: int, f: int, operation: int,
-    table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats,
-) -> None:  # fmt: skip
-    """Units begin … end − 1 for any m: the network is walked comparator by comparator over the values in cache."""
-    h, d = out.shape
-    s = _scratch(table, index.shape[1], m)
-    for unit in range(begin, end):
-        left, right, first, last = unit_bounds(unit, cut, h, d)
-        for i in range(first, last):
-            for start in range(left, right, STRIDE):
-                count = min(STRIDE, d - start)
-                padded = _values(table, index[i], i, mix, start, count, s)
-                for p in range(len(comparators)):
-                    _exchange(s.y, comparators[p, 0], comparators[p, 1], padded)
-                if operation == 2:
-                    _sum_near_median(s.y, m, f, padded, divisor, s.z)
-                    _break_ties(table, index[i], i, mix, start, count, f, divisor, s)
-                elif operation == 1:
-                    _sum_ranks(s.y, (m - 1) // 2, m // 2 + 1, padded, divisor, s.z)
-                else:
-                    _sum_ranks(s.y, f, m - f, padded, divisor, s.z)
-                copy(s.z, 0, count, out, i * d + start)
+@inlined
+def _rows(table: Floats, rows: Integers, start: int, count: int, s: Scratch) -> int:
+    """Fill y with a victim's rows, `STRIDE` apart; return the padded number of columns."""
+    padded = (count + BLOCK - 1) // BLOCK * BLOCK
+    _gather(table, rows, start, count, padded, s.y)
+    return padded
+
+
+@inlined
+def _sums(table: Floats, rows: Integers, i: int, picks: Int32, start: int, count: int, s: Scratch) -> int:
+    """The same with sums of the picked rows."""
+    padded = (count + BLOCK - 1) // BLOCK * BLOCK
+    _gather(table, rows, start, count, padded, s.x)
+    _, m, k = picks.shape
+    for a in range(m):
+        add_rows(s.x, picks, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
+    return padded
+
+
+@inlined
+def _weighed(table: Floats, rows: Integers, i: int, weights: Floats, start: int, count: int, s: Scratch) -> int:
+    """The same with weighted sums of the rows."""
+    padded = (count + BLOCK - 1) // BLOCK * BLOCK
+    _gather(table, rows, start, count, padded, s.x)
+    _weigh(weights[i], padded, s)
+    return padded
 
 
 @cache
-def _specialised(m: int, f: int, operation: int) -> Kernel:
-    """The kernel of one (m, f, operation): the three are literals inside, so `operate` becomes straight-line code."""
+def _generic(operation: int, kind: int) -> Kernel:
+    """The kernel of an operation for any m: the network is walked comparator by comparator over the values in cache.
+
+    Operation and kind are literals inside: what another one needs is not compiled.
+    """
+
+    def kernel(
+        comparators: Int32, m: int, f: int,
+        table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats,
+    ) -> None:  # fmt: skip
+        h, d = out.shape
+        s = _scratch(table, index.shape[1], m)
+        for unit in range(begin, end):
+            left, right, first, last = unit_bounds(unit, cut, h, d)
+            for i in range(first, last):
+                for start in range(left, right, STRIDE):
+                    count = min(STRIDE, d - start)
+                    if kind == SUMS:
+                        padded = _sums(table, index[i], i, mix, start, count, s)
+                    elif kind == WEIGHTS:
+                        padded = _weighed(table, index[i], i, mix, start, count, s)
+                    else:
+                        padded = _rows(table, index[i], start, count, s)
+                    for p in range(len(comparators)):
+                        _exchange(s.y, comparators[p, 0], comparators[p, 1], padded)
+                    if operation == 0:
+                        _sum_ranks(s.y, f, m - f, padded, divisor, s.z)
+                    elif operation == 1:
+                        _sum_ranks(s.y, (m - 1) // 2, m // 2 + 1, padded, divisor, s.z)
+                    else:
+                        _sum_near_median(s.y, m, f, padded, divisor, s.z)
+                        if _any_tie(s.z, count):  # once more: sorted values have lost their rows
+                            if kind == SUMS:
+                                padded = _sums(table, index[i], i, mix, start, count, s)
+                            elif kind == WEIGHTS:
+                                padded = _weighed(table, index[i], i, mix, start, count, s)
+                            else:
+                                padded = _rows(table, index[i], start, count, s)
+                            _break_ties(s, count, f, divisor)
+                    copy(s.z, 0, count, out, i * d + start)
+
+    return compiled(kernel)
+
+
+@cache
+def _specialised(m: int, f: int, operation: int, kind: int) -> Kernel:
+    """The kernel of one (m, f, operation, kind): literals inside, so `operate` becomes straight-line code."""
 
     def kernel(
         table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats
@@ -246,40 +271,47 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
             for i in range(first, last):
                 for start in range(left, right, STRIDE):
                     count = min(STRIDE, d - start)
-                    padded = _values(table, index[i], i, mix, start, count, s)
+                    if kind == SUMS:
+                        padded = _sums(table, index[i], i, mix, start, count, s)
+                    elif kind == WEIGHTS:
+                        padded = _weighed(table, index[i], i, mix, start, count, s)
+                    else:
+                        padded = _rows(table, index[i], start, count, s)
                     operate(s.y, STRIDE, padded, divisor, s.z, m, f, operation)
-                    if operation == 2:
-                        _break_ties(table, index[i], i, mix, start, count, f, divisor, s)
+                    if operation == 2:  # noqa: SIM102  (alone: a literal, so that numba drops what follows)
+                        if _any_tie(s.z, count):
+                            _break_ties(s, count, f, divisor)
                     copy(s.z, 0, count, out, i * d + start)
 
     return compiled(kernel)
 
 
-def prepare(m: int, f: int, operation: Operation, dtype: Any) -> None:
-    """Compile, or load from disk, the kernel for m values now; it serves mixed and unmixed values alike.
+def prepare(m: int, f: int, operation: Operation, dtype: Any, kind: int = ROWS) -> None:
+    """Compile, or load from disk, the kernel for m values of this kind now.
 
     >>> prepare(3, 1, "median", np.float32)
     """
     f = 0 if operation == "median" else f
-    key = (m, f, operation, np.dtype(dtype).name)
+    key = (m, f, operation, np.dtype(dtype).name, kind)
     special = m <= _LONGEST
     if special and not _mark(*key).exists():
         announce()
-    table, index, mix = np.zeros((1, 1), dtype), np.zeros((1, 1), np.int64), np.zeros((1, m, 1), np.int32)
+    mix = (None, np.zeros((1, m, 1), np.int32), np.zeros((1, m, m)))[kind]
+    table, index = np.zeros((1, 1), dtype), np.zeros((1, m), np.int64)
     coordinatewise(table, index, operation, f, mix, np.empty((1, 1), dtype), specialise=special)
     if special:
         _mark(*key).touch()
         _ready.add(key)
 
 
-Key = tuple[int, int, Operation, str]
+Key = tuple[int, int, Operation, str, int]
 _ready: set[Key] = set()
 _work: dict[Key, float] = defaultdict(float)  # values that this process has computed without a specialised kernel
 
 
-def _mark(m: int, f: int, operation: str, dtype: str) -> Path:
+def _mark(m: int, f: int, operation: str, dtype: str, kind: int) -> Path:
     """The file that says: this kernel is stored in the folder beside it."""
-    return folder() / f"{operation}-{m}-{f}-{dtype}.ready"
+    return folder() / f"{operation}-{m}-{f}-{dtype}-{('rows', 'sums', 'weights')[kind]}.ready"
 
 
 def _is_ready(key: Key, values: float) -> bool:
@@ -293,13 +325,13 @@ def _is_ready(key: Key, values: float) -> bool:
     return True
 
 
-def _kernel(m: int, f: int, operation: Operation, specialise: bool) -> Kernel:
+def _kernel(m: int, f: int, operation: Operation, kind: int, specialise: bool) -> Kernel:
     """kernel(table, index, mix, divisor, cut, begin, end, out), generic or specialised."""
     code = OPERATIONS.index(operation)
     if specialise:
-        return _specialised(m, f, code)
+        return _specialised(m, f, code, kind)
     comparators = np.array(network(m, f, operation), np.int32).reshape(-1, 2)
-    return partial(_generic, comparators, m, f, code)
+    return partial(_generic(code, kind), comparators, m, f)
 
 
 def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
@@ -308,10 +340,8 @@ def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
     return kept * k
 
 
-def _mix(mix: NDArray[Any] | None) -> Mix:
-    if mix is None:
-        return Mix(_ROWS, _NO_PICKS, _NO_WEIGHTS)
-    return Mix(_WEIGHTS, _NO_PICKS, mix) if mix.dtype.kind == "f" else Mix(_SUMS, mix, _NO_WEIGHTS)
+def _kind(mix: NDArray[Any] | None) -> int:
+    return ROWS if mix is None else WEIGHTS if mix.dtype.kind == "f" else SUMS
 
 
 def coordinatewise(
@@ -332,10 +362,10 @@ def coordinatewise(
     f = 0 if operation == "median" else f
     h, d = out.shape
     m, k = (index.shape[1], 1) if mix is None else (mix.shape[1], mix.shape[2] if mix.dtype.kind in "iu" else 1)
-    values = float(h) * m * d
+    values, kind, made = float(h) * m * d, _kind(mix), _NO_MIX if mix is None else mix
     if specialise is None:
-        specialise = _is_ready((m, f, operation, table.dtype.name), values)
-    kernel, made, cut = _kernel(m, f, operation, specialise), _mix(mix), pool.cut(len(table), h, d, table.itemsize)
+        specialise = _is_ready((m, f, operation, table.dtype.name, kind), values)
+    kernel, cut = _kernel(m, f, operation, kind, specialise), pool.cut(len(table), h, d, table.itemsize)
     divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:
@@ -356,7 +386,7 @@ def nearest_mixed(table: Floats, index: Integers, operation: Operation, f: int, 
     """
     f = 0 if operation == "median" else f
     (h, m), d = index.shape, table.shape[1]
-    specialise = _is_ready((m, f, operation, table.dtype.name), float(h) * m * d)
+    specialise = _is_ready((m, f, operation, table.dtype.name, SUMS), float(h) * m * d)
     if m * d * table.itemsize <= _SECOND_CACHE and h > _TOGETHER and not distances.are_shared(table, index):
         return _victim_by_victim(table, index, operation, f, k, out, specialise)
     step = max(1, table.nbytes // 25 // (8 * m * m))
@@ -371,7 +401,7 @@ def _victim_by_victim(
     table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats, specialise: bool
 ) -> Floats:
     (h, m), d = index.shape, table.shape[1]
-    kernel = _kernel(m, f, operation, specialise)
+    kernel = _kernel(m, f, operation, SUMS, specialise)
     divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:
@@ -380,7 +410,7 @@ def _victim_by_victim(
             part = index[first : min(end, first + _TOGETHER)]
             distances.neighbours_of(table, part, k, kept)
             cut = pool.Units(d, len(part), 1)
-            kernel(table, part, _mix(kept), divisor, cut, 0, 1, out[first : first + len(part)])
+            kernel(table, part, kept, divisor, cut, 0, 1, out[first : first + len(part)])
 
     pool.run(work, h, small=float(h) * m * d < _SMALL)
     return out

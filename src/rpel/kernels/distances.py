@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import pool
-from rpel.kernels.cache import compiled
+from rpel.kernels.cache import compiled, inlined
 from rpel.kernels.sorting import nearest_of
 from rpel.kernels.vectors import LANES, TILE, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
@@ -117,7 +117,7 @@ def all_pairs(m: int) -> tuple[Tiles, Slots]:
 # --- sums over tiles --------------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def aligned(size: int, like: Floats) -> Floats:
     """Room for so many values that begins where a vector, and a line of the cache, begins."""
     room = np.empty(size + 64 // like.itemsize, like.dtype)
@@ -125,7 +125,7 @@ def aligned(size: int, like: Floats) -> Floats:
     return room[skip : skip + size]
 
 
-@compiled
+@inlined
 def _same(members: Integers, first: int, width: int) -> bool:
     """Whether the next `width` members are those from `first` on."""
     same = True
@@ -134,7 +134,7 @@ def _same(members: Integers, first: int, width: int) -> bool:
     return same
 
 
-@compiled
+@inlined
 def _add_tiles(x: Floats, tiles: Tiles, columns: int, table: Floats, ahead: Integers, at: int, out: Floats) -> None:
     """All tiles of one block; two that follow each other with the same members go together.
 
@@ -157,7 +157,7 @@ def _add_tiles(x: Floats, tiles: Tiles, columns: int, table: Floats, ahead: Inte
             t += 1
 
 
-@compiled
+@inlined
 def _add_group(
     table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, group: int, x: Floats, out: Floats
 ) -> None:
@@ -196,7 +196,7 @@ def _add_groups(
         _add_group(table, extra, rows, rows, tiles, origin + u, x, partial[u])
 
 
-@compiled
+@inlined
 def _add_victim(
     table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, scratch: Any, sums: Floats
 ) -> None:
@@ -422,10 +422,8 @@ def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32
 
 
 def prepare(dtype: Any) -> None:
-    """Compile, or load from disk, both strategies now.
+    """Compile, or load from disk, the shared strategy now, which a single victim has, too.
 
     >>> prepare(np.float32)
     """
-    table, index = np.zeros((2, 1), dtype), np.array([[0, 1]])
-    among(table, index)
-    neighbours_of(table, index, 1, np.empty((1, 2, 1), np.int32))
+    among(np.zeros((2, 1), dtype), np.array([[0, 1]]))

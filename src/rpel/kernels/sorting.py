@@ -18,12 +18,13 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rpel.kernels import pool
-from rpel.kernels.cache import compiled
+from rpel.kernels import plain, pool
+from rpel.kernels.cache import compiled, inlined
 from rpel.kernels.plain import OPERATIONS, Operation
 from rpel.kernels.vectors import Builder, count_below, instruction, integer, load, loop, spread, store, vector_of, zero
 from rpel.types import Floats
 
+_FEW = 1 << 15  # distances that NumPy orders in a millisecond
 _SMALL = 1 << 18  # comparisons below which waking a thread costs more than it saves
 
 Pairs = tuple[tuple[int, int], ...]
@@ -178,7 +179,7 @@ def nearest_of(distances: Floats, k: int, begin: int, end: int, kept: NDArray[np
                 kept[i, anchor, j] = column[j]
 
 
-@compiled
+@inlined
 def _list(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> int:
     """The columns of rank below k, ascending; their number is above k where equal distances share the highest rank."""
     place = 0
@@ -188,7 +189,7 @@ def _list(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) ->
     return place
 
 
-@compiled
+@inlined
 def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> None:
     """The k columns of lowest (rank, column), ascending: of those that share the highest rank the last are left out."""
     highest = 0
@@ -209,12 +210,15 @@ def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32
 def nearest(distances: Floats, k: int) -> NDArray[np.int32]:
     """(h, m, k) the k nearest columns of every anchor, itself included, ascending.
 
-    A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch.
+    A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch. The plain twin does
+    for a few, without being compiled.
 
     >>> nearest(np.array([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), 2)
     array([[[0, 2], [1, 2], [0, 2]]], dtype=int32)
     """
     h, m, _ = distances.shape
+    if distances.size < _FEW:
+        return plain.nearest(distances, k)
     kept = np.empty((h, m, k), np.int32)
 
     def work(begin: int, end: int) -> None:

@@ -176,11 +176,12 @@ def add_pair_sums(
     def row(positions: Any, place: Any) -> Any:
         return builder.gep(x, [element(builder, positions, place)])
 
-    def tile(wide: int) -> None:
-        vector = vector_of(x)
-        rows = [row(members, builder.add(first, integer(j))) for j in range(wide)]
+    def tile(begin: Any, wide: int) -> None:
+        """Members begin … begin + wide − 1 of the tile, whose sums stay in registers."""
+        vector, at = vector_of(x), builder.add(first, begin)
+        rows = [row(members, builder.add(at, integer(j))) for j in range(wide)]
         own = [row(anchor, integer(a)) for a in range(1 + both)]
-        sums = [[cgutils.alloca_once_value(builder, zero(vector)) for _ in rows] for _ in own]
+        sums = [_accumulators(builder, wide, vector) for _ in own]
         with loop(builder, integer(0), columns, vector.count) as (c, _):
             left = [load(builder, start, c, vector) for start in own]
             for j, start in enumerate(rows):
@@ -188,18 +189,17 @@ def add_pair_sums(
                 for value, totals in zip(left, sums, strict=True):
                     gap = builder.fsub(value, right)
                     builder.store(add_product(builder, builder.load(totals[j]), gap, gap), totals[j])
-        for place, total in enumerate(total for totals in sums for total in totals):
-            _add_lanes(builder, builder.load(total), builder.gep(out, [builder.add(first, integer(place))]))
+        for a, totals in enumerate(sums):
+            target = builder.add(at, builder.mul(width, integer(a)))
+            for j, total in enumerate(totals):
+                _add_lanes(builder, builder.load(total), builder.gep(out, [builder.add(target, integer(j))]))
 
-    end = builder.append_basic_block()
-    cases = builder.switch(width, end)
-    for wide in range(1, TILE + 1):
-        block = builder.append_basic_block()
-        cases.add_case(integer(wide), block)
-        builder.position_at_end(block)
-        tile(wide)
-        builder.branch(end)
-    builder.position_at_end(end)
+    start = integer(0)
+    for wide in (TILE, TILE // 3, 1):
+        stop = builder.sub(width, builder.srem(builder.sub(width, start), integer(wide)))
+        with loop(builder, start, stop, wide) as (begin, _):
+            tile(begin, wide)
+        start = stop
 
 
 def _add_lanes(builder: Builder, total: Any, target: Any) -> None:

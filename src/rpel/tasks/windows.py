@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rpel.kernels.cache import compiled
+from rpel.kernels.cache import compiled, inlined
 from rpel.kernels.vectors import (
     BLOCK,
     WIDE,
@@ -184,39 +184,34 @@ def add_runs(
 # --- passes over the images -------------------------------------------------------------------------------------------
 
 
-@compiled
 def arrange(s: Stage, weight: Floats, bias: Floats, weights: Floats, offsets: Floats, taps: Floats) -> None:
     """torch's weight (filters, channels, k, k) in the two orders needed here, the rest left as it is (zero).
 
     weights (blocks, k, k, channels, vectors · LANES) for `pool`, offsets the bias in the same blocks, and taps
     (filters, k, run) for `pool_gradient`.
     """
-    block = s.vectors * LANES
-    size = s.k * s.k * s.channels
-    for f in range(s.filters):
-        offsets[f] = bias[f]
-        b = f // block
-        for c in range(s.channels):
-            for ky in range(s.k):
-                for kx in range(s.k):
-                    value = weight[((f * s.channels + c) * s.k + ky) * s.k + kx]
-                    tap = kx * s.channels + c
-                    weights[(b * size + ky * s.k * s.channels + tap) * block + f - b * block] = value
-                    taps[(f * s.k + ky) * s.run + tap] = value
+    block, size = s.vectors * LANES, s.k * s.k * s.channels
+    given = weight.reshape(s.filters, s.channels, s.k, s.k)
+    inner = given.transpose(2, 3, 1, 0).reshape(size, s.filters)
+    for b in range(s.blocks):
+        some = inner[:, b * block : (b + 1) * block]
+        weights[b * size * block :][: size * block].reshape(size, block)[:, : some.shape[1]] = some
+    offsets[: s.filters] = bias
+    _patches(s, taps)[:] = given.transpose(0, 2, 3, 1).reshape(s.filters, s.k, -1)
 
 
-@compiled
 def restore(s: Stage, taps: Floats, weight: Floats) -> None:
     """The taps (filters, k, run) in torch's order (filters, channels, k, k)."""
-    for f in range(s.filters):
-        for c in range(s.channels):
-            for ky in range(s.k):
-                for kx in range(s.k):
-                    at = ((f * s.channels + c) * s.k + ky) * s.k + kx
-                    weight[at] = taps[(f * s.k + ky) * s.run + kx * s.channels + c]
+    patches = _patches(s, taps).reshape(s.filters, s.k, s.k, s.channels)
+    weight.reshape(s.filters, s.channels, s.k, s.k)[:] = patches.transpose(0, 3, 1, 2)
 
 
-@compiled
+def _patches(s: Stage, taps: Floats) -> Floats:
+    """(filters, k, k · channels) the part of the taps that is not padding."""
+    return taps[: s.filters * s.k * s.run].reshape(s.filters, s.k, s.run)[:, :, : s.k * s.channels]
+
+
+@inlined
 def _pool_windows(
     s: Stage, two: bool, row: int, images: Floats, at: int, weights: Floats, w0: int, offsets: Floats, f0: int,
     out: Floats, o: int, winners: NDArray[np.uint8], w: int,
@@ -266,7 +261,7 @@ def pool(
                     w += step * s.filters
 
 
-@compiled
+@inlined
 def _add_patches(
     total: Floats, at: int, stride: int, source: Floats, jump: int, begins: NDArray[np.int64], factors: Floats,
     count: int | np.int64, k: int, run: int,

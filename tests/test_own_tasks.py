@@ -1,5 +1,7 @@
 """Whatever PyTorch can train, on data as they are: networks of any kind, and one sentence for what does not fit."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from rpel.data import user
 from rpel.tasks import Classification, Metric
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.vmap import VmapEngine
+from support.commands import rpel
 
 FEW: dict[str, Any] = {
     "nodes": 5, "byzantine": 1, "rounds": 12, "eval_every": 4, "batch_size": 8, "lr": 0.3, "partition": "iid",
@@ -139,6 +142,26 @@ def test_a_regression_is_told_by_its_metrics_and_never_by_an_accuracy() -> None:
     assert result.final["accuracy_mean"] is None
     (axes,) = result.plot().axes
     assert axes.get_ylabel() == "mae on test data (less is better)"
+
+
+def test_reports_and_lists_call_a_metric_by_its_name_and_say_what_is_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    given: dict[str, Any] = {**FEW, "rounds": 4, "eval_every": 2, "loss": F.mse_loss, "out": tmp_path / "runs"}
+    mae = {"mae": Metric(F.l1_loss, higher_is_better=False)}
+    for attack in ("sf", "foe"):
+        simulate(made(nn.Linear, 3, 1), (x, x[:, :1]), (x, x[:, :1]), metric=mae, **{**given, "attack": attack})
+    page = tmp_path / "page.html"
+    rpel("report", str(tmp_path / "runs"), "-o", str(page), "--latex", str(tmp_path / "table.tex"), capsys=capsys)
+    assert "mae on test data (less is better)" in page.read_text("utf-8")
+    assert "the node that ends highest" in page.read_text("utf-8")
+    assert "measure & mean & worst node" in (tmp_path / "table.tex").read_text("utf-8")
+    found = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
+    assert all(row["state"] == "finished" and row["measure"] == "mae" for row in found)
+    assert all("accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in found)
+    folders = [str(path) for path in (tmp_path / "runs").iterdir()]
+    assert "mean mae by round: 0: " in rpel("compare", *folders, capsys=capsys)[0]
 
 
 # --- data of any form ------------------------------------------------------------------------------------------------

@@ -103,8 +103,9 @@ def ls(
     found = collect([folder])
     rows: list[dict[str, Any]] = []
     for run in found.runs:
-        ends = {key: run.rows[-1][key] for key in ("accuracy_mean", "accuracy_worst")}
-        rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **ends})
+        ends = {f"{run.key}_{word}": run.rows[-1][f"{run.key}_{word}"] for word in ("mean", "worst")}
+        said = {"measure": run.measure, **ends} if run.measure != "accuracy" else ends
+        rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said})
         rows[-1] |= {"held": run.proof.held, "edited": list(run.edited)}
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
@@ -134,7 +135,12 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
     rule = "" if row["rule"] is None else f" {row['rule']}"
     what = f"{row['method']}{rule}, {row['attack']}, n {row['nodes']} b {row['byzantine']} s {row['pull']}"
     rounds = str(row["rounds"]) if row["state"] == "finished" else f"{row['done']}/{row['rounds']}"
-    ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in ("accuracy_mean", "accuracy_worst")]
+    from rpel.runs.columns import prefix
+
+    measure = row.get("measure", "accuracy")
+    keys = [f"{prefix(measure)}_{word}" for word in ("mean", "worst")]
+    ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in keys]
+    what += "" if measure == "accuracy" else f", {measure}"
     edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
     return name, Text(visible(f"{what}, seed {row['seed']}")) + Text(visible(edited), "red"), rounds, *ends
 
@@ -168,7 +174,7 @@ def compare(
         table.add_row(key.replace("_", " "), *ends, between)
     terminal.stdout(wrap=True).print(table)
     curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in found["curve"])
-    print(f"mean accuracy by round: {curve}" if curve else "no round was evaluated in both")
+    print(f"mean {found['measure']} by round: {curve}" if curve else "no round was evaluated in both")
     print(f"paired over {count(len(found['seeds']), 'common seed')}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load, load_folder, presets
 from rpel.runs.certificate import Robustness, Survival, made_here, survival
-from rpel.runs.columns import COLUMNS, Role, Row, When, column, names
+from rpel.runs.columns import COLUMNS, Role, Row, When, column, headline, is_evaluated, names, prefix
 from rpel.runs.folder import RunFolder, base_of
 from rpel.text import value_text
 from rpel.types import Guarantee
@@ -57,10 +57,11 @@ class Proof:
 class Run:
     """A finished run: its rows (all rounds), those evaluated, and its proof; ``place`` is its path on a page.
 
-    rows       those of metrics.jsonl with accuracy_lowest, the accuracy of the node that ends lowest (None: not known)
-    quartiles  of the honest nodes' accuracy at the end, from the lowest to the highest; empty if they are not known
-    start      the accuracies in round 0, by column; empty if they are not known
+    rows       those of metrics.jsonl with <measure>_lowest, that of the node that ends worst (None: not known)
+    quartiles  of the honest nodes' measure at the end, from the lowest to the highest; empty if they are not known
+    start      the measure in round 0, by column; empty if it is not known
     edited     what was changed after the run had finished: files, or its name
+    measure    what it is judged by: accuracy, or a metric where there are no classes; better: whether more is better
     """
 
     place: str
@@ -70,6 +71,13 @@ class Run:
     quartiles: tuple[float, ...] = ()
     start: Mapping[str, float] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
+    measure: str = "accuracy"
+    better: bool = True
+
+    @property
+    def key(self) -> str:
+        """What the columns of its measure begin with."""
+        return prefix(self.measure)
 
     @property
     def folder(self) -> str:
@@ -88,7 +96,7 @@ class Run:
 
     @property
     def evaluated(self) -> list[Row]:
-        return [row for row in self.rows if row["accuracy_mean"] is not None]
+        return [row for row in self.rows if is_evaluated(row)]
 
     @property
     def followed(self) -> bool:
@@ -98,7 +106,7 @@ class Run:
     def series(self, column: str, from_start: bool = False) -> list[float]:
         """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
         first = [self.start[column]] if from_start else []
-        column = "accuracy_worst" if column == "accuracy_lowest" and not self.followed else column
+        column = f"{self.key}_worst" if column == f"{self.key}_lowest" and not self.followed else column
         return [*first, *(_infinite(row[column]) for row in self.evaluated)]
 
     def final(self, column: str) -> float:
@@ -111,7 +119,7 @@ class Run:
     @property
     def numbers(self) -> list[Row]:
         """The rows without times: equal for equal runs."""
-        left_out = ("seconds", "accuracy_lowest")
+        left_out = ("seconds", f"{self.key}_lowest")
         return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 
@@ -236,10 +244,11 @@ def _read(path: Path, place: str) -> Run | Unfinished | Broken:
             if isinstance(value, int):
                 float(value)  # OverflowError: a page could not sort by it
         checked = tuple(_rows(rows, spec.rounds))
-        evaluated = [row["round"] for row in checked if row["accuracy_mean"] is not None]
-        lowest, quartiles, start = _nodes(folder, evaluated)
-        known = tuple({**row, "accuracy_lowest": lowest.get(row["round"])} for row in checked)
-        return Run(place, spec, known, proof, quartiles, start, tuple(folder.edited()[1]))
+        evaluated, measure = [row["round"] for row in checked if is_evaluated(row)], headline(checked)
+        better = found.get("metrics", {}).get(measure, True) is not False
+        lowest, quartiles, start = _nodes(folder, evaluated, prefix(measure), better)
+        known = tuple({**row, f"{prefix(measure)}_lowest": lowest.get(row["round"])} for row in checked)
+        return Run(place, spec, known, proof, quartiles, start, tuple(folder.edited()[1]), measure, better)
     except _DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 
@@ -253,7 +262,7 @@ def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
     """The rows, all of them there, with numbers where numbers belong and nothing else."""
     if len(rows) != rounds:
         raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
-    if rows[-1]["accuracy_mean"] is None:
+    if not is_evaluated(rows[-1]):
         raise ValueError("the last round of metrics.jsonl was not evaluated")
     undeclared = sorted({key for row in rows for key in row} - set(COLUMNS))
     others = [key for key in undeclared if all(row.get(key) is None or _is_number(row[key]) for row in rows)]
@@ -280,23 +289,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _nodes(folder: RunFolder, rounds: list[int]) -> tuple[dict[int, float], tuple[float, ...], dict[str, float]]:
-    """From nodes.npz: by round the accuracy of the node that ends lowest, quartiles at the end, accuracies in round 0.
+def _nodes(
+    folder: RunFolder, rounds: list[int], key: str, better: bool
+) -> tuple[dict[int, float], tuple[float, ...], dict[str, float]]:
+    """From nodes.npz: by round the measure of the node that ends worst, quartiles at the end, measures in round 0.
 
     Nothing if it does not belong to these rounds, round 0 before them or not.
     """
     try:
         found = folder.read_arrays("nodes.npz")
-        accuracy, at = np.asarray(found["accuracy"], np.float64), found["round"].tolist()
+        accuracy, at = np.asarray(found[key], np.float64), found["round"].tolist()
         if at not in (rounds, [0, *rounds]) or accuracy.shape != (len(at), accuracy.shape[1]):
             raise ValueError("nodes.npz does not belong to metrics.jsonl")
         if not np.isfinite(accuracy).all():
-            raise ValueError("nodes.npz has accuracies that are no numbers")
+            raise ValueError("nodes.npz has values that are no numbers")
     except (*_DAMAGE, zipfile.BadZipFile, EOFError):
         return {}, (), {}  # a page can do without
-    lowest = accuracy[:, int(np.argmin(accuracy[-1]))].tolist()
-    first = float(accuracy[0].mean()), float(accuracy[0].min()), lowest[0]
-    start = dict(zip(("accuracy_mean", "accuracy_worst", "accuracy_lowest"), first, strict=True)) if not at[0] else {}
+    lowest = accuracy[:, int(np.argmin(accuracy[-1] if better else -accuracy[-1]))].tolist()
+    first = float(accuracy[0].mean()), float(accuracy[0].min() if better else accuracy[0].max()), lowest[0]
+    start = {f"{key}_{word}": value for word, value in zip(("mean", "worst", "lowest"), first, strict=True)}
+    start = {} if at[0] else start
     ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1)).tolist()
     return dict(zip(at, lowest, strict=True)), tuple(ends), start
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.plots import COLOURS, canvas, stamp
-from rpel.report.groups import METRICS, Chart, Group
+from rpel.report.groups import Chart, Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,8 @@ class Axis:
         """(value, label), about five of them."""
         if not self.log:
             step = nice_step((self.high - self.low) / 5)
-            return [(k * step, f"{k * step:,.10g}") for k in range(math.floor(self.high / step + 1e-9) + 1)]
+            steps = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+            return [(k * step, f"{k * step:,.10g}") for k in steps]
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
         return [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, math.ceil((last - first) / 6))]
 
@@ -71,9 +72,10 @@ def nice_step(least: float) -> float:
 
 def axes(chart: Chart, metric: str) -> tuple[Axis, Axis]:
     """The axes that hold all curves of a chart."""
-    rounds = Axis(0, max(group.rounds(METRICS[metric][0])[-1] for group in chart.groups), LEFT, RIGHT)
+    rounds = Axis(0, max(group.rounds(group.columns(metric)[0])[-1] for group in chart.groups), LEFT, RIGHT)
     if metric == "accuracy":
-        return rounds, Axis(0, 1, BOTTOM, TOP)
+        low, high = (0.0, 1.0) if chart.measure == "accuracy" else _range(chart)
+        return rounds, Axis(low, high, BOTTOM, TOP)
     values = np.concatenate([group.curve(metric).ravel() for group in chart.groups])
     values = values[(values >= _FLOOR) & (values <= _CEILING)]
     low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
@@ -82,11 +84,19 @@ def axes(chart: Chart, metric: str) -> tuple[Axis, Axis]:
     return rounds, Axis(10.0**first, 10.0**last, BOTTOM, TOP, log=True)
 
 
+def _range(chart: Chart) -> tuple[float, float]:
+    """From zero, or the least, to the most of a measure that has no bounds of its own."""
+    values = np.concatenate([group.curve(key).ravel() for group in chart.groups for key in group.columns("accuracy")])
+    values = values[np.abs(values) <= _CEILING]
+    low, high = (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (0.0, 1.0)
+    return low, high if high > low else low + 1
+
+
 def draw(chart: Chart, metric: str) -> str:
     """One metric of a panel as an SVG element."""
     across, up = axes(chart, metric)
     curves = "".join(_curve(k, group, metric, across, up) for k, group in enumerate(chart.groups))
-    title = escape(f"{chart.stamp} {chart.title}: {metric} against rounds".lstrip())
+    title = escape(f"{chart.stamp} {chart.title}: {_named(chart, metric)} against rounds".lstrip())
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
         f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
@@ -121,10 +131,11 @@ def _grid(across: Axis, up: Axis, xlabel: str = "round") -> str:
 
 def _curve(k: int, group: Group, metric: str, across: Axis, up: Axis) -> str:
     """Bands under lines under marks; the first column solid, the second dashed."""
-    x = across.places(np.array(group.rounds(METRICS[metric][0]), np.float64))
-    kinds = ("mean", "worst") if len(METRICS[metric]) > 1 else ("only",)
+    columns = group.columns(metric)
+    x = across.places(np.array(group.rounds(columns[0]), np.float64))
+    kinds = ("mean", "worst") if len(columns) > 1 else ("only",)
     parts = []
-    for kind, column in zip(kinds, METRICS[metric], strict=True):
+    for kind, column in zip(kinds, columns, strict=True):
         mean, low, high = (up.places(values) for values in group.curve(column))
         if len(group.runs) > 1:
             around = [*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True)]
@@ -165,11 +176,11 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
     """What the page's script shows under the pointer, curve by curve, with six digits."""
     return [
         {
-            "rounds": group.rounds(METRICS[metric][0]),
+            "rounds": group.rounds(group.columns(metric)[0]),
             "seeds": len(group.runs),
             "columns": [
                 [[float(f"{v:.6g}") if math.isfinite(v) else None for v in series] for series in group.curve(column)]
-                for column in METRICS[metric]
+                for column in group.columns(metric)
             ],
         }
         for group in chart.groups
@@ -202,7 +213,13 @@ _FILE_STYLE = (
 )
 
 
-_METRIC_WORDS = {"accuracy": "test accuracy, mean (dashed: the node that ends lowest)"}
+def _named(chart: Chart, metric: str) -> str:
+    return chart.measure if metric == "accuracy" else metric
+
+
+def _described(chart: Chart, metric: str) -> str:
+    lowest = "lowest" if chart.groups[0].runs[0].better else "highest"
+    return f"{chart.words}, mean (dashed: the node that ends {lowest})" if metric == "accuracy" else metric
 
 
 def svg_file(chart: Chart, metric: str) -> str:
@@ -218,7 +235,7 @@ def svg_file(chart: Chart, metric: str) -> str:
         for k, group in enumerate(chart.groups)
     )
     top, tall = -20, HEIGHT + 16 * len(chart.groups) + 24
-    what = _METRIC_WORDS.get(metric, metric)
+    what = _described(chart, metric)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top} {WIDTH} {tall}" width="{WIDTH}" height="{tall}">'
         f"<style>{_FILE_STYLE}{colours}</style>"
@@ -231,8 +248,9 @@ def png_figure(chart: Chart, metric: str) -> "Figure":
     figure, place = canvas(7.0, 4.2 + 0.22 * len(chart.groups))
     across, up = axes(chart, metric)
     for k, group in enumerate(chart.groups):
-        rounds, colour = group.rounds(METRICS[metric][0]), COLOURS[k % len(COLOURS)]
-        for column, style in zip(METRICS[metric], ("-", "--"), strict=False):
+        columns, colour = group.columns(metric), COLOURS[k % len(COLOURS)]
+        rounds = group.rounds(columns[0])
+        for column, style in zip(columns, ("-", "--"), strict=False):
             mean, low, high = np.clip(group.curve(column), up.low, up.high)
             mark = "osD^"[shape(k)] if len(rounds) <= _MANY else ""
             label = group.label if style == "-" else None
@@ -240,7 +258,7 @@ def png_figure(chart: Chart, metric: str) -> "Figure":
             if len(group.runs) > 1:
                 place.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     place.set(xlabel="round", yscale="log" if up.log else "linear")
-    place.set_title(f"{chart.title}\n{_METRIC_WORDS.get(metric, metric)}", fontsize=10)
+    place.set_title(f"{chart.title}\n{_described(chart, metric)}", fontsize=10)
     place.set(xlim=(0, across.high), ylim=(up.low, up.high * (1 if up.log else 1.02)))
     stamp(place, chart.stamp)
     figure.legend(frameon=False, loc="outside lower left")

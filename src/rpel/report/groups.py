@@ -18,8 +18,8 @@ from rpel.runs.columns import measures
 from rpel.runs.record import Table, interval
 from rpel.text import value_text
 
-METRICS = {"accuracy": ("accuracy_mean", "accuracy_lowest"), "loss": ("loss",), "consensus": ("consensus",)}
-"""What is drawn, and the columns it is drawn from: the first solid, the second, the paper's worst node, dashed."""
+METRICS = ("accuracy", "loss", "consensus")
+"""What is drawn; in place of the accuracy another measure, where there are no classes."""
 
 NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _CHART = ("dataset", "nodes", "byzantine", "pull")
@@ -39,6 +39,11 @@ class Group:
     @property
     def spec(self) -> Spec:
         return self.runs[0].spec
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """What a metric is drawn from: the first solid, the second, the paper's worst node, dashed."""
+        key = self.runs[0].key
+        return (f"{key}_mean", f"{key}_lowest") if metric == "accuracy" else (metric,)
 
     def rounds(self, column: str) -> list[int]:
         """The rounds of :meth:`curve`: those evaluated, and for accuracies round 0 where it is known."""
@@ -62,7 +67,7 @@ class Group:
     @property
     def measures(self) -> tuple[str, ...]:
         """The columns it is judged by."""
-        return measures({k: v for k, v in run.rows[-1].items() if k != "accuracy_lowest"} for run in self.runs)
+        return measures({k: v for k, v in run.rows[-1].items() if k != f"{run.key}_lowest"} for run in self.runs)
 
     @property
     def stamp(self) -> str:
@@ -94,6 +99,19 @@ class Chart:
     title: str
     slug: str
     groups: tuple[Group, ...]
+
+    @property
+    def measure(self) -> str:
+        """What its groups are judged by."""
+        return self.groups[0].runs[0].measure
+
+    @property
+    def words(self) -> str:
+        """The same for readers."""
+        if self.measure == "accuracy":
+            return "test accuracy"
+        better = "more" if self.groups[0].runs[0].better else "less"
+        return f"{self.measure} on test data ({better} is better)"
 
     @property
     def stamp(self) -> str:
@@ -133,7 +151,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         twins.append(run)
     ordered = sorted(groups.items(), key=lambda item: _order(item[1][0].spec))
     same = [tuple(sorted(group, key=lambda run: run.spec.seed)) for _, group in ordered]
-    charts = [list(alike) for _, alike in groupby(same, key=lambda group: _chart_key(group[0].spec))]
+    charts = [list(alike) for _, alike in groupby(same, key=lambda group: _chart_key(group[0]))]
     return [
         Group(group, label)
         for alike in charts
@@ -150,11 +168,11 @@ def chart_groups(found: Sequence[Group]) -> list[Chart]:
     own: dict[tuple[Any, ...], list[Group]] = {}
     for group in found:
         if group.spec.method not in TO_ALL:
-            own.setdefault(_chart_key(group.spec), []).append(group)
+            own.setdefault(_chart_key(group.runs[0]), []).append(group)
     for group in found:
         if group.spec.method in TO_ALL:  # they are compared with every pull
-            key = _chart_key(group.spec)
-            for panel in [k for k in own if k[:3] == key[:3]] or [key]:
+            key = _chart_key(group.runs[0])
+            for panel in [k for k in own if (k[:3], k[4]) == (key[:3], key[4])] or [key]:
                 own.setdefault(panel, []).append(group)
     return [_titled(key, said, part) for key, group in sorted(own.items()) for said, part in _parts(group)]
 
@@ -183,7 +201,8 @@ def _telling(alike: list[Group], keys: Sequence[str], most: int) -> list[tuple[i
 
 
 def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[Group]) -> Chart:
-    dataset, nodes, byzantine, pull = key
+    dataset, nodes, byzantine, pull, measure = key
+    said = said if measure == "accuracy" else (measure, *said)
     title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
     labels = _labels([group.spec for group in alike])
     named = tuple(Group(group.runs, label) for group, label in zip(alike, labels, strict=True))
@@ -191,8 +210,9 @@ def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[Group]) -> 
     return Chart(title, slug, named)
 
 
-def _chart_key(spec: Spec) -> tuple[Any, ...]:
-    return tuple(getattr(spec, key) if getattr(spec, key) is not None else 0 for key in _CHART)
+def _chart_key(run: Run) -> tuple[Any, ...]:
+    of_spec = (getattr(run.spec, key) for key in _CHART)
+    return (*(0 if value is None else value for value in of_spec), run.measure)
 
 
 def _meaning(run: Run) -> tuple[Any, ...]:
@@ -251,10 +271,13 @@ def compared(a: Group, b: Group) -> dict[str, Any]:
     pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in Spec.model_fields if key not in NOT_MEANING}
     both = sorted({run.spec.seed for run in a.runs} & {run.spec.seed for run in b.runs})
     mine, theirs = (
-        dict(zip(group.rounds("accuracy_mean"), group.curve("accuracy_mean")[0].tolist(), strict=True))
-        for group in (a, b)
+        dict(zip(group.rounds(f"{key}_mean"), group.curve(f"{key}_mean")[0].tolist(), strict=True))
+        for group, key in ((a, a.runs[0].key), (b, b.runs[0].key))
     )
+    if a.runs[0].measure != b.runs[0].measure:
+        theirs = {}
     return {
+        "measure": a.runs[0].measure,
         "differences": {key: [value_text(x), value_text(y)] for key, (x, y) in pairs.items() if x != y},
         "seeds": both,
         "interval": "95 % t-interval" if len(both) > 2 else "lowest and highest" if len(both) == 2 else "",
@@ -321,14 +344,18 @@ def to_csv(runs: Sequence[Run]) -> str:
 
 def groups_as_latex(groups: Iterable[Group]) -> str:
     """A booktabs table of groups: what each ends with, with its interval over the seeds."""
+    groups = list(groups)
     head = ["setting", "data", "n", "b", "s", "seeds", "mean accuracy", "worst node"]
+    if mixed := any(g.runs[0].measure != "accuracy" for g in groups):
+        head[6:] = ["measure", "mean", "worst node"]
     rows = [
         [g.label, g.spec.dataset, str(g.spec.nodes), str(g.spec.byzantine), str(g.runs[0].proof.pull), str(len(g.runs))]
+        + [g.runs[0].measure] * mixed
         + [
             f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(g.runs) > 1 else "")
-            for mean, low, high in map(g.final, ("accuracy_mean", "accuracy_worst"))
+            for mean, low, high in map(g.final, (f"{g.runs[0].key}_mean", f"{g.runs[0].key}_worst"))
         ]
         for g in groups
     ]
-    about = "accuracy after the last round; ± half of the 95 % t-interval over seeds, of two seeds half their distance"
+    about = "after the last round; ± half of the 95 % t-interval over seeds, of two seeds half their distance"
     return latex_table(head, rows, about)

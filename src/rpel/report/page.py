@@ -178,7 +178,6 @@ def _trouble(found: Collection) -> str:
 
 
 _HEADS = {
-    "accuracy": "test accuracy",
     "loss": "loss, mean of the honest nodes (logarithmic)",
     "consensus": "mean squared distance of the honest models from their mean (logarithmic)",
 }
@@ -192,9 +191,10 @@ def _panel(at: int, chart: Chart) -> str:
     )
     readout = '<div class="readout" role="status" hidden></div>'
     accuracy, *others = (
-        f"<figure><figcaption>{_HEADS[metric]}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
-        for metric in METRICS
+        f"<figure><figcaption>{escape(head)}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
+        for metric, head in ((metric, _HEADS.get(metric, chart.words)) for metric in METRICS)
     )
+    lowest = "lowest" if chart.groups[0].runs[0].better else "highest"
     seeds = max(len(group.runs) for group in chart.groups)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
     unknown = sum(not run.followed for group in chart.groups for run in group.runs)
@@ -203,7 +203,7 @@ def _panel(at: int, chart: Chart) -> str:
     return (
         f'<article class="panel" data-panel="{at}"><h3>{escape(chart.title)}{badge}</h3>'
         f'<p class="common">{escape(chart.common)}</p>{accuracy}'
-        f'<p class="caption">solid: mean of the honest nodes; dashed: the node that ends lowest{lost}{band}</p>'
+        f'<p class="caption">solid: mean of the honest nodes; dashed: the node that ends {lowest}{lost}{band}</p>'
         f'<ul class="legend" aria-label="curves">{legend}</ul>'
         f'<details class="more"><summary>loss and consensus</summary>{"".join(others)}</details></article>'
     )

@@ -157,9 +157,27 @@ def headline(rows: Sequence[Row]) -> str:
     return named[0].removeprefix(METRIC).removesuffix("_mean")
 
 
+def prefix(measure: str) -> str:
+    """What the columns of a :func:`headline` begin with.
+
+    >>> prefix("accuracy"), prefix("mae")
+    ('accuracy', 'metric.mae')
+    """
+    return measure if measure == "accuracy" else f"{METRIC}{measure}"
+
+
+def is_evaluated(row: Mapping[str, Any]) -> bool:
+    """Whether models were evaluated in this round; without classes the realised alpha says so, which cannot overflow.
+
+    >>> is_evaluated({"accuracy_mean": 0.5}), is_evaluated({"accuracy_mean": None, "metric.mae_mean": None})
+    (True, False)
+    """
+    metrics = any(key.startswith(METRIC) for key in row)
+    return row.get("accuracy_mean") is not None or (metrics and row.get("alpha_realised") is not None)
+
+
 def ends(rows: Sequence[Row]) -> tuple[float | None, float | None]:
     """Mean and worst of the last evaluation among rows, by their :func:`headline`."""
-    name = headline(rows)
-    key = name if name == "accuracy" else f"{METRIC}{name}"
+    key = prefix(headline(rows))
     seen: Row = next((row for row in reversed(rows) if row[f"{key}_mean"] is not None), {})
     return seen.get(f"{key}_mean"), seen.get(f"{key}_worst")

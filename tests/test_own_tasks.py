@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rpel import simulate
 from rpel.data import user
-from rpel.tasks import Classification, Metric
+from rpel.tasks import Classification, Metric, Trigger
+from rpel.tasks import Dataset as Own
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.vmap import VmapEngine
 from support.commands import rpel
@@ -266,6 +267,22 @@ def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_o
     )
 
 
+def test_a_backdoor_patches_images_of_one_s_own_at_their_largest_value() -> None:
+    x = np.random.default_rng(0).uniform(0, 5, (20, 1, 7, 7)).astype(np.float32)
+    found = user.dataset((x, Y[:20]), (x, Y[:20]))
+    task = Classification(
+        found, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0, flipped=[1],
+        trigger=Trigger(target=2, share=1.0),
+    )  # fmt: skip
+    ids = np.arange(2)
+    rows, patched = task.examples.indices(ids, 1, 0), task.examples.patched(ids, 1, 0)
+    inputs, targets = task.examples.batch(rows, ids, torch.float32, None, patched)
+    assert (inputs[1, :, 0, 6, 6] == float(x.max())).all()
+    assert (targets[1] == 2).all()
+    assert torch.equal(inputs[0], torch.from_numpy(x[rows[0]]))
+    assert torch.equal(inputs[1, :, :, :6], torch.from_numpy(x[rows[1]])[:, :, :6])
+
+
 # --- one sentence for what does not fit ------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -325,6 +342,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other test data": ({"test": (X[:, :3], Y)}, r"train examples have the shape \(4,\) and test examples \(3,\)"),
     "NaN": ({"train": (with_value(np.nan), Y)}, "train examples have NaN or infinity in 2 of 60 rows: 5, 7"),
     "infinity": ({"test": (with_value(np.inf), Y)}, "test examples have NaN or infinity in 2 of 60 rows: 5, 7"),
+    "NaN in a Dataset": ({"train": Own("mine", with_value(np.nan), Y, X, Y, 3), "test": None}, "in 2 of 60 rows: 5, 7"),
+    "a Dataset of lists": ({"train": Own("mine", X.tolist(), Y, X, Y, 3), "test": None}, "a list, and not an array"),
     "text": ({"train": ([["a"] * 4] * 60, Y)}, "train examples are text, not numbers"),
     "ragged": ({"train": (RAGGED, Y)}, r"unequal parts: .*collate="),
     "ragged tensors": ({"train": ([torch.ones(1 + i % 2) for i in range(60)], Y)}, r"unequal parts: .*collate="),

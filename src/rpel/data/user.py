@@ -41,8 +41,7 @@ def dataset(train: Any, test: Any, *, collate: Collate | None = None, name: str 
     3
     """
     if isinstance(train, Dataset):
-        _check_pair("train", train.train_x, train.train_y, train.collate)
-        _check_pair("test", train.test_x, train.test_y, train.collate)
+        _check_given(train)
         content = (train.train_x, train.train_y, train.test_x, train.test_y)
         return replace(train, checksums=train.checksums or {train.name: checksum(content)})
     collate = collate or _loaders(train) or _loaders(test)
@@ -55,6 +54,22 @@ def dataset(train: Any, test: Any, *, collate: Collate | None = None, name: str 
         return from_arrays((x, y), (test_x, test_y), name=name)
     checksums = {f"{name}/train": checksum((x, y)), f"{name}/test": checksum((test_x, test_y))}
     return Dataset(name, x, y, test_x, test_y, _classes(y, test_y), checksums=checksums)
+
+
+def _check_given(found: Dataset) -> None:
+    """What a Dataset that the user made must be, too."""
+    if found.collate is not None:
+        return
+    for part, x, y in (("train", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
+        _check_pair(part, x, y)
+        for what, tree in (("examples", x), ("targets", y)):
+            for where, values in trees.leaves(tree):
+                if not isinstance(values, np.ndarray):
+                    raise DataError(f"the {part} {what}{where} of a Dataset are {_called(values)}, and not an array")
+                if values.dtype.kind == "f":
+                    check_finite(values, f"{part} {what}{where}")
+    _check_alike(found.train_x, found.test_x, "examples")
+    _check_alike(found.train_y, found.test_y, "targets")
 
 
 def is_one_per_node(train: Any) -> bool:
@@ -116,7 +131,7 @@ def _arrays(part: Any, name: str) -> tuple[Any, Any]:
         trees.mapped(lambda value, what=what: array(value, f"{name} {what}"), values)
         for values, what in zip(part, ("examples", "targets"), strict=True)
     )
-    _check_pair(name, x, y, None)
+    _check_pair(name, x, y)
     return x, y
 
 
@@ -189,10 +204,8 @@ def _classes(*targets: Any) -> int:
     return 1 + max(int(y.max(initial=-1)) for y in known) if min(int(y.min(initial=0)) for y in known) >= 0 else 0
 
 
-def _check_pair(name: str, x: Any, y: Any, collate: Any) -> None:
+def _check_pair(name: str, x: Any, y: Any) -> None:
     """As many examples as targets."""
-    if collate is not None:
-        return
     sizes = {where: len(value) for where, value in (*trees.leaves(x, "examples"), *trees.leaves(y, "targets"))}
     if len(set(sizes.values())) > 1:
         told = " and ".join(f"{size:,} {where}" for where, size in sizes.items())

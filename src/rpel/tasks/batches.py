@@ -164,10 +164,12 @@ class Examples:
 
         patched (c, B) says which of them carry the trigger's patch.
         """
-        if self.dataset.mean is None and patched is None:
-            return trees.mapped(lambda x: _tensor(x[rows], dtype), self.dataset.train_x)
         flat = rows.ravel()
-        if coins is None:
+        if self.dataset.mean is None:
+            if patched is None:
+                return trees.mapped(lambda x: _tensor(x[rows], dtype), self.dataset.train_x)
+            found = _tensor(self.dataset.train_x[flat], dtype)
+        elif coins is None:
             found = self._numbers(self.dataset.train_x, flat, dtype)
         else:
             varied = crop_flip(self.dataset.train_x[flat], coins.reshape(-1, 3))
@@ -193,6 +195,9 @@ class Examples:
         """Put the patch on those of the normalised images (N, C, H, W); as if before normalisation."""
         channels, height, width = self.dataset.shape
         side = -(-width // 7)
+        if self.dataset.mean is None:
+            images[torch.from_numpy(which), :, -side:, -side:] = float(self.dataset.train_x.max())
+            return
         top = 255 if self.dataset.train_x.dtype == np.uint8 else self.dataset.train_x.max()
         brightest = (top * self.scale + self.shift).reshape(channels, height, width)[:, -side:, -side:]
         images[torch.from_numpy(which), :, -side:, -side:] = torch.from_numpy(brightest).to(images.dtype)

@@ -43,6 +43,17 @@ def test_an_attack_from_outside_says_what_it_is_and_keeps_what_it_says() -> None
     testing.check_attack(backwards)
 
 
+quickly = rpel.attack(backwards, speed=5.0)
+
+
+def test_an_attack_with_its_parameters_is_found_by_name() -> None:
+    made = rpel.attack("test_plugging:quickly")
+    assert made.parameters == {"speed": 5.0}
+    assert made.name == "test_plugging:quickly"
+    with pytest.raises(ValueError, match="has its parameters already"):
+        rpel.attack("test_plugging:quickly", speed=1.0)
+
+
 def test_a_run_is_attacked_from_outside_and_declaring_nothing_changes_no_byte() -> None:
     def slowly(view: rpel.View, speed: float = 2.0) -> Array:
         return np.asarray(view.moments() - (speed * view.change).astype(view.out.dtype))

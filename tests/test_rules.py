@@ -471,6 +471,16 @@ def test_a_chain_by_name_is_the_chain_by_hand() -> None:
     np.testing.assert_allclose(by_name(x), step_by_step, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_result_is_delivered_where_the_caller_wants_it(dtype: torch.dtype) -> None:
+    table, index = table_and_index(9)
+    models, out = torch.from_numpy(table).to(dtype), torch.zeros((len(index), table.shape[1]), dtype=dtype)
+    for kept, rows in ((out, models), (np.zeros(out.shape, models.numpy().dtype), models.numpy())):
+        found = A.trimmed_mean(2).aggregate(rows, index, out=kept)
+        assert found is kept
+        np.testing.assert_array_equal(np.asarray(kept), np.asarray(A.trimmed_mean(2).aggregate(rows, index)))
+
+
 def test_f_can_be_overridden_per_call() -> None:
     table, index = table_and_index(9)
     found = rpel.rule("nnm+trimmed_mean", f=4).aggregate(table, index, f=2)

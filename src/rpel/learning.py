@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rpel.kernels.backend import Backend, backend
 from rpel.rules import RoundContext, Rule
@@ -107,28 +106,15 @@ def aggregate(
     kept = rule.unfit(present, usable)
     trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
     done = Aggregated(kept, trimmed)
+    given: dict[str, Any] = {"kernels": kernels, "finite": finite}
+    weights, hostile = received.weights, received.hostile
     if not kept.any():
-        return _aggregated(received, rule, slice(None), out, kernels, context, finite), done
+        given |= {"weights": weights, "hostile": hostile, "context": context, "out": out}
+        return rule.aggregate(received.table, received.index, **given), done
     x = np.array(half) if out is None else out
     x[kept] = half[kept]
     if not kept.all():
-        x[~kept] = _aggregated(received, rule, ~kept, None, kernels, context, finite)
+        some = ~kept
+        given |= {key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))}
+        x[some] = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
     return x, done
-
-
-def _aggregated(
-    received: Received, rule: Rule, nodes: Any, out: Models | None, kernels: Backend, context: RoundContext,
-    finite: NDArray[np.bool_],
-) -> Models:  # fmt: skip
-    weights, hostile = (None if a is None else a[nodes] for a in (received.weights, received.hostile))
-    models: Models = rule.aggregate(
-        received.table,
-        received.index[nodes],
-        weights=weights,
-        hostile=hostile,
-        out=out,
-        kernels=kernels,
-        context=context.among(nodes),
-        finite=finite,
-    )
-    return models

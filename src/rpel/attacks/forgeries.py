@@ -409,7 +409,7 @@ def _aggregated(view: View, table: Models, victims: Integers | None = None, sent
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    finite = np.asarray(view.kernels.finite_rows(table))
+    finite = np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     result = np.array(view.honest[view.own[places]])

@@ -1,7 +1,7 @@
 """Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``; own functions, and those of packages."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any
 
@@ -185,28 +185,31 @@ def attack(
     """The attack of that name, checked: ``attack("alie", z=1.5)``, ``attack("strongest", of="foe")``.
 
     ``name`` may also be ``module:function``, a name that an installed package registers, a function
-    ``f(view, **parameters)`` or ``f(view, state, **parameters)``, or an Attack, which is returned as it is.
+    ``f(view, **parameters)`` or ``f(view, state, **parameters)``, or an Attack (also under ``module:object``), which is
+    taken as it is.
 
     >>> attack("sf").forge(np.array([[1.0], [3.0]]))
     array([-2.])
     >>> attack(lambda view, by=1.0: view.moments(by)).forge(np.array([[1.0], [3.0]]))
     array([2.])
     """
-    if isinstance(name, Attack):
-        if parameters or flood or targeting != "all":
-            raise ValueError(f"attack {name.name} has its parameters already; make it anew to change them")
-        return name
     if targeting not in ("all", "most-exposed"):
         raise ValueError(f"targeting is 'all' or 'most-exposed', not {targeting!r}")
     full, function = _found(name)
+    if isinstance(function, Attack):
+        if parameters or flood or targeting != "all":
+            raise ValueError(f"attack {full} has its parameters already; make it anew to change them")
+        return replace(function, name=full)
     if full == "alie" and "tau" in parameters:
         parameters["z"] = parameters.pop("tau")
     _check_parameters(full, function, parameters)
     return Attack(full, function, parameters, targeting, flood)
 
 
-def _found(name: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
-    """(its full name, its function)."""
+def _found(name: str | Attack | Callable[..., Any]) -> tuple[str, Attack | Callable[..., Any]]:
+    """(its full name, its function, or the Attack that somebody made)."""
+    if isinstance(name, Attack):
+        return name.name, name
     full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
     if full in ATTACKS:
         return full, ATTACKS[full]

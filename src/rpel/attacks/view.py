@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rpel.kernels.backend import Backend, backend
 from rpel.rules import RoundContext, Rule
@@ -133,6 +134,11 @@ class View:
         if self.before is None:
             raise ValueError("this attack needs the models before the local step (needs = {'before'})")
         return np.asarray(self.honest.mean(axis=0, dtype=np.float64) - self.before.mean(axis=0, dtype=np.float64))
+
+    @cached_property
+    def finite(self) -> NDArray[np.bool_]:
+        """(n,) which honest models hold nothing but finite numbers."""
+        return np.asarray(self.kernels.finite_rows(self.honest))
 
     @cached_property
     def spread(self) -> Spread:

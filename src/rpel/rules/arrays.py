@@ -57,15 +57,21 @@ def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
     return wide, lambda result: result.to(dtype)
 
 
-def deliver(compute: Callable[[Array | None], Array], out: Array | None, back: Callable[[Array], Array]) -> Array:
-    """Compute into ``out`` where the kernels can write there, else compute and copy; without ``out`` a new array."""
+def writable(out: Array | None) -> Array | None:
+    """``out`` as the kernels can write to it: its memory as an array; None where they cannot, or nothing is given."""
+    if out is None or (is_tensor(out) and out.device.type != "cpu"):
+        return out
+    if out.dtype.itemsize < 4:
+        return None
+    return out.detach().numpy() if is_tensor(out) else out
+
+
+def delivered(result: Array, out: Array | None, place: Array | None, back: Callable[[Array], Array]) -> Array:
+    """A result that was computed into ``place``, or not, as the caller wants it: in ``out``, or as a new array."""
     if out is None:
-        return back(compute(None))
-    place = out.detach().numpy() if is_tensor(out) and out.device.type == "cpu" and out.dtype.itemsize >= 4 else out
-    if is_tensor(place) or place.dtype.itemsize >= 4:
-        compute(place)
-    else:
-        out[...] = back(compute(None))
+        return back(result)
+    if place is None:
+        out[...] = back(result)
     return out
 
 

@@ -30,13 +30,14 @@ from rpel.rules.arrays import (
     Array,
     as_table,
     check_index,
-    deliver,
+    delivered,
     empty_like,
     host,
     kernels_for,
     lend,
     stacked,
     to_kernels,
+    writable,
 )
 from rpel.types import Floats, Integers
 
@@ -140,10 +141,9 @@ class Group:
         """(h, d) Σ_j weights[i, j] · x_j."""
         return self.kernels.combine(self.table, self.rows, self.lend(weights), out=out)
 
-    def coordinatewise(self, operation: str, f: int, mix: Any = None, out: Array | None = None) -> Array:
-        """(h, d) the operation on every coordinate's values, after mixing (a number: of that many nearest vectors)."""
-        lent = mix if mix is None or isinstance(mix, int) else self.lend(mix)
-        return self.kernels.coordinatewise(self.table, self.rows, operation, f, mix=lent, out=out)
+    def coordinatewise(self, operation: str, f: int, out: Array | None = None) -> Array:
+        """(h, d) the operation on every coordinate's values."""
+        return self.kernels.coordinatewise(self.table, self.rows, operation, f, out=out)
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,8 @@ class Rule(Stage, ABC):
             weights=weights,
             hostile=hostile,
         )
-        return deliver(lambda place: rule.compute(group, place), out, back)
+        place = writable(out)
+        return delivered(rule.compute(group, place), out, place, back)
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or a pivot

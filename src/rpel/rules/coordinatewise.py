@@ -33,8 +33,8 @@ class Coordinatewise(Rule):
 
     def run_mixed(self, group: Group, before: Mixing, out: Array | None = None) -> Array:
         near = before.nearest
-        mix = near(group.m, group.f) if near else before.mix(group)
-        return group.coordinatewise(self.operation, group.f, mix, out)
+        mix = near(group.m, group.f) if near else group.lend(before.mix(group))
+        return group.kernels.coordinatewise(group.table, group.rows, self.operation, group.f, mix=mix, out=out)
 
     def scratch(self, m: int) -> int:
         return 0

@@ -23,9 +23,10 @@ test: lint
 	$(PYTEST)
 
 # Everything: 10,000 fault schedules, whole matrices, and all that needs further packages. Allow an hour.
-test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-flower/.installed
+test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-trackers/.installed $(VENV)-flower/.installed
 	$(PYTEST) -m ""
 	$(VENV)-trainers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trainers.py
+	$(VENV)-trackers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trackers.py
 	$(VENV)-flower/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_flower.py
 
 lint: $(VENV)/.installed-dev
@@ -86,6 +87,12 @@ $(VENV)-trainers/.installed: pyproject.toml constraints.txt
 		transformers peft accelerate lightning
 	@touch $@
 
+$(VENV)-trackers/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-trackers
+	$(VENV)-trackers/bin/python -m pip install --quiet --disable-pip-version-check -e . torch==2.13.0 \
+		mlflow wandb pytest hypothesis pytest-xdist
+	@touch $@
+
 $(VENV)-flower/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-flower
 	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -e . torch==2.13.0 \
@@ -97,4 +104,4 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-flower build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-trackers $(VENV)-flower build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis

@@ -140,9 +140,25 @@ class Rows:
 
 @dataclass
 class UserCallbacks:
-    """The user's, in their order; what they put into the row is a number, or nothing."""
+    """The user's, in their order; what they put into the row is a number, or nothing.
+
+    One may also have ``begin(spec)``, called before the first round of this process, and ``close()``, after its last.
+    """
 
     callbacks: Sequence[Callback]
+
+    def begin(self, spec: ResolvedSpec) -> None:
+        """Tell those who want to know what is about to run."""
+        self._told("begin", spec)
+
+    def close(self) -> None:
+        """Tell those who want to know that it has ended, however it has."""
+        self._told("close")
+
+    def _told(self, what: str, *about: Any) -> None:
+        for callback in self.callbacks:
+            if callable(hear := getattr(callback, what, None)):
+                hear(*about)
 
     def __call__(self, state: State, info: Info, row: Row) -> None:
         known = set(row)

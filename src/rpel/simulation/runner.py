@@ -49,7 +49,8 @@ class Run:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
-        self.spec, self.inputs, self.folder, self.workers, self.user = spec, inputs, folder, workers, callbacks
+        self.spec, self.inputs, self.folder, self.workers = spec, inputs, folder, workers
+        self.user = UserCallbacks(callbacks)
         self.progress, self.stop = None if workers.rank else progress, stop or Stop()
         self.simulation = Simulation(spec, build_task(spec, inputs), workers, change=inputs.problem)
         self.metrics = Metrics(spec.rounds, self.simulation.honest)
@@ -72,6 +73,8 @@ class Run:
                 self.metrics.begin(
                     self.simulation.evaluate_initial(self.evaluate.subset), list(self.simulation.measures)
                 )
+            stack.callback(self.user.close)
+            self.user.begin(self.spec)
             self._play()
         return self._finish()
 
@@ -86,12 +89,12 @@ class Run:
 
     def _callbacks(self) -> tuple[Rows, list[Callback]]:
         """All that happens after a step, in its order; every worker has the same."""
-        rows, user = Rows(self.measure, self.evaluate, self.metrics), UserCallbacks(self.user)
+        rows, user = Rows(self.measure, self.evaluate, self.metrics), self.user
         write, obey = Write(rows, self.checkpoint.journal), ObeyStop(self.stop, self.checkpoint)
         show = None if self.progress is None else Show(self.progress, self.spec, self.metrics)
 
         def look(done: float) -> None:
-            if not self.user:  # theirs must see the last round, which a resumed run does not play again
+            if not self.user.callbacks:  # theirs must see the last round, which a resumed run does not play again
                 obey.look(done)
             if show is not None:
                 show.look(done)

@@ -27,9 +27,9 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
     """
     spec = specs.load(source).replace(**terminal.given(**options))
     with terminal.display() as shown:
-        from rpel.simulation.supervision import run as run_spec
+        from rpel.simulation.supervision import engine as engine_of
 
-        result = run_spec(
+        result = engine_of(spec)(
             spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse, tensorboard=tensorboard
         )
     if not terminal.printed(result.summary(), as_json):

@@ -17,7 +17,7 @@ from rpel.runs.record import Result
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Loss, Objects
 from rpel.simulation.run import resume as _resume
-from rpel.simulation.supervision import run as _run
+from rpel.simulation.supervision import engine as engine_of
 from rpel.tasks import Task
 from rpel.tasks.checks import check_module
 from rpel.types import Scale
@@ -152,8 +152,9 @@ def simulate(
     if tensorboard and out is None:
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
     told = _printed if progress is True else progress or None
-    return _run(
-        Spec(**given), own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
+    spec = Spec(**given)
+    return engine_of(spec)(
+        spec, own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
     )
 
 

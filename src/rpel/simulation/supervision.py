@@ -3,6 +3,7 @@
 Invariant: a run on Ray is the same run; this process only watches its folder, and asks it to stop.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,12 @@ from rpel.simulation.run import WHEN, placed, prepared, stored
 _LOOK = 0.5
 
 
-def run(
+def engine(spec: Spec) -> Callable[..., Result]:
+    """What runs a Spec where its engine says, called like :func:`rpel.simulation.run.run`."""
+    return runs_here.run if spec.engine == "local" else on_ray
+
+
+def on_ray(
     spec: Spec,
     own: Objects | None = None,
     *,
@@ -37,23 +43,11 @@ def run(
     reuse: bool = False,
     tensorboard: bool = False,
 ) -> Result:
-    """Run a Spec, or each of its seeds, where its engine says; see :func:`rpel.simulation.run.run`."""
-    if spec.engine == "local":
-        return runs_here.run(
-            spec, own, keep=keep, progress=progress, download=download, force=force, reuse=reuse,
-            tensorboard=tensorboard,
-        )  # fmt: skip
+    """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
     if own not in (None, Objects()) or not keep:
         raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
     if tensorboard:
         check_tensorboard()
-    return _on_ray(spec, progress, download, force, reuse, tensorboard)
-
-
-def _on_ray(
-    spec: Spec, progress: Progress | None, download: Download | None, force: bool, reuse: bool, tensorboard: bool
-) -> Result:
-    """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
     seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
     here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
     if spec.data_dir is not None:

@@ -51,7 +51,7 @@ def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, never disturbed."""
     fields: dict[str, Any] = {**SMALL, "name": "quickstart", "rounds": 300}
-    path = simulate(**fields, out=tmp_path_factory.mktemp("whole")).path
+    path: Path | None = simulate(**fields, out=tmp_path_factory.mktemp("whole")).path
     assert path is not None
     return path
 

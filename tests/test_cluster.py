@@ -35,7 +35,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = simulate(**FIELDS, name="quickstart", out=tmp_path_factory.mktemp("whole")).path
+    path: Path | None = simulate(**FIELDS, name="quickstart", out=tmp_path_factory.mktemp("whole")).path
     assert path is not None
     return path
 

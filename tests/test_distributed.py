@@ -134,7 +134,7 @@ RUN = ["-m", "rpel", "run", "quickstart", *FLAGS]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = simulate(**LONG, out=tmp_path_factory.mktemp("whole")).path
+    path: Path | None = simulate(**LONG, out=tmp_path_factory.mktemp("whole")).path
     assert path is not None
     return path
 

@@ -23,12 +23,12 @@ import typer
 from rpel.cli.report import report
 from rpel.config.spec import Spec, load, load_folder, spec_hash, to_toml
 from rpel.report import chart_groups, collect, group_runs, page
-from rpel.report.collect import Run, command
+from rpel.report.collect import command
 from rpel.report.drawing import values
 from rpel.report.groups import compared
 from rpel.runs.certificate import Robustness, survival
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Table
+from rpel.runs.record import Run, Table
 from rpel.simulation.methods import resolve
 from support.browser import in_chromium
 
@@ -113,7 +113,7 @@ def test_bands_and_intervals_span_the_seeds(runs: Path) -> None:
     setting = group_runs(collect([runs]).runs)[0]
     assert setting.rounds("loss") == [2, 4]
     assert setting.curve("accuracy_mean")[:, -1] == pytest.approx([0.41, 0.40, 0.42])
-    mean, low, high = setting.final("accuracy_worst")
+    mean, low, high = setting.interval("accuracy_worst")
     half = 4.302652729 * 0.005 / 3**0.5  # Student's t with two degrees of freedom
     assert (mean, low, high) == pytest.approx((0.205, 0.205 - half, 0.205 + half))
     assert (setting.total("messages"), setting.total("bytes")) == (480, 48_000)
@@ -282,7 +282,7 @@ def test_a_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)})
     with zipfile.ZipFile(put(tmp_path, seed=2) / "nodes.npz", "w") as file:
         file.writestr("accuracy.npy", header.getvalue())
-    assert [bool(run.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)] == [
+    assert [bool(run.curves.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)] == [
         True,
         False,
     ]
@@ -526,9 +526,9 @@ def test_a_real_run_is_reported(tmp_path: Path) -> None:
     result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
     (run,) = collect([tmp_path]).runs
     assert isinstance(run, Run)
-    assert run.final("accuracy_mean") == result.accuracy_mean
-    assert run.proof.held == result.certificate["held"]
-    assert run.quartiles[0] == result.accuracy_worst
+    assert run.end("accuracy_mean") == result.accuracy_mean
+    assert run.certificate.held == result.certificate["held"]
+    assert run.curves.quartiles[0] == result.accuracy_worst
     text = page(collect([tmp_path]))
     assert f"{result.accuracy_mean:.4f}" in text
     assert f"by quarters: {result.accuracy_worst:.4f}" in text

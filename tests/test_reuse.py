@@ -170,7 +170,8 @@ def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def own(out: Path, model: nn.Module | None = None, **more: Any) -> Result:
     fields: dict[str, Any] = {"nodes": 8, "byzantine": 1, "pull": 4, "rounds": 2, "eval_size": 30, "batch_size": 5}
-    return simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
+    found: Result = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
+    return found
 
 
 def from_text(factor: float) -> Any:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from rpel.runs.folder import RunFolder
 from rpel.runs.record import Result, Results
 from rpel.simulation import callbacks
 from rpel.simulation import run as runs
-from rpel.simulation.api import Interrupted, Tick, resume, simulate
+from rpel.simulation.api import Fields, Interrupted, Tick, resume, simulate
 from rpel.simulation.inputs import Objects
 from rpel.types import Seal
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
@@ -310,8 +310,38 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     }
     assert keywords.keys() - others == Spec.model_fields.keys()
     for key, field in Spec.model_fields.items():
-        if key != "model":
+        if key not in ("model", "out"):
             assert keywords[key].default == field.default, key
+    assert keywords["out"].default is None, "nothing is kept unless told"
+    assert {"seeds", "model", "out"} | Fields.__annotations__.keys() == Spec.model_fields.keys()
+    with pytest.raises(ValueError, match="there is no field 'nods'; the nearest is 'nodes'"):
+        simulate(nods=3)  # type: ignore[call-overload]
+
+
+def test_one_seed_gives_a_run_and_several_a_run_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = simulate("linear", nodes=6, byzantine=1, rounds=1, eval_size=50)
+    both = simulate("linear", nodes=6, byzantine=1, rounds=1, eval_size=50, seeds="0,1")
+    assert_type(one, rpel.Run)
+    assert_type(both, rpel.RunSet)
+    assert (type(one), type(both)) == (rpel.Run, rpel.RunSet)
+    assert list(tmp_path.iterdir()) == [], "nothing is kept unless told"
+    assert (len(both), both[0].spec.seed, both[1].spec.seed) == (2, 0, 1)
+    assert (one.certificate["held"], one.certificate.held, one.certificate.b_hat) == (True, True, one.spec.b_hat)
+    assert json.loads(json.dumps(one.certificate)) == one.certificate
+    with pytest.raises(ValueError, match=r"nothing was kept of this run: rpel\.simulate\(…, out='runs'\)"):
+        rpel.load(one.path)
+
+
+def test_what_lies_on_disk_is_read_when_it_is_asked_for(finished: Result, tmp_path: Path) -> None:
+    assert finished.path is not None
+    path = shutil.copytree(finished.path, tmp_path / finished.path.name)
+    loaded = rpel.load(path)
+    for name in ("models.safetensors", "nodes.npz"):
+        (path / name).unlink()
+    assert loaded.accuracy_mean == finished.accuracy_mean
+    with pytest.raises(FileNotFoundError):
+        _ = loaded.models
 
 
 def test_a_finished_folder_is_sealed_and_an_edited_one_is_said_to_be_edited(
@@ -441,7 +471,7 @@ def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_pat
     assert plain.final["metric.loss_mean"] == pytest.approx(losses[-1])
     assert plain.final["metric.loss_worst"] == pytest.approx(plain.nodes["metric.loss"][-1].max())
     assert plain.final["accuracy_mean"] is None, "a regression has no accuracy"
-    assert repr(plain).startswith("<Result of run: loss ")
+    assert repr(plain).startswith("<Run of run: loss ")
 
     def close(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return ((output - target).abs() < 1.0).float().mean()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
     from rpel.rules import Rule, chain, rule
-    from rpel.runs.record import Result, Results
+    from rpel.runs.record import Result, Results, Run, RunSet
     from rpel.simulation.api import load, resume, simulate
 
 _HOMES = {
@@ -28,6 +28,8 @@ _HOMES = {
     "Result": "rpel.runs.record",
     "Results": "rpel.runs.record",
     "Rule": "rpel.rules",
+    "Run": "rpel.runs.record",
+    "RunSet": "rpel.runs.record",
     "Spec": "rpel.config.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
@@ -49,6 +51,8 @@ __all__ = [
     "Result",
     "Results",
     "Rule",
+    "Run",
+    "RunSet",
     "Spec",
     "View",
     "__version__",

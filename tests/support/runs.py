@@ -16,7 +16,8 @@ TINY: dict[str, Any] = {
 
 
 def tiny(out: Path | None, **fields: Any) -> Result:
-    return simulate(out=out, **{**TINY, **fields})
+    found: Result = simulate(out=out, **{**TINY, **fields})
+    return found
 
 
 def without_seconds(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import rpel
 from rpel.cli import network, peer
 from rpel.cli.experiments import arena, bench, imports, reproduce, sweep
 from rpel.cli.plan import graph, plan
-from rpel.cli.report import compare, ls, report
+from rpel.cli.report import compare, report, runs
 from rpel.cli.run import list_names, resume, run, show
 from rpel.cli.terminal import NamesInHelp
 from rpel.processes import end_with_starter
@@ -34,8 +34,9 @@ app.command()(plan)
 app.command(cls=NamesInHelp)(run)
 app.command(cls=NamesInHelp)(arena)
 app.command(name="list")(list_names)
-for command in (peer.doctor, bench, resume, show, ls, compare, graph, sweep, reproduce, report):
+for command in (peer.doctor, bench, resume, show, runs, compare, graph, sweep, reproduce, report):
     app.command()(command)
+app.command(name="ls", hidden=True)(runs)
 app.command()(peer.red_team)
 app.command()(peer.watch)
 app.command()(peer.verify)

@@ -1,4 +1,4 @@
-"""``rpel report``, ``rpel ls`` and ``rpel compare``: runs that lie on disk, without torch."""
+"""``rpel report``, ``rpel runs`` (also ``ls``) and ``rpel compare``: runs that lie on disk, without torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +11,9 @@ from rpel.cli.terminal import Json
 from rpel.text import count, visible
 
 if TYPE_CHECKING:
-    from rpel.report import Collection, Group
+    from rpel.report import Collection
     from rpel.report.groups import Chart
+    from rpel.runs.record import RunSet
 
 
 def report(
@@ -64,7 +65,7 @@ def report(
         print(f"{output}: {finished}; {count(len(written), 'file')} written")
 
 
-def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) -> dict[str, Any]:
+def _summary(found: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
     settings = [
         {
             "label": group.label,
@@ -72,11 +73,11 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
             "dataset": group.spec.dataset,
             "nodes": group.spec.nodes,
             "byzantine": group.spec.byzantine,
-            "pull": group.runs[0].proof.pull,
+            "pull": group.runs[0].certificate.pull,
             "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
             "intervals": {
-                key: dict(zip(("mean", "low", "high"), group.final(key), strict=True)) for key in group.measures
+                key: dict(zip(("mean", "low", "high"), group.interval(key), strict=True)) for key in group.measures
             },
         }
         for group in groups
@@ -90,23 +91,23 @@ def _summary(found: "Collection", groups: "list[Group]", written: list[Path]) ->
     }
 
 
-def ls(
+def runs(
     folder: Annotated[Path, Argument(help="A folder with runs somewhere below it.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """List the runs below a folder: what they are, how far they came, and what they ended with.
 
-    Example: rpel ls runs
+    Example: rpel runs somewhere (rpel ls is the same)
     """
     from rpel.report import collect
 
     found = collect([folder])
     rows: list[dict[str, Any]] = []
     for run in found.runs:
-        ends = {f"{run.key}_{word}": run.rows[-1][f"{run.key}_{word}"] for word in ("mean", "worst")}
+        ends = {f"{run.key}_{word}": run.final[f"{run.key}_{word}"] for word in ("mean", "worst")}
         said = {"measure": run.measure, **ends} if run.measure != "accuracy" else ends
         rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said})
-        rows[-1] |= {"held": run.proof.held, "edited": list(run.edited)}
+        rows[-1] |= {"held": run.certificate.held, "edited": list(run.edited)}
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
     ]
@@ -178,7 +179,7 @@ def compare(
     print(f"paired over {count(len(found['seeds']), 'common seed')}")
 
 
-def _one_group(path: Path) -> "Group":
+def _one_group(path: Path) -> "RunSet":
     from rpel.report import by_code, collect, group_runs
 
     groups = group_runs(by_code(collect([path]), terminal.say).runs)

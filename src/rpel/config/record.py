@@ -89,6 +89,10 @@ class Identity(Enum):
     NEVER = "never"
 
 
+PAIRED = "runs that differ in this field alone are one setting, and are compared pair by pair"
+"""The mark of such a field, the seed."""
+
+
 class CheckedRecord(BaseModel):
     """A frozen record whose errors are one sentence each."""
 

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rpel import plugins
 from rpel.config.record import (
+    PAIRED,
     CheckedRecord,
     Identity,
     choices,
@@ -129,7 +130,7 @@ class Spec(Training):
     consistent: Annotated[bool, Identity.LATER] = Field(
         False, description="each hostile node sends the same vector to all who pull it"
     )
-    seed: int = Field(0, description="where all randomness comes from", ge=0)
+    seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None, description="several runs, such as 0-4 or 0,1,7; with intervals"
     )
@@ -182,6 +183,16 @@ class Spec(Training):
         value = None if value is None else str(value)
         parse_seeds(value)
         return value
+
+
+def compared_fields() -> list[str]:
+    """The fields in which two settings can differ, by their metadata and nothing else.
+
+    >>> [key for key in ("rule", "seed", "threads") if key in compared_fields()]
+    ['rule']
+    """
+    marks = {key: field.metadata for key, field in Spec.model_fields.items()}
+    return [key for key, found in marks.items() if Identity.NEVER not in found and PAIRED not in found]
 
 
 def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:

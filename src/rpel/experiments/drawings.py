@@ -17,7 +17,7 @@ from rpel import planning, plots
 from rpel.config.spec import Spec
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.graphs import Graph
-from rpel.runs.record import Result, interval
+from rpel.runs.record import Run, interval
 from rpel.simulation.methods import build_network, resolve
 from rpel.types import Scale
 
@@ -32,7 +32,7 @@ _MARKERS = "osD^vP*X"
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def run_rows(result: Result) -> list[Row]:
+def run_rows(result: Run) -> list[Row]:
     """A run's evaluated rounds: accuracies, bytes sent so far, the node that ends lowest; round 0 where it has one."""
     sent = np.concatenate([[0], np.cumsum(result.history["bytes"])])
     seen = zip(result.nodes["round"].tolist(), result.nodes["accuracy"], result.lowest().tolist(), strict=True)

@@ -27,7 +27,7 @@ from rpel.files import write_text
 from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Result, Table
+from rpel.runs.record import Run, Table
 from rpel.simulation.callbacks import Progress
 from rpel.simulation.inputs import Download, Inputs, Objects, gather
 from rpel.simulation.methods import resolve
@@ -344,16 +344,15 @@ class Clock:
         return sum(self.needed.values()) * (self.spent / self.expected if self.expected else 1.0)
 
 
-def _result(
-    work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progress: Progress | None, say: Say
-) -> Result:
+def _result(work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progress: Progress | None, say: Say) -> Run:
     stop.check()
     folder = RunFolder(path, work.tensorboard)
     if folder.certificate() is not None:
         folder.copy_events()
-        return Result.load(path, reused=True)
+        return Run.load(path, reused=True)
     begun = time.perf_counter()
     result = run(spec, progress=progress, reuse=work.reuse, tensorboard=work.tensorboard, stop=stop)
+    assert isinstance(result, Run)  # it has one seed
     stop.check()
     left = clock.done(path, time.perf_counter() - begun)
     if clock.runs:

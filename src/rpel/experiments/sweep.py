@@ -35,7 +35,6 @@ from rpel.simulation.cluster import Task
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")
-_NOT_MEANING = {"out", "threads", "engine", "address"}
 _NUMBERS = (*names(role=Role.MEASURE), *names(role=Role.COST))
 _POLL = 0.05
 
@@ -60,10 +59,9 @@ class Cell:
             return hashlib.sha256(self.label.encode()).hexdigest()[:12]
         from rpel.simulation.inputs import code_versions, data_checksums
 
-        what = [
-            self.spec.model_dump(exclude=_NOT_MEANING), code_versions(self.spec)["code"],
-            data_checksums(self.spec.dataset, self.spec.data_dir),
-        ]  # fmt: skip
+        spec = self.spec
+        what: list[Any] = [spec.identity(), spec.name, spec.scale, spec.seeds, code_versions(spec)["code"]]
+        what.append(data_checksums(spec.dataset, spec.data_dir))
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -6,7 +6,7 @@ reported and stops nothing; equal runs give equal bytes; the page asks no other 
 """
 
 from rpel.report.collect import Collection, by_code, collect
-from rpel.report.groups import Chart, Group, chart_groups, group_runs
+from rpel.report.groups import Chart, chart_groups, group_runs
 from rpel.report.page import page
 
-__all__ = ["Chart", "Collection", "Group", "by_code", "chart_groups", "collect", "group_runs", "page"]
+__all__ = ["Chart", "Collection", "by_code", "chart_groups", "collect", "group_runs", "page"]

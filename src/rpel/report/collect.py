@@ -1,126 +1,21 @@
 """Run folders under some paths: the finished, the unfinished and the broken, each read once and checked."""
 
-import math
 import os
 import shlex
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load, load_folder, presets
-from rpel.runs.certificate import Robustness, Survival, made_here, survival
-from rpel.runs.columns import COLUMNS, Role, Row, When, column, headline, is_evaluated, names, prefix
+from rpel.runs.certificate import made_here
 from rpel.runs.folder import RunFolder, base_of
+from rpel.runs.record import DAMAGE, Run
 from rpel.text import value_text
-from rpel.types import Guarantee
 
-_ACCURACIES = tuple(key for key in names(when=When.EVALUATED) if key.startswith("accuracy"))
-_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)  # these may overflow
 _MARKS = {"spec.toml", "metrics.jsonl"}
-_DAMAGE = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What a certificate says, in plain numbers and texts."""
-
-    pull: int
-    b_hat: int
-    fraction: float
-    probability: float
-    confidence: float
-    guarantee: Guarantee
-    held: bool
-    max_observed: int
-    histogram: tuple[int, ...]
-    violations: tuple[tuple[int, int, int], ...]
-    violations_total: int
-    threads: int
-    versions: tuple[tuple[str, str], ...]
-    data: tuple[tuple[str, str], ...]
-
-    @property
-    def guaranteed(self) -> bool:
-        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one, it is not."""
-        return self.guarantee == Guarantee.PLAN
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: its rows (all rounds), those evaluated, and its proof; ``place`` is its path on a page.
-
-    rows       those of metrics.jsonl with <measure>_lowest, that of the node that ends worst (None: not known)
-    quartiles  of the honest nodes' measure at the end, from the lowest to the highest; empty if they are not known
-    start      the measure in round 0, by column; empty if it is not known
-    edited     what was changed after the run had finished: files, or its name
-    measure    what it is judged by: accuracy, or a metric where there are no classes; better: whether more is better
-    """
-
-    place: str
-    spec: Spec
-    rows: tuple[Row, ...]
-    proof: Proof
-    quartiles: tuple[float, ...] = ()
-    start: Mapping[str, float] = field(default_factory=dict)
-    edited: tuple[str, ...] = ()
-    measure: str = "accuracy"
-    better: bool = True
-
-    @property
-    def key(self) -> str:
-        """What the columns of its measure begin with."""
-        return prefix(self.measure)
-
-    @property
-    def folder(self) -> str:
-        return self.place.rpartition("/")[2]
-
-    @property
-    def survival(self) -> Survival:
-        """What its rule survives: another statement than what its sampling was."""
-        return survival(self.spec.rule or "its own rule", self.proof.pull, self.proof.b_hat)
-
-    @property
-    def well(self) -> bool:
-        """As the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
-        sampled = self.proof.held and self.proof.guaranteed
-        return not self.edited and sampled and self.survival.robustness is not Robustness.NONE
-
-    @property
-    def evaluated(self) -> list[Row]:
-        return [row for row in self.rows if is_evaluated(row)]
-
-    @property
-    def followed(self) -> bool:
-        """Whether the node that ends lowest is known in every round evaluated."""
-        return bool(self.quartiles)
-
-    def series(self, column: str, from_start: bool = False) -> list[float]:
-        """A column in the rounds evaluated; for a node that is not known, the worst of each round."""
-        first = [self.start[column]] if from_start else []
-        column = f"{self.key}_worst" if column == f"{self.key}_lowest" and not self.followed else column
-        return [*first, *(_infinite(row[column]) for row in self.evaluated)]
-
-    def final(self, column: str) -> float:
-        return _infinite(self.rows[-1][column])
-
-    def total(self, column: str) -> float:
-        """The sum over all rounds."""
-        return float(sum(row[column] for row in self.rows))
-
-    @property
-    def numbers(self) -> list[Row]:
-        """The rows without times: equal for equal runs."""
-        left_out = ("seconds", f"{self.key}_lowest")
-        return [{key: value for key, value in row.items() if key not in left_out} for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -188,12 +83,12 @@ def by_code(found: Collection, say: Callable[[str], None]) -> Collection:
     out: set[str] = set()
     for runs in alike.values():
         names = ", ".join(run.place for run in runs)
-        if len(runs) > 1 and (ours := [run for run in runs if made_here(dict(run.proof.versions))]):
+        if len(runs) > 1 and (ours := [run for run in runs if made_here(run.certificate.versions)]):
             out |= {run.place for run in runs} - {run.place for run in ours}
             say(f"of {names} only what this code has made is shown: {', '.join(run.place for run in ours)}")
         elif len(runs) > 1:
             say(f"one run by several other codes, all shown: {names}")
-    done = {base for base, runs in alike.items() if any(made_here(dict(run.proof.versions)) for run in runs)}
+    done = {base for base, runs in alike.items() if any(made_here(run.certificate.versions) for run in runs)}
     waiting = tuple(one for one in found.unfinished if base_of(Path(one.place)) not in done)
     return replace(found, runs=tuple(run for run in found.runs if run.place not in out), unfinished=waiting)
 
@@ -235,99 +130,21 @@ def _folders(top: Path) -> Iterator[Path]:
 def _read(path: Path, place: str) -> Run | Unfinished | Broken:
     try:
         folder, spec = RunFolder(path), load_folder(path)
-        found, rows = folder.certificate(), folder.metrics()
+        found = folder.certificate()
         if found is None:
-            return Unfinished(path, place, spec, len(rows))
-        proof = _proof(found)
-        spec = spec.replace(pull=proof.pull, b_hat=proof.b_hat)
-        for value in (*vars(spec).values(), *vars(proof).values()):
-            if isinstance(value, int):
-                float(value)  # OverflowError: a page could not sort by it
-        checked = tuple(_rows(rows, spec.rounds))
-        evaluated, measure = [row["round"] for row in checked if is_evaluated(row)], headline(checked)
-        better = found.get("metrics", {}).get(measure, True) is not False
-        lowest, quartiles, start = _nodes(folder, evaluated, prefix(measure), better)
-        known = tuple({**row, f"{prefix(measure)}_lowest": lowest.get(row["round"])} for row in checked)
-        return Run(place, spec, known, proof, quartiles, start, tuple(folder.edited()[1]), measure, better)
-    except _DAMAGE as error:
+            return Unfinished(path, place, spec, len(folder.metrics()))
+        spec = spec.replace(pull=found.pull, b_hat=found.b_hat)
+        run = Run(spec, path, certificate=found, place=place)
+        run.check()
+        _ = run.edited
+        return run
+    except DAMAGE as error:
         return Broken(path, place, _reason(error, path, place))
 
 
 def _reason(error: BaseException, path: Path, place: str) -> str:
     told = isinstance(error, OSError | ValueError)
     return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(str(path), place)
-
-
-def _rows(rows: list[Row], rounds: int) -> Iterator[Row]:
-    """The rows, all of them there, with numbers where numbers belong and nothing else."""
-    if len(rows) != rounds:
-        raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
-    if not is_evaluated(rows[-1]):
-        raise ValueError("the last round of metrics.jsonl was not evaluated")
-    undeclared = sorted({key for row in rows for key in row} - set(COLUMNS))
-    others = [key for key in undeclared if all(row.get(key) is None or _is_number(row[key]) for row in rows)]
-    for row in rows:
-        needed = _ALWAYS if row["accuracy_mean"] is None else (*_ALWAYS, *_ACCURACIES)
-        for key in COLUMNS:
-            value = row.get(key)
-            if not _is_number(value) and (value is not None or key in needed):
-                raise ValueError(f"metrics.jsonl has {key} {value!r} in round {row['round']}")
-        yield {key: row.get(key) for key in (*COLUMNS, *others)}
-
-
-def _infinite(value: float | None) -> float:
-    """What overflowed (null) as a number to draw and to compare."""
-    return math.inf if value is None else float(value)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a finite number.
-
-    >>> [_is_number(value) for value in (1, 0.5, float("nan"), True, "1", None)]
-    [True, True, False, False, False, False]
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _nodes(
-    folder: RunFolder, rounds: list[int], key: str, better: bool
-) -> tuple[dict[int, float], tuple[float, ...], dict[str, float]]:
-    """From nodes.npz: by round the measure of the node that ends worst, quartiles at the end, measures in round 0.
-
-    Nothing if it does not belong to these rounds, round 0 before them or not.
-    """
-    try:
-        found = folder.read_arrays("nodes.npz")
-        accuracy, at = np.asarray(found[key], np.float64), found["round"].tolist()
-        if at not in (rounds, [0, *rounds]) or accuracy.shape != (len(at), accuracy.shape[1]):
-            raise ValueError("nodes.npz does not belong to metrics.jsonl")
-        if not np.isfinite(accuracy).all():
-            raise ValueError("nodes.npz has values that are no numbers")
-    except (*_DAMAGE, zipfile.BadZipFile, EOFError):
-        return {}, (), {}  # a page can do without
-    lowest = accuracy[:, int(np.argmin(accuracy[-1] if better else -accuracy[-1]))].tolist()
-    first = float(accuracy[0].mean()), float(accuracy[0].min() if better else accuracy[0].max()), lowest[0]
-    start = {f"{key}_{word}": value for word, value in zip(("mean", "worst", "lowest"), first, strict=True)}
-    start = {} if at[0] else start
-    ends = np.quantile(accuracy[-1], (0, 0.25, 0.5, 0.75, 1)).tolist()
-    return dict(zip(at, lowest, strict=True)), tuple(ends), start
-
-
-def _proof(found: Mapping[str, Any]) -> Proof:
-    plan, histogram = found["plan"], tuple(int(count) for count in found["histogram"])
-    if min(histogram, default=0) < 0:
-        raise ValueError("certificate.json counts less than nothing")
-    kinds = {"pull": int, "b_hat": int, "fraction": float, "probability": float, "confidence": float}
-    facts: dict[str, Any] = {key: kind(plan[key]) for key, kind in kinds.items()}
-    facts |= {key: int(found[key]) for key in ("max_observed", "violations_total", "threads")}
-    facts |= {key: tuple((str(k), str(v)) for k, v in found[key].items()) for key in ("versions", "data")}
-    return Proof(
-        guarantee=Guarantee(found["guarantee"]),
-        held=found["held"] is True,
-        histogram=histogram,
-        violations=tuple((int(v["round"]), int(v["node"]), int(v["count"])) for v in found["violations"]),
-        **facts,
-    )
 
 
 # --- the command that makes a run again ------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.plots import COLOURS, canvas, stamp
-from rpel.report.groups import Chart, Group
+from rpel.report.groups import Chart
+from rpel.runs.record import RunSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +130,7 @@ def _grid(across: Axis, up: Axis, xlabel: str = "round") -> str:
     return "".join(lines)
 
 
-def _curve(k: int, group: Group, metric: str, across: Axis, up: Axis) -> str:
+def _curve(k: int, group: RunSet, metric: str, across: Axis, up: Axis) -> str:
     """Bands under lines under marks; the first column solid, the second dashed."""
     columns = group.columns(metric)
     x = across.places(np.array(group.rounds(columns[0]), np.float64))
@@ -218,7 +219,7 @@ def _named(chart: Chart, metric: str) -> str:
 
 
 def _described(chart: Chart, metric: str) -> str:
-    lowest = "lowest" if chart.groups[0].runs[0].better else "highest"
+    lowest = "lowest" if chart.groups[0].more_is_better else "highest"
     return f"{chart.words}, mean (dashed: the node that ends {lowest})" if metric == "accuracy" else metric
 
 

@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rpel.config.record import Identity
-from rpel.config.spec import TO_ALL, Spec
-from rpel.report.collect import Run
-from rpel.runs.columns import measures
-from rpel.runs.record import Table, interval
+from rpel.config.spec import TO_ALL, Spec, compared_fields
+from rpel.runs.columns import Row
+from rpel.runs.record import Run, RunSet, Table, interval
 from rpel.text import value_text
 
 METRICS = ("accuracy", "loss", "consensus")
 """What is drawn; in place of the accuracy another measure, where there are no classes."""
 
-NOT_MEANING = ("seed", *(key for key, field in Spec.model_fields.items() if Identity.NEVER in field.metadata))
 _CHART = ("dataset", "nodes", "byzantine", "pull")
 _GROUP = ("method", "rule", "attack", "attack_params")
 _ALWAYS_SAID = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
@@ -30,87 +24,24 @@ _MOST_PARTS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Runs that differ in their seed alone; ``label`` tells the group from the others of its chart."""
-
-    runs: tuple[Run, ...]
-    label: str
-
-    @property
-    def spec(self) -> Spec:
-        return self.runs[0].spec
-
-    def columns(self, metric: str) -> tuple[str, ...]:
-        """What a metric is drawn from: the first solid, the second, the paper's worst node, dashed."""
-        key = self.runs[0].key
-        return (f"{key}_mean", f"{key}_lowest") if metric == "accuracy" else (metric,)
-
-    def rounds(self, column: str) -> list[int]:
-        """The rounds of :meth:`curve`: those evaluated, and for accuracies round 0 where it is known."""
-        evaluated = [row["round"] for row in self.runs[0].evaluated]
-        return [0, *evaluated] if self._begins(column) else evaluated
-
-    def curve(self, column: str) -> NDArray[np.float64]:
-        """(3, e): mean, lowest and highest over the seeds; infinite where a number overflowed."""
-        begins = self._begins(column)
-        values = np.array([run.series(column, begins) for run in self.runs])
-        return np.stack([values.mean(0), values.min(0), values.max(0)])
-
-    def _begins(self, column: str) -> bool:
-        return all(column in run.start for run in self.runs)
-
-    def final(self, column: str) -> tuple[float, float, float]:
-        """(mean, low, high) after the last round, over the seeds; infinite if it overflowed in one of them."""
-        values = [run.final(column) for run in self.runs]
-        return interval(values) if np.isfinite(values).all() else (math.inf, math.inf, math.inf)
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The columns it is judged by."""
-        return measures({k: v for k, v in run.rows[-1].items() if k != f"{run.key}_lowest"} for run in self.runs)
-
-    @property
-    def stamp(self) -> str:
-        """SMOKE or SHORT when a run is not at full size."""
-        return max(run.spec.scale.stamp for run in self.runs)
-
-    @property
-    def held(self) -> bool:
-        return all(run.proof.held for run in self.runs)
-
-    @property
-    def max_observed(self) -> int:
-        return max(run.proof.max_observed for run in self.runs)
-
-    @property
-    def diverged(self) -> int:
-        """Honest nodes whose model is not finite at the end, the most of all seeds; 0 where nobody counted."""
-        return max(run.rows[-1].get("diverged") or 0 for run in self.runs)
-
-    def total(self, column: str) -> float:
-        """The sum over all rounds and seeds."""
-        return sum(run.total(column) for run in self.runs)
-
-
-@dataclass(frozen=True, eq=False)
 class Chart:
     """The groups that are compared with each other: one data set, one number of nodes, attackers and pulls."""
 
     title: str
     slug: str
-    groups: tuple[Group, ...]
+    groups: tuple[RunSet, ...]
 
     @property
     def measure(self) -> str:
         """What its groups are judged by."""
-        return self.groups[0].runs[0].measure
+        return self.groups[0].measure
 
     @property
     def words(self) -> str:
         """The same for readers."""
         if self.measure == "accuracy":
             return "test accuracy"
-        better = "more" if self.groups[0].runs[0].better else "less"
+        better = "more" if self.groups[0].more_is_better else "less"
         return f"{self.measure} on test data ({better} is better)"
 
     @property
@@ -133,19 +64,19 @@ class Chart:
         return ", ".join(said)
 
 
-def stamps(groups: Sequence[Group]) -> list[str]:
+def stamps(groups: Sequence[RunSet]) -> list[str]:
     """The words that tell groups that are not at full size."""
     return sorted({group.stamp for group in groups} - {""}, reverse=True)
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """One Group for each meaning. A second run of the same seed that differs opens a group of its own."""
+def group_runs(runs: Sequence[Run]) -> list[RunSet]:
+    """One RunSet for each meaning. A second run of the same seed that differs opens a group of its own."""
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     seen: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
         meaning = _meaning(run)
         twins = seen[*meaning, run.spec.seed]
-        if any(twin.numbers == run.numbers for twin in twins):  # a copy of a run folder
+        if any(_numbers(twin) == _numbers(run) for twin in twins):  # a copy of a run folder
             continue
         groups[*meaning, len(twins)].append(run)
         twins.append(run)
@@ -153,19 +84,19 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     same = [tuple(sorted(group, key=lambda run: run.spec.seed)) for _, group in ordered]
     charts = [list(alike) for _, alike in groupby(same, key=lambda group: _chart_key(group[0]))]
     return [
-        Group(group, label)
+        RunSet(group, label)
         for alike in charts
         for group, label in zip(alike, _labels([group[0].spec for group in alike]), strict=True)
     ]
 
 
-def chart_groups(found: Sequence[Group]) -> list[Chart]:
+def chart_groups(found: Sequence[RunSet]) -> list[Chart]:
     """The groups by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
 
     >>> chart_groups(group_runs([]))
     []
     """
-    own: dict[tuple[Any, ...], list[Group]] = {}
+    own: dict[tuple[Any, ...], list[RunSet]] = {}
     for group in found:
         if group.spec.method not in TO_ALL:
             own.setdefault(_chart_key(group.runs[0]), []).append(group)
@@ -177,14 +108,14 @@ def chart_groups(found: Sequence[Group]) -> list[Chart]:
     return [_titled(key, said, part) for key, group in sorted(own.items()) for said, part in _parts(group)]
 
 
-def _parts(alike: list[Group], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Group]]]:
+def _parts(alike: list[RunSet], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[RunSet]]]:
     """A chart with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
     few = _telling(alike, _others(), _MOST_PARTS) or _telling(alike, ["rule", "attack"], 2 * _CROWD)
     if not few:
         yield said, alike
         return
     key = min(few)[1]
-    parts: dict[tuple[float, str], list[Group]] = defaultdict(list)
+    parts: dict[tuple[float, str], list[RunSet]] = defaultdict(list)
     for group in alike:
         value = getattr(group.spec, key)
         parts[value if isinstance(value, int | float) else 0, value_text(value)].append(group)
@@ -192,7 +123,7 @@ def _parts(alike: list[Group], said: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield from _parts(part, (*said, f"{key} {text}"))
 
 
-def _telling(alike: list[Group], keys: Sequence[str], most: int) -> list[tuple[int, str]]:
+def _telling(alike: list[RunSet], keys: Sequence[str], most: int) -> list[tuple[int, str]]:
     """(parts, field) for the fields that would split a crowd into 2 to ``most`` parts."""
     if len(alike) <= _CROWD:
         return []
@@ -200,12 +131,12 @@ def _telling(alike: list[Group], keys: Sequence[str], most: int) -> list[tuple[i
     return [(count, key) for count, key in counts if 2 <= count <= most]
 
 
-def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[Group]) -> Chart:
+def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[RunSet]) -> Chart:
     dataset, nodes, byzantine, pull, measure = key
     said = said if measure == "accuracy" else (measure, *said)
     title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
     labels = _labels([group.spec for group in alike])
-    named = tuple(Group(group.runs, label) for group, label in zip(alike, labels, strict=True))
+    named = tuple(RunSet(group.runs, label) for group, label in zip(alike, labels, strict=True))
     slug = "-".join([f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)])
     return Chart(title, slug, named)
 
@@ -217,20 +148,25 @@ def _chart_key(run: Run) -> tuple[Any, ...]:
 
 def _meaning(run: Run) -> tuple[Any, ...]:
     """Whatever makes two runs different but for the seed."""
-    fields = run.spec.model_dump(exclude=set(NOT_MEANING))
+    fields = run.spec.model_dump(include=set(compared_fields()))
     rounds = tuple(row["round"] for row in run.evaluated)
-    return (*(repr(value) for value in fields.values()), run.proof.data, rounds)
+    return (*(repr(value) for value in fields.values()), tuple(run.certificate.data.items()), rounds)
+
+
+def _numbers(run: Run) -> list[Row]:
+    """The rows without times: equal for equal runs."""
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in run.history]
 
 
 def _order(spec: Spec) -> tuple[str, ...]:
     numbers = tuple(f"{getattr(spec, key) or 0:012d}" for key in _CHART[1:])
-    rest = spec.model_dump(exclude={*NOT_MEANING, *_CHART, *_GROUP})
+    rest = spec.model_dump(include=set(_others()))
     return (spec.dataset, *numbers, spec.method, spec.rule or "", spec.attack, repr(rest))
 
 
 def _others() -> list[str]:
     """The fields that mean something beside those of panels and curves."""
-    return [key for key in Spec.model_fields if key not in (*NOT_MEANING, *_CHART, *_GROUP)]
+    return [key for key in compared_fields() if key not in (*_CHART, *_GROUP)]
 
 
 def _labels(specs: Sequence[Spec]) -> list[str]:
@@ -266,9 +202,9 @@ def _name(spec: Spec, telling: Sequence[str]) -> str:
 # --- two groups -------------------------------------------------------------------------------------------------------
 
 
-def compared(a: Group, b: Group) -> dict[str, Any]:
+def compared(a: RunSet, b: RunSet) -> dict[str, Any]:
     """What differs between two groups; differences of final numbers are B − A, paired by seed."""
-    pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in Spec.model_fields if key not in NOT_MEANING}
+    pairs = {key: (getattr(a.spec, key), getattr(b.spec, key)) for key in compared_fields()}
     both = sorted({run.spec.seed for run in a.runs} & {run.spec.seed for run in b.runs})
     mine, theirs = (
         dict(zip(group.rounds(f"{key}_mean"), group.curve(f"{key}_mean")[0].tolist(), strict=True))
@@ -286,10 +222,10 @@ def compared(a: Group, b: Group) -> dict[str, Any]:
     }
 
 
-def _difference(a: Group, b: Group, column: str, seeds: list[int]) -> dict[str, float | None]:
-    first, second = ({run.spec.seed: run.final(column) for run in group.runs} for group in (a, b))
+def _difference(a: RunSet, b: RunSet, column: str, seeds: list[int]) -> dict[str, float | None]:
+    first, second = ({run.spec.seed: run.end(column) for run in group.runs} for group in (a, b))
     gaps = [second[seed] - first[seed] for seed in seeds]
-    means = [group.final(column)[0] for group in (a, b)]
+    means = [group.interval(column)[0] for group in (a, b)]
     known = bool(gaps) and all(map(math.isfinite, gaps))
     mean, low, high = interval(gaps) if known else (None, None, None)
     ends = [value if math.isfinite(value) else None for value in means]
@@ -324,8 +260,6 @@ def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str =
 
 # --- all numbers -----------------------------------------------------------------------------------------------------
 
-_PLACES = ("data_dir", "out", "seeds", "checkpoint_every", "device", "threads")
-
 
 def to_csv(runs: Sequence[Run]) -> str:
     """The lines of all runs; what a run did not evaluate is empty.
@@ -333,27 +267,27 @@ def to_csv(runs: Sequence[Run]) -> str:
     >>> to_csv([])
     '\\n'
     """
-    fields = [key for key in Spec.model_fields if key not in _PLACES]
+    fields = ["name", "scale", "seed", *compared_fields()]
     lines = []
     for run in runs:
-        known = {"run": run.folder} | {key: value_text(getattr(run.spec, key)) for key in fields}
-        known |= {"held": value_text(run.proof.held)}
+        known = {"run": run.name} | {key: value_text(getattr(run.spec, key)) for key in fields}
+        known |= {"held": value_text(run.certificate.held)}
         lines += [known | row for row in run.rows]
     return Table(lines).to_csv()
 
 
-def groups_as_latex(groups: Iterable[Group]) -> str:
+def groups_as_latex(groups: Iterable[RunSet]) -> str:
     """A booktabs table of groups: what each ends with, with its interval over the seeds."""
     groups = list(groups)
     head = ["setting", "data", "n", "b", "s", "seeds", "mean accuracy", "worst node"]
     if mixed := any(g.runs[0].measure != "accuracy" for g in groups):
         head[6:] = ["measure", "mean", "worst node"]
     rows = [
-        [g.label, g.spec.dataset, str(g.spec.nodes), str(g.spec.byzantine), str(g.runs[0].proof.pull), str(len(g.runs))]
+        [g.label, g.spec.dataset, *map(str, (g.spec.nodes, g.spec.byzantine, g.runs[0].certificate.pull, len(g.runs)))]
         + [g.runs[0].measure] * mixed
         + [
             f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(g.runs) > 1 else "")
-            for mean, low, high in map(g.final, (f"{g.runs[0].key}_mean", f"{g.runs[0].key}_worst"))
+            for mean, low, high in map(g.interval, (f"{g.runs[0].key}_mean", f"{g.runs[0].key}_worst"))
         ]
         for g in groups
     ]

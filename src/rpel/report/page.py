@@ -16,10 +16,11 @@ from string import Template
 
 from rpel.plots import COLOURS
 from rpel.report import drawing
-from rpel.report.collect import Collection, Run, command
-from rpel.report.groups import METRICS, Chart, Group, chart_groups, group_runs, stamps
+from rpel.report.collect import Collection, command
+from rpel.report.groups import METRICS, Chart, chart_groups, group_runs, stamps
 from rpel.runs.certificate import Robustness
 from rpel.runs.columns import column
+from rpel.runs.record import Run, RunSet
 from rpel.text import count, human_bytes, percent, times
 from rpel.version import __version__
 
@@ -32,7 +33,7 @@ def page(found: Collection) -> str:
     """
     groups = group_runs(found.runs)
     charts = chart_groups(groups)
-    alone = [(Group((run,), group.label), f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
+    alone = [(RunSet((run,), group.label), f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
     data = [{metric: drawing.values(chart, metric) for metric in METRICS} for chart in charts]
     body = Template(template("report.html")).substitute(
         summary=escape(_summary(found, groups)),
@@ -62,7 +63,7 @@ def document(title: str, body: str, data: object, kind: str = "") -> str:
     )
 
 
-def _each(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
+def _each(groups: Sequence[RunSet]) -> list[tuple[RunSet, Run]]:
     return [(group, run) for group in groups for run in group.runs]
 
 
@@ -106,9 +107,9 @@ def lighter(colour: str) -> str:
 # --- parts of the page -----------------------------------------------------------------------------------------------
 
 
-def _summary(found: Collection, groups: Sequence[Group]) -> str:
+def _summary(found: Collection, groups: Sequence[RunSet]) -> str:
     parts = [f"{count(sum(len(group.runs) for group in groups), 'finished run')} in {count(len(groups), 'setting')}"]
-    violated = sum(not run.proof.held for _, run in _each(groups))
+    violated = sum(not run.certificate.held for _, run in _each(groups))
     if groups:
         parts.append(
             f"the plan was violated in {violated:,}" if violated else "the sampling of all stayed within the plan"
@@ -128,7 +129,7 @@ _MEANS = {
 }
 
 
-def _stamps(groups: Sequence[Group]) -> str:
+def _stamps(groups: Sequence[RunSet]) -> str:
     """A sentence for each scale that is not the paper's."""
     parts = []
     for word, meaning in _MEANS.items():
@@ -139,11 +140,11 @@ def _stamps(groups: Sequence[Group]) -> str:
     return "".join(parts)
 
 
-def _facts(found: Collection, groups: Sequence[Group]) -> str:
+def _facts(found: Collection, groups: Sequence[RunSet]) -> str:
     """Versions and the command that makes the page again, as definition-list rows."""
     versions: dict[str, set[str]] = {}
     for _, run in _each(groups):
-        for key, value in run.proof.versions:
+        for key, value in run.certificate.versions.items():
             versions.setdefault(key, set()).add(value)
     runs = "; ".join(f"{key} {_some(sorted(values))}" for key, values in versions.items())
     again = shlex.join(["rpel", "report", *found.shown, "-o", "report.html"])
@@ -194,10 +195,10 @@ def _panel(at: int, chart: Chart) -> str:
         f"<figure><figcaption>{escape(head)}</figcaption>{drawing.draw(chart, metric)}{readout}</figure>"
         for metric, head in ((metric, _HEADS.get(metric, chart.words)) for metric in METRICS)
     )
-    lowest = "lowest" if chart.groups[0].runs[0].better else "highest"
+    lowest = "lowest" if chart.groups[0].more_is_better else "highest"
     seeds = max(len(group.runs) for group in chart.groups)
     band = f"; bands from the lowest to the highest of up to {seeds} seeds" if seeds > 1 else ""
-    unknown = sum(not run.followed for group in chart.groups for run in group.runs)
+    unknown = sum(not run.curves.lowest for group in chart.groups for run in group.runs)
     lost = f" ({count(unknown, 'run')} without nodes.npz: the worst of each round)" if unknown else ""
     badge = f' <span class="badge">{escape(chart.stamp)}</span>' if chart.stamp else ""
     return (
@@ -242,7 +243,7 @@ def size(count: float) -> TableCell:
     return TableCell(human_bytes(count), count, "", "number")
 
 
-def _of_groups(groups: Sequence[Group]) -> str:
+def _of_groups(groups: Sequence[RunSet]) -> str:
     """One row for each setting: what it ends with over its seeds, what it sent, and whether its plan held."""
     judged = _judged(groups)
     rows = [
@@ -251,7 +252,7 @@ def _of_groups(groups: Sequence[Group]) -> str:
             "data": words(group.spec.dataset),
             "n": number(group.spec.nodes),
             "b": number(group.spec.byzantine),
-            "s": number(group.runs[0].proof.pull),
+            "s": number(group.runs[0].certificate.pull),
             "seeds": number(len(group.runs)),
             **_ends(group, judged),
         }
@@ -260,12 +261,12 @@ def _of_groups(groups: Sequence[Group]) -> str:
     return sorting_table("settings", "Settings, over their seeds", rows)
 
 
-def _of_runs(alone: Sequence[tuple[Group, str]]) -> str:
+def _of_runs(alone: Sequence[tuple[RunSet, str]]) -> str:
     """One row for each (run as a group of its own, anchor), with a link to its certificate."""
     judged = _judged(group for group, _ in alone)
     rows = [
         {
-            "run": words(group.runs[0].folder, "name", anchor=anchor),
+            "run": words(group.runs[0].name, "name", anchor=anchor),
             "setting": words(group.label, "label"),
             "seed": number(group.spec.seed, "d"),
             **_ends(group, judged),
@@ -275,9 +276,9 @@ def _of_runs(alone: Sequence[tuple[Group, str]]) -> str:
     return sorting_table("runs", "Runs, one by one", rows)
 
 
-def _ends(group: Group, judged: Sequence[str]) -> dict[str, TableCell]:
+def _ends(group: RunSet, judged: Sequence[str]) -> dict[str, TableCell]:
     """What settings and runs both show; ``judged`` are the columns that any of them is judged by."""
-    met, b_hat, found = group.max_observed, group.runs[0].proof.b_hat, group.runs[0].survival.robustness
+    met, b_hat, found = group.max_observed, group.runs[0].certificate.b_hat, group.runs[0].survival.robustness
     says = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
     kinds = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
     return {
@@ -291,26 +292,26 @@ def _ends(group: Group, judged: Sequence[str]) -> dict[str, TableCell]:
     }
 
 
-def _judged(groups: Iterable[Group]) -> list[str]:
+def _judged(groups: Iterable[RunSet]) -> list[str]:
     return list(dict.fromkeys(key for group in groups for key in group.measures))
 
 
-def _over_seeds(group: Group, key: str) -> TableCell:
+def _over_seeds(group: RunSet, key: str) -> TableCell:
     if key not in group.measures:
         return words("")
-    digits, (mean, low, high) = column(key).digits, group.final(key)
-    if math.isinf(mean):
-        return number(mean, small=f"{count(group.diverged, 'node')} diverged" if group.diverged else "")
+    digits, (mean, low, high) = column(key).digits, group.interval(key)
+    if not math.isfinite(mean):
+        return number(math.inf, small=f"{count(group.diverged, 'node')} diverged" if group.diverged else "")
     half = f"± {(high - low) / 2:{'.4f' if digits == '.4f' else '.2g'}}"
     return number(mean, digits, half if len(group.runs) > 1 else "")
 
 
 def _sampling(runs: Sequence[Run]) -> TableCell:
     """Whether the sampling stayed within the plan: green only where the rule is not known to fail."""
-    violations = sum(run.proof.violations_total for run in runs)
-    if not all(run.proof.held for run in runs):
+    violations = sum(run.certificate.violations_total for run in runs)
+    if not all(run.certificate.held for run in runs):
         return TableCell("beyond the plan", violations, times(violations), "violated")
-    small = "" if all(run.proof.guaranteed for run in runs) else "not guaranteed"
+    small = "" if all(run.certificate.guaranteed for run in runs) else "not guaranteed"
     return TableCell("within the plan", 0, small, "held" if all(run.well for run in runs) else "plain")
 
 
@@ -343,17 +344,19 @@ _LISTED = 20  # violations written out; certificate.json has more
 
 def _proof(run: Run, label: str, anchor: str) -> str:
     """The certificate of a run, its command line, versions, threads and data, as a folded section."""
-    kind = "held" if run.well else "violated" if not run.proof.held else "plain"
-    says = "sampling within the plan" if run.proof.held else "sampling beyond the plan"
+    kind = "held" if run.well else "violated" if not run.certificate.held else "plain"
+    says = "sampling within the plan" if run.certificate.held else "sampling beyond the plan"
     if run.survival.robustness is Robustness.NONE:
         says += ", rule not robust"
     if run.edited:
         says += f", edited after it had finished: {escape(', '.join(run.edited))}"
     line = command(run.spec)
     own = "<p>rpel.simulate in Python, with a model or data of its own.</p>"
-    pairs = [*run.proof.versions, ("threads", str(run.proof.threads)), ("device", run.spec.device)]
+    pairs = [*run.certificate.versions.items(), ("threads", str(run.certificate.threads)), ("device", run.spec.device)]
     made = ", ".join(f"{key} {value}" for key, value in pairs)
-    files = "".join(f"<li>{escape(name)} <code>{escape(digest)}</code></li>" for name, digest in run.proof.data)
+    files = "".join(
+        f"<li>{escape(name)} <code>{escape(digest)}</code></li>" for name, digest in run.certificate.data.items()
+    )
     parts = {
         "Certificate": _certificate(run),
         "Command": own if line is None else f"<pre><code>{escape(line)}</code></pre>",
@@ -362,7 +365,7 @@ def _proof(run: Run, label: str, anchor: str) -> str:
     }
     sections = "".join(f"<section><h4>{head}</h4>{body}</section>" for head, body in parts.items() if body)
     return (
-        f'<details class="run" id="{anchor}"><summary><span class="name">{escape(run.folder)}</span> '
+        f'<details class="run" id="{anchor}"><summary><span class="name">{escape(run.name)}</span> '
         f'<span class="what">{escape(label)}, seed {run.spec.seed}</span> <span class="{kind}">{says}</span>'
         f'</summary><div class="proof">{sections}</div></details>'
     )
@@ -370,13 +373,13 @@ def _proof(run: Run, label: str, anchor: str) -> str:
 
 def _certificate(run: Run) -> str:
     """Two statements that must not be taken for one another: what the sampling was, and what the rule survives."""
-    p, spec, rule = run.proof, run.spec, run.survival
+    p, spec, rule = run.certificate, run.spec, run.survival
     plan = (
         f"each of {spec.nodes - spec.byzantine:,} honest nodes meets at most b_hat = {p.b_hat} hostile peers among "
         f"s = {p.pull} pulled (b_hat/(s+1) = {p.fraction:.4f}), in all of {spec.rounds:,} rounds, with probability "
         f"{percent(p.probability)}; asked for: {percent(p.confidence)}."
     )
-    ends = ", ".join(f"{value:.4f}" for value in run.quartiles)
+    ends = ", ".join(f"{value:.4f}" for value in run.curves.quartiles)
     lowest = "Accuracy of the honest nodes at the end, from lowest to highest by quarters"
     fragile = "violated" if rule.robustness is Robustness.NONE else "plain"
     return (
@@ -390,7 +393,7 @@ def _certificate(run: Run) -> str:
 
 
 def _violations(run: Run) -> str:
-    p = run.proof
+    p = run.certificate
     if p.held:
         return f'<span class="{"held" if run.well else "plain"}">It stayed within the plan.</span>'
     listed = "; ".join(f"round {t:,} node {node:,}: {met:,}" for t, node, met in p.violations[:_LISTED])

@@ -26,6 +26,90 @@ _LISTED = 1000
 """So many violations are listed; all are counted."""
 
 
+class Certificate(dict[str, Any]):
+    """What certificate.json holds, as the table it is and, typed, by attributes.
+
+    >>> found = Certificate(held=True, guarantee="plan", plan={"pull": 15, "b_hat": 6}, max_observed=4)
+    >>> found["held"], found.held, found.b_hat, found.guaranteed
+    (True, True, 6, True)
+    """
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return dict(self["plan"])
+
+    @property
+    def pull(self) -> int:
+        return int(self["plan"]["pull"])
+
+    @property
+    def b_hat(self) -> int:
+        return int(self["plan"]["b_hat"])
+
+    @property
+    def fraction(self) -> float:
+        return float(self["plan"]["fraction"])
+
+    @property
+    def probability(self) -> float:
+        return float(self["plan"]["probability"])
+
+    @property
+    def confidence(self) -> float:
+        return float(self["plan"]["confidence"])
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(self["guarantee"])
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one, it is not."""
+        return self.guarantee is Guarantee.PLAN
+
+    @property
+    def held(self) -> bool:
+        return self["held"] is True
+
+    @property
+    def max_observed(self) -> int:
+        return int(self["max_observed"])
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        return tuple(int(times) for times in self["histogram"])
+
+    @property
+    def violations(self) -> tuple[tuple[int, int, int], ...]:
+        """(round, node, hostile peers met) of those that are listed."""
+        return tuple((int(v["round"]), int(v["node"]), int(v["count"])) for v in self["violations"])
+
+    @property
+    def violations_total(self) -> int:
+        return int(self["violations_total"])
+
+    @property
+    def threads(self) -> int:
+        return int(self["threads"])
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {str(key): str(value) for key, value in self["versions"].items()}
+
+    @property
+    def data(self) -> dict[str, str]:
+        return {str(key): str(value) for key, value in self["data"].items()}
+
+    def check(self) -> None:
+        """An error where something is missing or of another kind than a run writes."""
+        numbers = [self.pull, self.b_hat, self.max_observed, self.violations_total, self.threads, *self.histogram]
+        for number in (*numbers, self.fraction, self.probability, self.confidence):
+            float(number)  # OverflowError: a page could not sort by it
+        if min(self.histogram, default=0) < 0:
+            raise ValueError("certificate.json counts less than nothing")
+        _ = self.guarantee, self.violations, self.versions, self.data
+
+
 def certificate(
     plan: Mapping[str, Any],
     counts: Integers,
@@ -40,7 +124,7 @@ def certificate(
     guarantee: Guarantee = Guarantee.PLAN,
     objects: Mapping[str, str] | None = None,
     metrics: Mapping[str, bool] | None = None,
-) -> dict[str, Any]:
+) -> Certificate:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
     ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
@@ -56,7 +140,7 @@ def certificate(
         {"round": t + 1, "node": int(honest(t + 1)[i]), "count": int(counts[t, i])}
         for t, i in zip(rounds[:_LISTED].tolist(), nodes[:_LISTED].tolist(), strict=True)
     ]
-    return {
+    return Certificate({
         "plan": dict(plan),
         "guarantee": guarantee.value,
         "held": not len(rounds),
@@ -71,7 +155,7 @@ def certificate(
         "data": dict(data),
         "objects": dict(objects or {}),
         **({"metrics": dict(metrics)} if metrics else {}),
-    }
+    })  # fmt: skip
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The columns of metrics.jsonl, each declared once: what it means, whether more is better, how it is shown, compared.
+"""The columns of metrics.jsonl, each declared once: what it means, which way is better, how it is shown and compared.
 
 Whoever computes a number puts it into a row under its column's name; tables, reports, ``rpel compare``, TensorBoard and
 the reference read the rest here. A column that is not declared here, such as one of a user's own callback, is shown and

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rpel.config.spec import load_folder, spec_hash
 from rpel.files import atomic, locked
+from rpel.runs.certificate import Certificate
 from rpel.runs.columns import Row
 from rpel.runs.journal import EVENTS, Events, Journal, lines, read_rows, remove_events
 from rpel.types import Seal
@@ -129,13 +130,12 @@ class RunFolder:
         with np.load(self.path / name, allow_pickle=False) as found:
             return dict(found)
 
-    def certificate(self) -> dict[str, Any] | None:
+    def certificate(self) -> Certificate | None:
         """The certificate of a finished run; None while it is not finished."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "certificate.json").read_text("utf-8"))
+            return Certificate(json.loads((self.path / "certificate.json").read_text("utf-8")))
         except FileNotFoundError:
             return None
-        return found
 
     def code(self) -> str | None:
         """The digest of the code that finished the run or wrote its newest checkpoint; None before that."""

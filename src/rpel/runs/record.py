@@ -1,4 +1,4 @@
-"""What a run gives back: history, models, certificate, where it lies, and a picture; for one seed or for several."""
+"""A run as everybody reads it, from Python, tables, reports and comparisons: `Run`, and `RunSet` for several seeds."""
 
 import copy
 import csv
@@ -6,8 +6,9 @@ import html
 import io
 import logging
 import math
+import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +21,21 @@ from numpy.typing import NDArray
 from rpel import plots
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load_folder
-from rpel.runs.columns import METRIC, Role, column, ends, headline, measures
+from rpel.runs.certificate import Certificate, Robustness, Survival, survival
+from rpel.runs.columns import (
+    COLUMNS,
+    METRIC,
+    Role,
+    Row,
+    When,
+    column,
+    ends,
+    headline,
+    is_evaluated,
+    measures,
+    names,
+    prefix,
+)
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import number
 from rpel.types import Seal
@@ -31,38 +46,86 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 log = logging.getLogger("rpel")
+Arrays = dict[str, NDArray[Any]]
+DAMAGE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
+"""What reading a folder raises that does not hold what a run writes."""
+_EVALUATED = names(when=When.EVALUATED)
+_ACCURACIES = tuple(key for key in _EVALUATED if key.startswith("accuracy"))
+_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)  # these may overflow
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished run.
+class Run:
+    """A finished run, in its folder or in memory; what lies on disk is read when it is first asked for.
 
     history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
     certificate  what the run proves about its sampling
     nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated; metric.<name> (e, h), too
     path         its folder; None when nothing was kept
     reused       True when the run had been finished before and was not repeated
+    place        its path as a page shows it
     """
 
-    spec: Spec
-    history: "Table"
-    certificate: dict[str, Any]
-    nodes: dict[str, NDArray[Any]]
-    path: Path | None = None
-    reused: bool = False
-    kept: "dict[str, NDArray[Any]] | None" = field(default=None, repr=False)
-    module: "nn.Module | None" = field(default=None, repr=False)
+    def __init__(
+        self,
+        spec: Spec,
+        path: Path | None = None,
+        *,
+        history: "Table | None" = None,
+        certificate: Certificate | None = None,
+        nodes: Arrays | None = None,
+        tensors: Arrays | None = None,
+        module: "nn.Module | None" = None,
+        reused: bool = False,
+        place: str = "",
+    ) -> None:
+        self.spec, self.path, self.reused, self.module, self.place = spec, path, reused, module, place
+        given = {"history": history, "certificate": certificate, "nodes": nodes, "tensors": tensors}
+        self.__dict__.update({key: value for key, value in given.items() if value is not None})
+
+    @staticmethod
+    def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Run":
+        """The finished run in a folder; one that was edited afterwards is read with a warning."""
+        folder = RunFolder(Path(path))
+        certificate = folder.certificate()
+        if certificate is None:
+            raise ValueError(f"{path} is not finished: rpel resume {path}")
+        found = Run(load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused)
+        if found.seal is Seal.EDITED:
+            log.warning("%s was edited after it was finished: %s", path, ", ".join(found.edited))
+        return found
+
+    # --- what there is ---
+
+    @property
+    def _folder(self) -> RunFolder:
+        if self.path is None:
+            raise ValueError("nothing was kept of this run: rpel.simulate(…, out='runs') keeps a folder")
+        return RunFolder(self.path)
+
+    @cached_property
+    def history(self) -> "Table":
+        return Table(self._folder.metrics())
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        found = self._folder.certificate()
+        if found is None:
+            raise ValueError(f"{self.path} is not finished: rpel resume {self.path}")
+        return found
+
+    @cached_property
+    def nodes(self) -> dict[str, NDArray[Any]]:
+        return self._folder.read_arrays("nodes.npz")
 
     @cached_property
     def tensors(self) -> dict[str, NDArray[Any]]:
         """What models.safetensors holds: models (h, d), ids (h,), and local (h, q) where there are buffers."""
-        if self.kept is not None:
-            return self.kept
         from safetensors.numpy import load_file
 
-        assert self.path is not None
-        found: dict[str, NDArray[Any]] = load_file(self.path / "models.safetensors")
+        found: dict[str, NDArray[Any]] = load_file(self._folder.path / "models.safetensors")
         return found
 
     @property
@@ -105,10 +168,39 @@ class Result:
         found = data.load(self.spec.dataset, self.spec.data_dir)
         return models.model(self.spec.model, found.shape, found.classes, seed=self.spec.seed)
 
+    @cached_property
+    def _edited(self) -> tuple[Seal, list[str]]:
+        return (Seal.NOT_SEALED, []) if self.path is None else RunFolder(self.path).edited()
+
+    @property
+    def seal(self) -> Seal:
+        """Whether the run folder is as the run left it."""
+        return self._edited[0]
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """What was changed after the run had finished: files, or its name."""
+        return tuple(self._edited[1])
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.place.rpartition("/")[2] if self.place or self.path is None else self.path.name
+
+    # --- what it ended with ---
+
     @property
     def final(self) -> dict[str, Any]:
         """The last round's row: full test set, nothing missing."""
         return self.history.rows()[-1]
+
+    def end(self, column: str) -> float:
+        """A column after the last round; infinite where it overflowed."""
+        return _infinite(self.final[column])
+
+    def total(self, column: str) -> float:
+        """A column's sum over all rounds."""
+        return float(sum(row[column] for row in self.history))
 
     @property
     def accuracy_mean(self) -> float:
@@ -121,6 +213,11 @@ class Result:
         return _float(self.final["accuracy_worst"])
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """The columns it is judged by at its end."""
+        return measures([self.final])
+
+    @cached_property
     def measure(self) -> str:
         """What the run is judged by: "accuracy", or the name of a metric where there are no classes."""
         return headline(self.history.rows())
@@ -128,39 +225,76 @@ class Result:
     @property
     def more_is_better(self) -> bool:
         """Whether more of :attr:`measure` is better."""
-        return bool(self._certificates[0].get("metrics", {}).get(self.measure, True))
-
-    @property
-    def _certificates(self) -> list[dict[str, Any]]:
-        return [self.certificate]
-
-    @property
-    def _followed(self) -> Floats:
-        """The measure of every honest node in the rounds evaluated."""
-        return self.nodes["accuracy" if self.measure == "accuracy" else f"{METRIC}{self.measure}"]
+        return bool(self.certificate.get("metrics", {}).get(self.measure, True))
 
     @property
     def seconds(self) -> float:
         """Time spent in rounds and evaluations."""
-        return float(sum(self.history["seconds"]))
+        return self.total("seconds")
+
+    @property
+    def survival(self) -> Survival:
+        """What its rule survives: another statement than what its sampling was."""
+        return survival(self.spec.rule or "its own rule", self.certificate.pull, self.certificate.b_hat)
+
+    @property
+    def well(self) -> bool:
+        """As the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
+        sampled = self.certificate.held and self.certificate.guaranteed
+        return not self.edited and sampled and self.survival.robustness is not Robustness.NONE
+
+    # --- its curves ---
+
+    @property
+    def key(self) -> str:
+        """What the columns of its measure begin with."""
+        return prefix(self.measure)
 
     @cached_property
-    def seal(self) -> Seal:
-        """Whether the run folder is as the run left it."""
-        return Seal.NOT_SEALED if self.path is None else RunFolder(self.path).edited()[0]
+    def evaluated(self) -> list[Row]:
+        """The rows of the rounds evaluated."""
+        return [row for row in self.history if is_evaluated(row)]
+
+    @property
+    def _followed(self) -> Floats:
+        """The measure of every honest node in the rounds evaluated."""
+        return self.nodes[self.key]
 
     def lowest(self) -> Floats:
         """(e,) the trajectory of the node that ends lowest, which is what the paper plots as the worst."""
         followed = self._followed
         return np.asarray(followed[:, int(np.argmin(followed[-1] if self.more_is_better else -followed[-1]))])
 
+    @cached_property
+    def curves(self) -> "Curves":
+        """What nodes.npz adds to the history, as far as it belongs to it; a report can do without."""
+        try:
+            return Curves.of(self)
+        except (*DAMAGE, zipfile.BadZipFile, EOFError):
+            return Curves({}, (), {})
+
+    @property
+    def rows(self) -> list[Row]:
+        """The history with <measure>_lowest, that of the node that ends worst; None where it is not known."""
+        return [{**row, f"{self.key}_lowest": self.curves.lowest.get(row["round"])} for row in self.history]
+
+    def series(self, column: str, from_start: bool = False) -> list[float]:
+        """A column in the rounds evaluated, with round 0 or not.
+
+        <measure>_lowest follows the node that ends worst; where nodes are not known, it is the worst of each round.
+        """
+        first = [self.curves.start[column]] if from_start else []
+        if column == f"{self.key}_lowest":
+            if self.curves.lowest:
+                return [*first, *(self.curves.lowest[row["round"]] for row in self.evaluated)]
+            column = f"{self.key}_worst"
+        return [*first, *(_infinite(row[column]) for row in self.evaluated)]
+
     def plot(self) -> "Figure":
         """Accuracy, or :attr:`measure`, against rounds: mean, worst node, and the node that ends worst."""
-        return self._drawn(_title(self.spec))
+        return _drawn(self, _title(self.spec), self._followed)
 
-    def _drawn(self, title: str) -> "Figure":
-        label = "test accuracy" if self.measure == "accuracy" else f"{self.measure} on test data"
-        return plots.accuracy(title, self.nodes["round"], self._followed, label, self.more_is_better)
+    # --- in other forms ---
 
     def summary(self) -> dict[str, Any]:
         """The final metrics, where the run lies, and what its certificate says, as plain JSON values."""
@@ -170,78 +304,255 @@ class Result:
         proof = {key: self.certificate.get(key) for key in _PROVEN}
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
-        judged = {"measures": list(measures([self.final]))}
+        judged = {"measures": list(self.measures)}
         return setting | last | judged | {"seconds": round(self.seconds, 3), "certificate": proof} | where
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas DataFrame."""
+        return self.history.to_pandas()
+
+    def check(self) -> None:
+        """An error, one of DAMAGE, where the files do not hold what a run writes."""
+        self.certificate.check()
+        for value in vars(self.spec).values():
+            if isinstance(value, int):
+                float(value)  # OverflowError: a page could not sort by it
+        object.__setattr__(self, "history", Table(_checked(self.history.rows(), self.spec.rounds)))
 
     def __repr__(self) -> str:
         held = "held" if self.certificate["held"] else "violated"
         stored = ", finished before" if self.reused else ""
         mean, worst = (math.nan if value is None else value for value in ends(self.history.rows()))
         return (
-            f"<Result of {self.spec.name}: {self.measure} {mean:.4f} mean, {worst:.4f} worst, "
+            f"<Run of {self.spec.name}: {self.measure} {mean:.4f} mean, {worst:.4f} worst, "
             f"after {len(self.history)} rounds; plan {held}; {self.path or 'not kept'}{stored}>"
         )
 
+
+@dataclass(frozen=True)
+class Curves:
+    """What the honest nodes did: by round the measure of the node that ends lowest, quartiles at the end, from the
+    lowest to the highest, and the accuracies in round 0, by column; each empty if it is not known."""
+
+    lowest: dict[int, float]
+    quartiles: tuple[float, ...]
+    start: dict[str, float]
+
     @staticmethod
-    def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Result":
-        """The stored result of a finished run."""
-        folder = RunFolder(Path(path))
-        certificate = folder.certificate()
-        if certificate is None:
-            raise ValueError(f"{path} is not finished: rpel resume {path}")
-        seal, changed = folder.edited()
-        if seal is Seal.EDITED:
-            log.warning("%s was edited after it was finished: %s", path, ", ".join(changed))
-        nodes = folder.read_arrays("nodes.npz")
-        return Result(
-            load_folder(folder.path), Table(folder.metrics()), certificate, nodes, folder.path, reused, None, module
+    def of(run: Run) -> "Curves":
+        """From nodes.npz; ValueError if that does not belong to the rounds evaluated, round 0 before them or not."""
+        followed, at = np.asarray(run._followed, np.float64), run.nodes["round"].tolist()
+        rounds = [row["round"] for row in run.evaluated]
+        if at not in (rounds, [0, *rounds]) or followed.shape != (len(at), followed.shape[1]):
+            raise ValueError("nodes.npz does not belong to metrics.jsonl")
+        if not np.isfinite(followed).all():
+            raise ValueError("nodes.npz has values that are no numbers")
+        lowest = run.lowest().tolist()
+        worst = followed[0].min() if run.more_is_better else followed[0].max()
+        first = float(followed[0].mean()), float(worst), lowest[0]
+        columns = (f"{run.key}_mean", f"{run.key}_worst", f"{run.key}_lowest")
+        ends = np.quantile(followed[-1], (0, 0.25, 0.5, 0.75, 1)).tolist()
+        start = dict(zip(columns, first, strict=True)) if not at[0] else {}
+        return Curves(dict(zip(at, lowest, strict=True)), tuple(ends), start)
+
+
+def _checked(rows: list[Row], rounds: int) -> list[Row]:
+    """The rows, all of them there, with numbers where numbers belong and nothing else."""
+    if len(rows) != rounds:
+        raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
+    undeclared = list(dict.fromkeys(key for row in rows for key in row if key not in COLUMNS))
+    others = [key for key in undeclared if all(row.get(key) is None or is_number(row[key]) for row in rows)]
+    if not is_evaluated(rows[-1]):
+        raise ValueError("the last round of metrics.jsonl was not evaluated")
+    for row in rows:
+        accuracies = () if row["accuracy_mean"] is None else _ACCURACIES
+        for key in COLUMNS:
+            value = row.get(key)
+            if not is_number(value) and (value is not None or key in (*_ALWAYS, *accuracies)):
+                raise ValueError(f"metrics.jsonl has {key} {value!r} in round {row['round']}")
+    return [{key: row.get(key) for key in (*COLUMNS, *others)} for row in rows]
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number.
+
+    >>> [is_number(value) for value in (1, 0.5, float("nan"), True, "1", None)]
+    [True, True, False, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class RunSet:
+    """Several seeds of one setting: ``runs`` one by one; history, accuracies and certificate over all of them.
+
+    label  tells it from the others of a chart
+    """
+
+    def __init__(self, runs: Sequence[Run], label: str = "") -> None:
+        self.runs, self.label = tuple(runs), label
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __getitem__(self, at: int) -> Run:
+        return self.runs[at]
+
+    # --- what they share ---
+
+    @property
+    def spec(self) -> Spec:
+        return self.runs[0].spec
+
+    @property
+    def path(self) -> Path | None:
+        """The folder that holds theirs."""
+        first = self.runs[0].path
+        return None if first is None else first.parent
+
+    @property
+    def reused(self) -> bool:
+        return all(run.reused for run in self.runs)
+
+    @property
+    def stamp(self) -> str:
+        """SMOKE or SHORT when a run is not at full size."""
+        return max(run.spec.scale.stamp for run in self.runs)
+
+    @property
+    def measure(self) -> str:
+        """What they are judged by: "accuracy", or the name of a metric where there are no classes."""
+        return self.runs[0].measure
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.runs[0].more_is_better
+
+    # --- over the seeds ---
+
+    @cached_property
+    def history(self) -> "Table":
+        """Row by row the mean over the seeds, and low and high of the accuracies."""
+        return _together([run.history for run in self.runs])
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """Whether the plan held in all of them, and all certificates as ``runs``."""
+        return Certificate(
+            guarantee=self.runs[0].certificate["guarantee"],
+            held=self.held,
+            max_observed=self.max_observed,
+            violations_total=sum(run.certificate.violations_total for run in self.runs),
+            runs=[run.certificate for run in self.runs],
         )
 
+    @property
+    def held(self) -> bool:
+        return all(run.certificate.held for run in self.runs)
 
-class Results(Result):
-    """Several seeds of one setting: ``runs`` one by one; history, accuracies and certificate over all of them."""
+    @property
+    def max_observed(self) -> int:
+        return max(run.certificate.max_observed for run in self.runs)
 
-    def __init__(self, runs: Sequence[Result]) -> None:
-        first = runs[0]
-        followed = [key for key in first.nodes if key != "round"]
-        nodes = {"round": first.nodes["round"], **{key: np.stack([run.nodes[key] for run in runs]) for key in followed}}
-        super().__init__(
-            spec=first.spec,
-            history=_together([run.history for run in runs]),
-            certificate=_all_held([run.certificate for run in runs]),
-            nodes=nodes,
-            path=None if first.path is None else first.path.parent,
-            reused=all(run.reused for run in runs),
-        )
-        object.__setattr__(self, "runs", tuple(runs))
+    @property
+    def diverged(self) -> int:
+        """Honest nodes whose model is not finite at the end, the most of all seeds."""
+        return max(run.final.get("diverged") or 0 for run in self.runs)
 
-    runs: tuple[Result, ...]
+    @cached_property
+    def nodes(self) -> dict[str, NDArray[Any]]:
+        """round (e,), and accuracy and metrics (seeds, e, h)."""
+        first = self.runs[0].nodes
+        return {key: first[key] if key == "round" else np.stack([run.nodes[key] for run in self.runs]) for key in first}
 
     @cached_property
     def tensors(self) -> dict[str, NDArray[Any]]:
         """models (seeds, h, d), ids (seeds, h), and local where there are buffers."""
         return {key: np.stack([run.tensors[key] for run in self.runs]) for key in self.runs[0].tensors}
 
+    @property
+    def models(self) -> NDArray[np.float32]:
+        """(seeds, h, d) the honest nodes' models."""
+        return self.tensors["models"]
+
     def model(self, node: int) -> "nn.Module":
         """Not of several seeds at once: runs[0].model(node)."""
         raise ValueError(f"there are {len(self.runs)} runs: ask one of them, as in result.runs[0].model({node})")
 
     @property
+    def final(self) -> dict[str, Any]:
+        """The last row of :attr:`history`."""
+        return self.history.rows()[-1]
+
+    @property
+    def accuracy_mean(self) -> float:
+        """Mean accuracy over the honest nodes after the last round, and over the seeds."""
+        return _float(self.final["accuracy_mean"])
+
+    @property
+    def accuracy_worst(self) -> float:
+        """Accuracy of the worst honest node after the last round, mean over the seeds."""
+        return _float(self.final["accuracy_worst"])
+
+    @property
     def seconds(self) -> float:
-        return sum(run.seconds for run in self.runs)
+        return self.total("seconds")
+
+    def total(self, column: str) -> float:
+        """A column's sum over all rounds and seeds."""
+        return sum(run.total(column) for run in self.runs)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The columns they are judged by at their ends."""
+        return measures(run.final for run in self.runs)
 
     def interval(self, column: str) -> tuple[float, float, float]:
         """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval, or both values of two seeds.
 
         NaN where a seed's value overflowed.
         """
-        return interval([_float(run.final[column]) for run in self.runs])
+        values = [_float(run.final.get(column)) for run in self.runs]
+        return interval(values) if np.isfinite(values).all() else (math.nan, math.nan, math.nan)
+
+    # --- curves ---
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """What a metric is drawn from: the first solid, the second, the paper's worst node, dashed."""
+        key = self.runs[0].key
+        return (f"{key}_mean", f"{key}_lowest") if metric == "accuracy" else (metric,)
+
+    def rounds(self, column: str) -> list[int]:
+        """The rounds of :meth:`curve`: those evaluated, and for accuracies round 0 where it is known."""
+        evaluated = [row["round"] for row in self.runs[0].evaluated]
+        return [0, *evaluated] if self._begins(column) else evaluated
+
+    def curve(self, column: str) -> Floats:
+        """(3, e): mean, lowest and highest over the seeds; infinite where a number overflowed."""
+        begins = self._begins(column)
+        values = np.array([run.series(column, begins) for run in self.runs])
+        return np.stack([values.mean(0), values.min(0), values.max(0)])
+
+    def _begins(self, column: str) -> bool:
+        return all(column in run.curves.start for run in self.runs)
+
+    def lowest(self) -> Floats:
+        """(seeds, e) the trajectory of the node that ends lowest, for each seed."""
+        return np.stack([run.lowest() for run in self.runs])
+
+    def plot(self) -> "Figure":
+        """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
+        followed = np.stack([run._followed for run in self.runs])
+        return _drawn(self.runs[0], _title(self.spec, len(self.runs)), followed)
+
+    # --- in other forms ---
 
     def summary(self) -> dict[str, Any]:
         """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
         runs = [run.summary() for run in self.runs]
-        judged = measures(run.final for run in self.runs)
-        over = {key: [number(value) for value in self.interval(key)] for key in judged}
+        over = {key: [number(value) for value in self.interval(key)] for key in self.measures}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
         proof = {key: self.certificate.get(key) for key in _PROVEN}
         of_one = {"seed", *(key for key in self.runs[0].final if column(key).role is not Role.COST)}
@@ -251,26 +562,33 @@ class Results(Result):
         times = {"seconds": round(self.seconds, 3), "certificate": proof}
         return common | means | times | where | {"intervals": intervals, "runs": runs}
 
-    def lowest(self) -> Floats:
-        """(seeds, e) the trajectory of the node that ends lowest, for each seed."""
-        return np.stack([run.lowest() for run in self.runs])
-
-    def plot(self) -> "Figure":
-        """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
-        return self._drawn(_title(self.spec, len(self.runs)))
-
-    @property
-    def _certificates(self) -> list[dict[str, Any]]:
-        return [run.certificate for run in self.runs]
+    def to_pandas(self) -> Any:
+        """All rows of all runs as one pandas DataFrame, with a column ``seed``."""
+        return Table([{"seed": run.spec.seed, **row} for run in self.runs for row in run.history]).to_pandas()
 
     def __repr__(self) -> str:
         name = self.measure
-        mean, low, high = self.interval("accuracy_mean" if name == "accuracy" else f"{METRIC}{name}_mean")
-        return f"<Results of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to {high:.4f})>"
+        mean, low, high = self.interval(f"{prefix(name)}_mean")
+        return f"<RunSet of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to {high:.4f})>"
+
+
+Result = Run
+Results = RunSet
+"""What Run and RunSet were called; both names stay."""
+
+
+def _drawn(run: Run, title: str, followed: Floats) -> "Figure":
+    label = "test accuracy" if run.measure == "accuracy" else f"{run.measure} on test data"
+    return plots.accuracy(title, run.nodes["round"], followed, label, run.more_is_better)
 
 
 def _float(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _infinite(value: float | None) -> float:
+    """What overflowed (null) as a number to draw and to compare."""
+    return math.inf if value is None else float(value)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -302,16 +620,6 @@ def _together(tables: "Sequence[Table]") -> "Table":
                 row |= {f"{key}_low": low, f"{key}_high": high}
         rows.append(row | {"round": alike[0]["round"]})
     return Table(rows)
-
-
-def _all_held(certificates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "guarantee": certificates[0]["guarantee"],
-        "held": all(one["held"] for one in certificates),
-        "max_observed": max(one["max_observed"] for one in certificates),
-        "violations_total": sum(one["violations_total"] for one in certificates),
-        "runs": list(certificates),
-    }
 
 
 def _title(spec: Spec, seeds: int = 1) -> str:

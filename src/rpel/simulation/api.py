@@ -1,10 +1,11 @@
 """The public functions of the simulator: simulate, resume, load."""
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.plugins import named
 from rpel.rules import Rule
-from rpel.runs.record import Result
+from rpel.runs.record import Run, RunSet
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Loss, Objects
 from rpel.simulation.run import resume as _resume
@@ -25,61 +26,111 @@ from rpel.types import Scale
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
 
 
+class Fields(TypedDict, total=False):
+    """The fields of a Spec as people write them in Python; defaults are the Spec's."""
+
+    dataset: DatasetName | str
+    data_dir: str | Path | None
+    nodes: int
+    byzantine: int
+    pull: int | Literal["plan"] | None
+    b_hat: int | Literal["plan"] | None
+    confidence: float
+    rounds: int
+    method: MethodName
+    rule: str | Rule | Callable[..., Any] | None
+    graph: Literal["random", "honest-first"]
+    placement: Literal["random", "adversarial"]
+    attack: str | Attack | Callable[..., Any]
+    attack_params: Mapping[str, Any] | str
+    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"]
+    alpha: float | Literal["inf"]
+    lr: float | str | Sequence[tuple[int, float]]
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    local_steps: int
+    output: Literal["last", "uniform"]
+    no_show: float
+    silent: bool
+    roaming: bool
+    consistent: bool
+    seed: int
+    eval_every: int
+    eval_size: int
+    checkpoint_every: int
+    device: Literal["cpu", "cuda"]
+    threads: int | None
+    workers: int
+    engine: Literal["local", "ray"]
+    address: str | None
+    name: str
+    scale: Scale | Literal["smoke", "short", "full"]
+
+
+@overload
 def simulate(
     model: str | nn.Module | None = None,
     train: Any = None,
     test: Any = None,
     loss: Loss | None = None,
     *,
-    dataset: DatasetName | str = "mnist-sample",
-    data_dir: str | Path | None = None,
-    nodes: int = 20,
-    byzantine: int = 4,
-    pull: int | Literal["plan"] | None = None,
-    b_hat: int | Literal["plan"] | None = None,
-    confidence: float = 0.99,
-    rounds: int = 60,
-    method: MethodName = "rpel",
-    rule: str | Rule | Callable[..., Any] | None = None,
-    graph: Literal["random", "honest-first"] = "random",
-    placement: Literal["random", "adversarial"] = "random",
-    attack: str | Attack | Callable[..., Any] = "alie",
-    attack_params: Mapping[str, Any] | str = {},
-    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = "dirichlet",
-    alpha: float = 1.0,
-    lr: float | str | Sequence[tuple[int, float]] = 0.5,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    batch_size: int = 25,
-    local_steps: int = 1,
-    output: Literal["last", "uniform"] = "last",
-    no_show: float = 0.0,
-    silent: bool = False,
-    roaming: bool = False,
-    consistent: bool = False,
-    seed: int = 0,
-    seeds: str | Sequence[int] | None = None,
-    eval_every: int = 20,
-    eval_size: int = 1000,
-    checkpoint_every: int = 20,
-    device: Literal["cpu", "cuda"] = "cpu",
-    threads: int | None = None,
-    workers: int = 1,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
-    out: str | Path | None = "runs",
-    name: str = "run",
-    scale: Scale | Literal["smoke", "short", "full"] = Scale.FULL,
     metric: Any = None,
     collate: Any = None,
     task: Task | None = None,
     callbacks: Sequence[Callback] = (),
     problem: Callable[[Problem], Problem] | None = None,
+    seeds: None = None,
+    out: str | Path | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
     reuse: bool = False,
     tensorboard: bool = False,
-) -> Result:
+    **fields: Unpack[Fields],
+) -> Run: ...
+
+
+@overload
+def simulate(
+    model: str | nn.Module | None = None,
+    train: Any = None,
+    test: Any = None,
+    loss: Loss | None = None,
+    *,
+    metric: Any = None,
+    collate: Any = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    problem: Callable[[Problem], Problem] | None = None,
+    seeds: str | Sequence[int],
+    out: str | Path | None = None,
+    progress: bool | Progress | None = None,
+    force: bool = False,
+    reuse: bool = False,
+    tensorboard: bool = False,
+    **fields: Unpack[Fields],
+) -> RunSet: ...
+
+
+def simulate(
+    model: str | nn.Module | None = None,
+    train: Any = None,
+    test: Any = None,
+    loss: Loss | None = None,
+    *,
+    metric: Any = None,
+    collate: Any = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    problem: Callable[[Problem], Problem] | None = None,
+    seeds: str | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    progress: bool | Progress | None = None,
+    force: bool = False,
+    reuse: bool = False,
+    tensorboard: bool = False,
+    **fields: Unpack[Fields],
+) -> Run | RunSet:
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
 
     What is trained:
@@ -104,9 +155,10 @@ def simulate(
     How it is trained:
         lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
     How it is run:
-        seed: where all randomness comes from. seeds: several runs, such as "0-4"; the result is then a Results.
+        seed: where all randomness comes from. seeds: several runs, such as "0-4"; the result is then a RunSet.
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
-        out, name: the folder for run folders and the first part of the run folder's name; out=None keeps nothing.
+        out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part of the run
+        folder's name.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
         reuse: a run that is finished in ``out`` is returned if specification, data and code are the same. With a model,
         loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a folder of its own;
@@ -121,14 +173,17 @@ def simulate(
         problem: a function from the run's :class:`rpel.algorithm.Problem` to another one, to plug in local steps, a
         delivery, an aggregation or an outer step of your own.
 
-    Returns a :class:`Result`: history (a table with a row a round), models (h, d), certificate, path, plot().
+    Fields left out have the defaults of a :class:`rpel.Spec`, which this signature shows.
+
+    Returns a :class:`rpel.Run`: history (a table with a row a round), models (h, d), certificate, path, plot().
     Raises ValueError, one sentence that names the value and what would be right, for anything that does not fit.
 
-    >>> result = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100, out=None)
+    >>> result = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100)
     >>> len(result.history), result.certificate["held"], result.models.shape
     (2, True, (5, 7850))
     """
-    given = {key: value for key, value in locals().items() if key in Spec.model_fields and key not in ("model", "out")}
+    given: dict[str, Any] = {**fields, "seeds": seeds}
+    rule, attack = fields.get("rule"), fields.get("attack", "alie")
     code = not isinstance(rule, str | None) or not (isinstance(attack, str) or _is_ours(attack))
     if task is not None:
         own = _of_task(task, code, model=model, train=train, test=test, loss=loss, metric=metric, collate=collate)
@@ -144,18 +199,32 @@ def simulate(
     if rule is not None and not isinstance(rule, str):
         given["rule"] = named(rule)
     if not isinstance(attack, str):
-        given |= _as_text(attack, given["attack_params"])
-    if data_dir is not None:
-        given["data_dir"] = str(data_dir)
+        given |= _as_text(attack, fields.get("attack_params", {}))
+    if fields.get("data_dir") is not None:
+        given["data_dir"] = str(fields["data_dir"])
     if out is not None:
         given["out"] = str(out)
     if tensorboard and out is None:
-        raise ValueError("tensorboard=True needs a run folder to write to: give out='runs' instead of out=None")
+        raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
     told = _printed if progress is True else progress or None
     spec = Spec(**given)
     return engine_of(spec)(
         spec, own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
     )
+
+
+def _signature() -> inspect.Signature:
+    """What help() shows: every field with the default that the Spec gives it."""
+    own = list(inspect.signature(simulate).parameters.values())[:-1]
+    kinds, keyword = Fields.__annotations__, inspect.Parameter.KEYWORD_ONLY
+    fields = [
+        inspect.Parameter(key, keyword, default=Spec.model_fields[key].default, annotation=kind)
+        for key, kind in kinds.items()
+    ]
+    return inspect.Signature([*own, *fields], return_annotation=Run | RunSet)
+
+
+simulate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _is_ours(attack: Any) -> bool:
@@ -182,7 +251,7 @@ def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, 
 
 
 def resume(
-    path: str | Path,
+    path: str | Path | None,
     model: nn.Module | None = None,
     train: Any = None,
     test: Any = None,
@@ -196,7 +265,7 @@ def resume(
     download: Download | None = None,
     force: bool = False,
     tensorboard: bool = False,
-) -> Result:
+) -> Run:
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again;
@@ -212,13 +281,13 @@ def resume(
     """
     own = Objects(model, train, test, loss, metric, tuple(callbacks), problem, collate=collate)
     told = _printed if progress is True else progress or None
-    return _resume(Path(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
+    return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 
 
-def load(path: str | Path, model: nn.Module | None = None) -> Result:
+def load(path: str | Path | None, model: nn.Module | None = None) -> Run:
     """The result of a finished run, from its folder.
 
-    path: the run folder. model: the network, where it came from Python and :meth:`Result.model` is to be called.
+    path: the run folder. model: the network, where it came from Python and :meth:`rpel.Run.model` is to be called.
     A folder that was edited after the run is read, with a warning that names what was changed.
 
     >>> import tempfile
@@ -227,7 +296,13 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
     ...     load(first.path).model(0)[1].weight.shape
     torch.Size([10, 784])
     """
-    return Result.load(path, module=model)
+    return Run.load(_kept(path), module=model)
+
+
+def _kept(path: str | Path | None) -> Path:
+    if path is None:
+        raise ValueError("nothing was kept of this run: rpel.simulate(…, out='runs') keeps a folder")
+    return Path(path)
 
 
 def _printed(tick: Tick) -> None:

@@ -21,7 +21,7 @@ from rpel.processes import Stop
 from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Result, Results
+from rpel.runs.record import Result, RunSet
 from rpel.runs.reuse import choose, resumed
 from rpel.simulation import distributed
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
@@ -46,7 +46,7 @@ def run(
     reuse: bool = False,
     tensorboard: bool = False,
     stop: Stop | None = None,
-) -> Result:
+) -> Result | RunSet:
     """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``.
 
     reuse: a finished run of other code, or with objects from Python, is taken, too.
@@ -74,7 +74,7 @@ def run(
                 raise Interrupted(spec.rounds, spec.rounds, None if folder is None else folder.path)
     if not runs:
         raise SystemExit(0)  # another worker has the results
-    return runs[0] if spec.seeds is None else Results(runs)
+    return runs[0] if spec.seeds is None else RunSet(runs)
 
 
 def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[ResolvedSpec, Inputs]:

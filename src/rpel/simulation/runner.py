@@ -133,7 +133,9 @@ class Run:
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)
-        result = Result(self.spec.replace(), rows, proof, nodes, self.path, kept=tensors, module=module)
+        result = Result(
+            self.spec.replace(), self.path, history=rows, certificate=proof, nodes=nodes, tensors=tensors, module=module
+        )
         if self.folder is not None:
             self._write(self.folder, result)
         return result

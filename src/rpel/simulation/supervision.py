@@ -15,7 +15,7 @@ from rpel.kernels.pool import threads
 from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Result, Results
+from rpel.runs.record import Run, RunSet
 from rpel.simulation import cluster
 from rpel.simulation import run as runs_here
 from rpel.simulation.callbacks import Interrupted, Progress, tick
@@ -27,7 +27,7 @@ from rpel.simulation.run import WHEN, placed, prepared, stored
 _LOOK = 0.5
 
 
-def engine(spec: Spec) -> Callable[..., Result]:
+def engine(spec: Spec) -> Callable[..., Run | RunSet]:
     """What runs a Spec where its engine says, called like :func:`rpel.simulation.run.run`."""
     return runs_here.run if spec.engine == "local" else on_ray
 
@@ -42,13 +42,13 @@ def on_ray(
     force: bool = False,
     reuse: bool = False,
     tensorboard: bool = False,
-) -> Result:
+) -> Run | RunSet:
     """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
     if own not in (None, Objects()) or not keep:
         raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
     if tensorboard:
         check_tensorboard()
-    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Result]()
+    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Run]()
     here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
     if spec.data_dir is not None:
         here["data_dir"] = str(Path(spec.data_dir).resolve())
@@ -62,11 +62,11 @@ def on_ray(
                     folder.clear()
             if (found := stored(folder, inputs.versions)) is None:
                 _supervise(one, resolved, spec.workers, folder, progress, stop)
-                found = Result.load(folder.path)
+                found = Run.load(folder.path)
             runs.append(found)
             if stop.asked and seed != seeds[-1]:
                 raise Interrupted(spec.rounds, spec.rounds, folder.path)
-    return runs[0] if spec.seeds is None else Results(runs)
+    return runs[0] if spec.seeds is None else RunSet(runs)
 
 
 def _supervise(

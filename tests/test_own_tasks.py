@@ -213,6 +213,32 @@ def test_data_sets_of_nodes_may_have_any_sizes_and_several_inputs() -> None:
     assert result.accuracy_mean > 0.7
 
 
+class Pairs(nn.Module):
+    """Two inputs, and a dict as output, as libraries of language models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(3, 3, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(a, b)}
+
+
+def test_a_tuple_s_values_come_one_by_one_and_an_output_may_be_anything_the_loss_takes() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 120, 3))
+    y = (a[:, 0] * b[:, 0] > 0).astype(np.int64)
+
+    def loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(output["logits"], target)
+
+    def right(output: dict[str, Tensor], target: Tensor) -> Tensor:
+        return (output["logits"].argmax(1) == target).float().mean()
+
+    result = simulate(made(Pairs), ((a, b), y), ((a, b), y), loss, metric=right, **{**FEW, "rounds": 25})
+    assert result.measure == "right"
+    assert result.final["metric.right_worst"] > 0.85
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.bool_, np.float32, np.float64])
 def test_inputs_keep_their_kind_and_floats_take_the_models_precision(kind: Any) -> None:
     x, y = np.eye(4).astype(kind), np.array([0, 1, 0, 1])

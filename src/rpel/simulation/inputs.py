@@ -26,12 +26,11 @@ from rpel.runs.certificate import versions
 from rpel.simulation.methods import ResolvedSpec, build_network
 from rpel.tasks import Classification, Trigger
 from rpel.tasks.checks import check_loss
-from rpel.tasks.task import metrics
+from rpel.tasks.task import Loss, metrics
 from rpel.types import Integers
 
 log = logging.getLogger("rpel")
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Download = Callable[[str, int, int | None], None]
 
 

@@ -1,5 +1,6 @@
 """Differential privacy: what the accountant says, the noise that a target needs, private local steps, runs."""
 
+import json
 import math
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from dp_accounting import pld
 
 from rpel import privacy
+from support.commands import loads_none_of, rpel
 
 SETTINGS = [
     (noise, batch, examples, steps, delta)
@@ -104,3 +106,55 @@ def test_importing_privacy_imports_neither_the_accountant_nor_torch() -> None:
     code = "import sys, rpel.privacy; print('torch' in sys.modules, 'dp_accounting' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout == "False False\n"
+
+
+# --- rpel plan -------------------------------------------------------------------------------------------------------
+
+PLAN = ("plan", "--nodes", "20", "--byzantine", "2", "--rounds", "30")
+
+
+def test_plan_names_the_noise_that_keeps_an_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "--privacy-epsilon",
+        "1",
+        "--privacy-delta",
+        "1e-4",
+        "--examples",
+        "400",
+        "--batch",
+        "20",
+        "--local-steps",
+        "2",
+    ]
+    found = json.loads(rpel(*PLAN, *asked, "--json", capsys=capsys)[0])
+    noise = found["noise_multiplier"]
+    assert direct(noise, 0.05, 60, 1e-4) <= 1 < direct(0.997 * noise, 0.05, 60, 1e-4)
+    out, err = rpel(*PLAN, *asked, capsys=capsys)
+    assert f"noise multiplier {noise:g} " in out
+    assert not err
+
+
+def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(rpel(*PLAN, "--json", capsys=capsys)[0])["noise_multiplier"] is None
+    loads_none_of({"dp_accounting", "rpel.privacy", "torch"}, *PLAN)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--privacy-epsilon 0 --privacy-delta 1e-4 --examples 400 --batch 20", "a positive number, not 0"),
+        ("--privacy-epsilon 1 --privacy-delta 2 --examples 400 --batch 20", "below 1, not 2"),
+        ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10 --batch 20", "the nearest is 10"),
+        ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10", "--batch is missing"),
+    ],
+)
+def test_plan_refuses_bad_privacy_in_one_sentence(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = rpel(*PLAN, *options.split(), capsys=capsys, code=2)
+    assert words in err
+    assert not out
+    assert err.count("\n") == 1
+
+
+def test_plan_warns_of_a_delta_above_one_over_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--privacy-epsilon", "1", "--privacy-delta", "0.01", "--examples", "400", "--batch", "20"]
+    assert "target_delta 0.01 is not below 1/400" in rpel(*PLAN, *asked, capsys=capsys)[1]

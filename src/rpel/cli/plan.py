@@ -90,6 +90,11 @@ def plan(
     theory: Annotated[
         str | None, Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
     ] = None,
+    privacy_epsilon: Annotated[float | None, Option(help="Noise of local steps that keeps this epsilon.")] = None,
+    privacy_delta: Annotated[float | None, Option(help="... at this delta, below 1/examples.")] = None,
+    examples: Annotated[int | None, Option(help="... for a node with so many training examples.")] = None,
+    batch: Annotated[int | None, Option(help="... and batches of about so many of them.")] = None,
+    local_steps: Annotated[int, Option(help="... that takes so many local steps a round.", min=1)] = 1,
     plot: Plot = None,
     figure: Annotated[
         FigureName, Option(help="What --plot draws: fraction against s, or messages against n.")
@@ -101,6 +106,8 @@ def plan(
     Example: rpel plan --nodes 100 --byzantine 10 --rounds 200
     """
     constants = None if theory is None else _theory(theory)
+    asked = {"--privacy-epsilon": privacy_epsilon, "--privacy-delta": privacy_delta, "--examples": examples}
+    noise = _noise({**asked, "--batch": batch}, rounds * local_steps)
     p = planning.plan(
         nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
         max_fraction=_fraction(max_fraction), method=method.value, silent=silent, no_shows=no_shows,
@@ -112,19 +119,41 @@ def plan(
         planning.draw(p, plot, figure.value)
     wrong = planning.mis_specified(p) if mis_specified else None
     bound = planning.theorem(p, *constants) if constants is not None else None
-    found = p.to_dict() | ({} if wrong is None else {"mis_specified": wrong})
+    found = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
     if constants is not None:
         found["theory"] = bound
     if terminal.printed(found, as_json):
         return
     console = terminal.stdout()
     _show_plan(console, p)
+    if noise is not None:
+        console.print(
+            f"privacy: [bold]noise multiplier {noise:g}[/] on gradients clipped example by example keeps epsilon at or "
+            f"below {privacy_epsilon:g} (delta {privacy_delta:g}) over {count(rounds * local_steps, 'local step')}, "
+            f"for each of a node's {examples:,} examples, in Poisson batches of about {batch}"
+        )
     if wrong is not None:
         _show_mis_specified(console, p, wrong)
     if constants is not None:
         _show_theory(console, p.reduction(), bound)
     if plot is not None:
         print(f"figure written to {plot}", file=sys.stderr)
+
+
+def _noise(asked: Mapping[str, Any], steps: int) -> float | None:
+    """The noise multiplier for --privacy-epsilon; None, and no accountant imported, where it is not asked for."""
+    epsilon, delta, examples, batch = asked.values()
+    if all(value is None for value in asked.values()):
+        return None
+    for name, value in asked.items():
+        if value is None:
+            raise BadParameter(f"a noise is planned for {', '.join(asked)}, and {name} is missing")
+    from rpel import privacy
+
+    noise = privacy.noise_for(epsilon, privacy.rate(batch, examples), steps, delta)
+    if weak := privacy.weak_delta(delta, examples):
+        terminal.say(f"warning: {weak}")
+    return noise
 
 
 def _warn(p: planning.Plan) -> None:

@@ -16,11 +16,12 @@ from rpel.plugins import named
 from rpel.rules import Rule
 from rpel.runs.record import Run, RunSet
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
-from rpel.simulation.inputs import Download, Loss, Objects
+from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.supervision import engine as engine_of
 from rpel.tasks import Task
 from rpel.tasks.checks import check_module
+from rpel.tasks.task import Loss
 from rpel.types import Scale
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]

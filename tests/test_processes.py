@@ -1,4 +1,4 @@
-"""No process outlives the one that started it."""
+"""No process outlives the one that started it; those of one starter import what is heavy once."""
 
 import os
 import signal
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from rpel.processes import start
 
 STARTER = """
 import sys, time
@@ -56,3 +58,23 @@ def test_a_run_whose_starter_is_killed_saves_and_ends(tmp_path: Path, number: si
         raise
     assert list(tmp_path.glob("runs/*/checkpoint/round-*.npz"))
     assert "saved; go on with: rpel resume" in (tmp_path / "stderr").read_text("utf-8")
+
+
+SLEEP = ["-n", "1", "-r", "1", "import time; time.sleep(600)"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_their_own(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    asleep = start(SLEEP, tmp_path / "out-asleep", tmp_path / "err-asleep", module="timeit")
+    version, wrong = start(["--version"], out, tmp_path / "err-version"), start(["plan", "--nodes", "x"], out, err)
+    assert int(Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
+    assert (version.wait(120), wrong.wait(120)) == (0, 2)
+    assert "--nodes" in err.read_text("utf-8")
+    with pytest.raises(subprocess.TimeoutExpired):
+        asleep.wait(0.1)
+    assert asleep.poll() is None
+    assert os.getsid(asleep.pid) == asleep.pid  # Ctrl-C in the starter's terminal does not reach it
+    asleep.kill()
+    assert asleep.wait(60) == -signal.SIGKILL
+    assert asleep.poll() == -signal.SIGKILL

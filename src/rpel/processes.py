@@ -1,12 +1,23 @@
 """Processes that start others, and how any of them is told to stop.
 
-Invariant: what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to
-tell, so the started one looks.
+Invariants:
+- what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to tell, so
+  the started one looks;
+- on Linux what is heavy is imported once: a process that has done so, the nursery, forks one child for each start. It
+  has a single thread when it forks; there is one for each environment (numbers of threads are read when libraries are
+  loaded), and whatever a child does, what it inherits is as if it had imported it itself. Elsewhere, or where forking
+  fails, children are started the slow way.
 """
 
+import atexit
+import importlib
+import json
 import logging
 import os
+import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -48,6 +59,10 @@ def start(
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     plain = {key: value for key, value in os.environ.items() if key not in _COLOURS}
     with stdout.open("wb") as out, stderr.open("wb") as err:
+        if sys.platform == "linux":
+            with suppress(OSError, ValueError):
+                nursery = _nursery({**plain, **limits}, _PRELOADED.get(arguments[0] if arguments else "", _SIMULATOR))
+                return nursery.start([*arguments], module, dict(more or {}), (out.fileno(), err.fileno()))
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -69,6 +84,166 @@ def _look(starter: int) -> None:
     while os.getppid() == starter:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- the nursery ------------------------------------------------------------------------------------------------------
+
+_SIMULATOR = "rpel.cli", "rpel.simulation.run", "matplotlib.figure", "matplotlib.backends.backend_svg"
+_PEER = "rpel.cli", "rpel.operations.join", "rpel.peer.api"
+_PRELOADED = {"peer": _PEER, "network": _PEER, "red-team": _PEER}
+"""What children that begin with this word will import; all others are runs."""
+
+
+class _Forked(subprocess.Popen[bytes]):
+    """A child of the nursery, with the face of a child of ours."""
+
+    def __init__(self, pid: int, arguments: list[str], nursery: "_Nursery") -> None:
+        self.pid, self.args, self.returncode = pid, arguments, None
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created, self._nursery = False, nursery
+
+    def poll(self) -> int | None:
+        return self._status(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._status(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return status
+
+    def _status(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._nursery.ended(self.pid, timeout)
+        return self.returncode
+
+
+class _Nursery:
+    """The starter's end: a socket to the process that forks. When it closes, children notice it."""
+
+    def __init__(self, environment: Mapping[str, str], preloaded: Sequence[str]) -> None:
+        self.owner = os.getpid()
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = "from rpel.processes import nurse; nurse()"
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), *preloaded],
+                env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        self._gone = dict[int, int]()
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def start(self, arguments: list[str], module: str, more: dict[str, str], files: tuple[int, int]) -> _Forked:
+        with self._lock:
+            request = json.dumps({"arguments": arguments, "module": module, "more": more})
+            socket.send_fds(self.link, [request.encode()], files)
+            while "born" not in (told := self._hear(None)):
+                continue
+        return _Forked(told["born"], [sys.executable, "-m", module, *arguments], self)
+
+    def ended(self, pid: int, timeout: float | None) -> int | None:
+        """The status of a child that has ended within so many seconds; a lost nursery counts as SIGTERM for all."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while pid not in self._gone:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                try:
+                    heard = self._hear(left)
+                except OSError:
+                    return -signal.SIGTERM
+                if not heard and until is not None and time.monotonic() >= until:
+                    return None
+            return self._gone.pop(pid)
+
+    def _hear(self, timeout: float | None) -> dict[str, int]:
+        """One message, or none in so many seconds; OSError when the nursery has gone."""
+        if not select.select([self.link], [], [], timeout)[0]:
+            return {}
+        message = self.link.recv(1 << 12)
+        if not message:
+            raise ConnectionResetError("the process that starts others has gone")
+        told: dict[str, int] = json.loads(message)
+        if "ended" in told:
+            self._gone[told["ended"]] = told["status"]
+        return told
+
+
+_nurseries: dict[str, _Nursery] = {}
+
+
+def _nursery(environment: Mapping[str, str], preloaded: Sequence[str]) -> _Nursery:
+    """The nursery for this environment."""
+    key = json.dumps([dict(sorted(environment.items())), preloaded])
+    if key not in _nurseries or not _nurseries[key].alive:
+        _nurseries[key] = _Nursery(environment, preloaded)
+    return _nurseries[key]
+
+
+def nurse() -> None:
+    """Run as a process: import what the arguments name, then fork a child for every request."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    while True:
+        ready, _, _ = select.select([link.fileno(), awake], [], [])
+        if awake in ready:
+            os.read(awake, 1 << 12)
+            _reap(link)
+        if link.fileno() in ready:
+            message, files, _, _ = socket.recv_fds(link, 1 << 20, 2)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if not pid:
+                for descriptor in (link.detach(), awake, wake):
+                    os.close(descriptor)
+                _grow_up(json.loads(message), files)
+            for descriptor in files:
+                os.close(descriptor)
+            link.send(json.dumps({"born": pid}).encode())
+
+
+def _reap(link: socket.socket) -> None:
+    """Tell of all children that have ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            link.send(json.dumps({"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}).encode())
+
+
+def _grow_up(request: dict[str, Any], files: list[int]) -> None:
+    """In the fork: become what was asked for, and never return."""
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for target, descriptor in enumerate(files, start=1):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.environ.update(request["more"], **{_STARTER: str(os.getppid())})
+        sys.argv = [request["module"], *request["arguments"]]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # as the interpreter does
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 class Terminated(KeyboardInterrupt):

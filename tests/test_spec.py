@@ -224,3 +224,9 @@ def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a
         (raw / name).write_bytes(b"damaged")
     with pytest.raises(DataError, match="is not the published file"):  # what is there must be right
         available(load("scale-100k").replace(data_dir=str(tmp_path / "data")))
+
+
+def test_an_evaluation_takes_250_examples_and_the_paper_s_presets_1000() -> None:
+    assert Spec().eval_size == 250
+    paper = {name: load(name).eval_size for name in ("mnist-100", "mnist-30", "cifar10-20", "femnist-30")}
+    assert set(paper.values()) == {1000}

@@ -243,7 +243,8 @@ def _seen(t: "Tick") -> str:
     hostile = f"hostile met {t.byzantine_max}, planned for {t.b_hat}"
     if t.accuracy_mean is None or t.accuracy_worst is None:
         return hostile
-    return f"{t.measure} mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}  {hostile}"
+    error = "" if t.error is None else f" ± {t.error:.3f}"
+    return f"{t.measure} mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}{error}  {hostile}"
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Training(CheckedRecord):
     batch_size: int = Field(25, description="examples per local step", ge=1)
     local_steps: int = Field(1, description="local steps per round", ge=1)
     eval_every: int = Field(20, description="rounds between evaluations", ge=1)
-    eval_size: int = Field(1000, description="test examples of an evaluation (the last round takes all)", ge=1)
+    eval_size: int = Field(250, description="test examples of an evaluation (the last round takes all)", ge=1)
 
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)

@@ -10,6 +10,7 @@ evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,9 @@ class Tick:
 
     Where there are no classes, they are those of a metric, and ``measure`` is its name.
 
+    ``error`` is the standard error of the worst accuracy on the examples of an evaluation; None in the last round,
+    which takes all of them.
+
     A last evaluation that takes long says on its way, as ``evaluated``, which share of it is done.
     """
 
@@ -58,6 +62,7 @@ class Tick:
     b_hat: int
     evaluated: float | None = None
     measure: str = "accuracy"
+    error: float | None = None
 
     @property
     def tenth(self) -> bool:
@@ -72,7 +77,12 @@ Progress = Callable[[Tick], None]
 def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     """What these rows of a run show."""
     met = max((row["byzantine_max"] for row in rows), default=0)
-    return Tick(spec.name, spec.seed, len(rows), spec.rounds, *ends(rows), met, spec.b_hat, measure=headline(rows))
+    mean, worst = ends(rows)
+    shown = headline(rows)
+    error = None
+    if worst is not None and shown == "accuracy" and len(rows) < spec.rounds:
+        error = math.sqrt(max(worst * (1 - worst), 0.0) / spec.eval_size)
+    return Tick(spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown, error=error)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,0 +1,157 @@
+"""What a pulled model is made of: float32 as it is, bfloat16, or int8 in blocks with a scale each.
+
+    int8: blocks of 256 consecutive parameters; scale = max|x| / 127 in float32, 0 where it is below 2⁻¹²⁶;
+    code = x / scale, rounded half to even, in −127 … 127; decoded = code · scale.
+    A message is d code bytes, then the scales as little-endian float32: d + 4⌈d/256⌉ bytes.
+
+Everybody decodes alike, to the bit: one IEEE division, one multiplication, nothing contracted. A block with a
+non-finite entry has the scale NaN. What is not a message (a scale that is negative, NaN or infinite, a code of −128, a
+decoded value that is not finite) makes the whole model non-finite, which rules count as one of the b̂.
+
+`Wire.through` is what a model becomes on its way: the simulator's shortcut, equal to decoding its message.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.kernels import pool
+from rpel.kernels.cache import compiled
+from rpel.types import Floats, Models
+
+WireName = Literal["float32", "bfloat16", "int8"]
+BLOCK = 256
+_LEAST = np.float32(2.0**-126)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A code by its name.
+
+    >>> int8 = Wire("int8")
+    >>> x = np.array([[0.5, -1.0, 0.25]], np.float32)
+    >>> int8.decode(int8.encode(x[0]), 3).round(3), int8.nbytes(1000)
+    (array([ 0.504, -1.   ,  0.252], dtype=float32), 1016)
+    """
+
+    name: WireName = "float32"
+
+    def nbytes(self, d: int) -> int:
+        """The bytes of a message with d parameters."""
+        return {"float32": 4 * d, "bfloat16": 2 * d, "int8": d + 4 * -(-d // BLOCK)}[self.name]
+
+    def encode(self, x: Floats) -> bytes:
+        """The message of a model (d,)."""
+        if self.name == "float32":
+            return np.asarray(x, "<f4").tobytes()
+        if self.name == "bfloat16":
+            return _bfloat16(np.asarray(x, np.float32)).tobytes()
+        codes, scales = _int8(np.asarray(x, np.float32))
+        return codes.tobytes() + scales.astype("<f4").tobytes()
+
+    def decode(self, message: bytes, d: int) -> NDArray[np.float32]:
+        """The model (d,) of a message; all NaN where it is not one. ValueError for another length."""
+        if len(message) != self.nbytes(d):
+            raise ValueError(f"a {self.name} message of {d} parameters has {self.nbytes(d)} bytes, not {len(message)}")
+        if self.name == "float32":
+            return np.frombuffer(message, "<f4").astype(np.float32)
+        if self.name == "bfloat16":
+            wide = np.frombuffer(message, "<u2").astype(np.uint32) << np.uint32(16)
+            return _all_or_nothing(wide.view(np.float32))
+        codes, scales = np.frombuffer(message, np.int8, d), np.frombuffer(message, "<f4", offset=d)
+        if (codes == -128).any() or not (np.isfinite(scales).all() and (scales >= 0).all()):
+            return np.full(d, np.nan, np.float32)
+        return _all_or_nothing(codes.astype(np.float32) * np.repeat(scales.astype(np.float32), BLOCK)[:d])
+
+    def through(self, x: Models, out: Models) -> None:
+        """Write what models (n, d) become on their way into ``out`` (n, d), which may be x."""
+        if self.name == "float32":
+            if out is not x:
+                out[:] = x
+            return
+        narrow = np.ascontiguousarray(x, np.float32)
+        bits = narrow.view(np.int32)
+        room = out if out.dtype == np.float32 else np.empty_like(narrow)
+
+        def some(begin: int, end: int) -> None:
+            rows = slice(begin, end)
+            if self.name == "int8":
+                _through_int8(narrow[rows], bits[rows], room[rows])
+            else:
+                _through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32))
+
+        pool.run(some, len(x), small=x.size < 1 << 16)
+        if room is not out:
+            out[:] = room
+
+
+def _bfloat16(x: NDArray[np.float32]) -> NDArray[Any]:
+    """The upper halves, rounded to nearest even; what is not finite stays so."""
+    bits = x.view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isfinite(x), rounded, 0x7FC0).astype("<u2")
+
+
+def _int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    d, blocks = len(x), -(-len(x) // BLOCK)
+    padded = np.zeros(blocks * BLOCK, np.float32)
+    padded[:d] = x
+    table = padded.reshape(blocks, BLOCK)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        scale = np.abs(table).max(axis=1) / np.float32(127)
+        scale[scale < _LEAST] = 0
+        codes = np.rint(table / np.where(scale == 0, np.float32(1), scale)[:, None])
+    codes[(scale == 0) | ~np.isfinite(table).all(axis=1)] = 0
+    scale[~np.isfinite(table).all(axis=1)] = np.nan
+    return codes.reshape(-1)[:d].astype(np.int8), scale.astype(np.float32)
+
+
+def _all_or_nothing(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return x if np.isfinite(x).all() else np.full_like(x, np.nan)
+
+
+@compiled
+def _through_int8(x: Models, bits: NDArray[np.int32], out: Models) -> None:
+    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x, whose order is that of |x|."""
+    d = x.shape[1]
+    for i in range(len(x)):
+        largest = np.int32(0)
+        for left in range(0, d, 256):
+            right = min(d, left + 256)
+            most = np.int32(0)
+            for c in range(left, right):
+                most = max(most, bits[i, c] & np.int32(0x7FFFFFFF))
+            largest = max(largest, most)
+            scale = np.float32(0)
+            for c in range(left, right):
+                if bits[i, c] & np.int32(0x7FFFFFFF) == most:
+                    scale = abs(x[i, c]) / np.float32(127)
+                    break
+            if scale < np.float32(2.0**-126):
+                for c in range(left, right):
+                    out[i, c] = 0
+            else:
+                for c in range(left, right):
+                    out[i, c] = (np.rint(x[i, c] / scale) + np.float32(0)) * scale  # no negative zero
+        if largest >= np.int32(0x7F800000):  # something is not finite
+            for c in range(d):
+                out[i, c] = np.nan
+
+
+@compiled
+def _through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    """The same; ``out`` are the bits of the result."""
+    d = x.shape[1]
+    for i in range(len(x)):
+        largest = np.int32(0)
+        for c in range(d):
+            even = (bits[i, c] >> np.int32(16)) & np.int32(1)
+            rounded = (bits[i, c] + np.int32(0x7FFF) + even) & np.int32(-65536)
+            largest = max(largest, max(rounded & np.int32(0x7FFFFFFF), bits[i, c] & np.int32(0x7FFFFFFF)))
+            out[i, c] = rounded
+        if largest >= np.int32(0x7F800000):
+            for c in range(d):
+                out[i, c] = np.int32(0x7FC00000)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rpel.wire import Wire, WireName
+from rpel.types import WireName
+from rpel.wire import Wire
 
 NAMES: tuple[WireName, ...] = ("float32", "bfloat16", "int8")
 Array = NDArray[Any]

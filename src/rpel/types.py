@@ -4,7 +4,7 @@ reader wants."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ Models = Floats
 
 Arrays = dict[str, Any]
 """What a part of Algorithm 1 remembers from round to round: arrays by name, checkpointed with the run."""
+
+WireName = Literal["float32", "bfloat16", "int8"]
+"""What a pulled model is made of."""
 
 Integers = NDArray[np.int64]
 Schedule = Callable[[int], float]

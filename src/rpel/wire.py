@@ -12,16 +12,15 @@ decoded value that is not finite) makes the whole model non-finite, which rules 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels import pool
 from rpel.kernels.cache import compiled
-from rpel.types import Floats, Models
+from rpel.types import Floats, Models, WireName
 
-WireName = Literal["float32", "bfloat16", "int8"]
 BLOCK = 256
 _LEAST = np.float32(2.0**-126)
 

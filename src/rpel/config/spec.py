@@ -29,7 +29,7 @@ from rpel.config.record import (
     unbounded,
 )
 from rpel.errors import nearest
-from rpel.types import Scale
+from rpel.types import Scale, WireName
 
 DatasetName = Literal[
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "heart-disease", "fdu-mtl", "shakespeare",
@@ -130,6 +130,7 @@ class Spec(Training):
     consistent: Annotated[bool, Identity.LATER] = Field(
         False, description="each hostile node sends the same vector to all who pull it"
     )
+    wire: Annotated[WireName, Identity.LATER] = Field("float32", description="what a pulled model is made of")
     seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None, description="several runs, such as 0-4 or 0,1,7; with intervals"

@@ -22,7 +22,7 @@ from rpel.simulation.supervision import engine as engine_of
 from rpel.tasks import Task
 from rpel.tasks.checks import check_module
 from rpel.tasks.task import Loss
-from rpel.types import Scale
+from rpel.types import Scale, WireName
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
 
@@ -56,6 +56,7 @@ class Fields(TypedDict, total=False):
     silent: bool
     roaming: bool
     consistent: bool
+    wire: WireName
     seed: int
     eval_every: int
     eval_size: int
@@ -153,6 +154,7 @@ def simulate(
         method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name, module:object, a
         Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise, or a function f(view, …) -> rows.
         attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
+        wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
     How it is trained:
         lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
     How it is run:

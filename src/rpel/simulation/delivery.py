@@ -16,6 +16,7 @@ from rpel.kernels.backend import Backend, backend
 from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
 from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
+from rpel.wire import Wire
 
 _AUDIENCE = 16
 """Victims over which a search takes the mean harm of a vector that goes to many."""
@@ -201,6 +202,40 @@ class SimulatedNetwork:
             hostile_weights=np.take_along_axis(np.where(hostile, others, 0.0), heavy, axis=1),
             **common,
         )
+
+
+@dataclass(frozen=True)
+class CodedNetwork:
+    """A network whose models travel in a code: what is pulled, forged rows included, is what the code can say.
+
+    network: answers from ``air``, whose first rows are filled here with what everybody's half-steps (h, d) become.
+    A node's own row stays exact: this worker's are put behind the forged ones, for which ``air`` has room.
+    """
+
+    network: SimulatedNetwork
+    wire: Wire
+    half: Models
+    air: Models
+
+    def init(self) -> Arrays:
+        """What the attack remembers."""
+        return self.network.init()
+
+    def nodes(self, t: int) -> Integers:
+        """The rows of the nodes that act."""
+        return self.network.nodes(t)
+
+    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+        """Honest half-steps through the code; the attack forges from what came; its vectors through the code, too."""
+        h = len(self.half)
+        self.wire.through(self.half, self.air[:h])
+        received, state = self.network(half, state, nodes, t, before)
+        end = len(received.table)
+        self.wire.through(self.air[h:end], self.air[h:end])
+        exact, index = np.arange(end, end + len(half)), received.index.copy()
+        self.air[exact] = half
+        index[:, 0] = exact
+        return replace(received, table=self.air[: end + len(half)], index=index), state
 
 
 def victim_by_victim(attack: Attack, consistent: bool) -> bool:

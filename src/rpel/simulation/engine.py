@@ -18,19 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import algorithm
-from rpel.algorithm import Info, Problem, remembered
+from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels.backend import Backend, backend
 from rpel.learning import Aggregation, MomentumSGD
 from rpel.processes import free_memory
 from rpel.randomness import draws
-from rpel.simulation.delivery import SimulatedNetwork, victim_by_victim
+from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
 from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
 from rpel.tasks import Objective
 from rpel.text import human_bytes
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
+from rpel.wire import Wire
 
 _CHOSEN = "chosen", "chosen_local"
 _ANSWER = 64
@@ -94,7 +95,8 @@ class Simulation:
         initial = task.initial()
         kept = 2 + (spec.output == "uniform")
         answers = self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
-        self._check_memory((h + behind + kept * len(self.rows)) * initial.nbytes + _ANSWER * answers, answers)
+        rows = (h + behind) * (1 + (spec.wire != "float32")) + (kept + (spec.wire != "float32")) * len(self.rows)
+        self._check_memory(rows * initial.nbytes + _ANSWER * answers, answers)
         self.table = self.backend.empty(h + behind, initial)
         half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
@@ -108,12 +110,17 @@ class Simulation:
             space,
             self.backend,
         )
+        self.wire = Wire(spec.wire)
+        coded = self.wire.name != "float32"
+        air = self.backend.empty(coded * (h + behind + len(self.rows)), initial)
+        answers_from = air[: h + behind] if coded else self.table
         self.network = SimulatedNetwork(
-            self.roster, self.topology, self._ids, attack, line9, self.table, h, self.mine, spec.seed, spec.no_show,
+            self.roster, self.topology, self._ids, attack, line9, answers_from, h, self.mine, spec.seed, spec.no_show,
             spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend,
         )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
-        usual = Problem(published, self.network, line9)
+        deliver: Deliver = CodedNetwork(self.network, self.wire, half, air) if coded else self.network
+        usual = Problem(published, deliver, line9)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
@@ -162,7 +169,7 @@ class Simulation:
 
     @property
     def bytes(self) -> int:
-        return self.messages * 4 * self.task.d
+        return self.messages * self.wire.nbytes(self.task.d)
 
     # --- a round ---
 

@@ -1,0 +1,49 @@
+"""Runs whose models travel in a code: what line 9 sees, what is counted, and that float32 is as ever."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rpel
+from rpel.types import WireName
+from rpel.wire import Wire
+from support.simulations import BASE, Quadratic, simulation
+
+SMALL: dict[str, Any] = {
+    "nodes": 10, "byzantine": 2, "pull": 6, "rounds": 4, "eval_every": 2, "eval_size": 100, "batch_size": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"method": "cs-plus"}, {"attack": "label_flip"}], ids=["pull", "graph", "train"]
+)
+def test_line_9_sees_coded_answers_beside_the_exact_own_model(wire: WireName, changes: dict[str, Any]) -> None:
+    nodes = 15 if changes.get("attack") == "label_flip" else 12
+    run = simulation(BASE.replace(wire=wire, rule=None, **changes), Quadratic(nodes=nodes))
+    info = run.advance()
+    received, half = info.received, run.table[: run.nodes]
+    np.testing.assert_array_equal(received.table[received.index[:, 0]], info.half)
+    coded = np.empty_like(half)
+    Wire(wire).through(half, coded)
+    for row in np.unique(received.index[:, 1:][received.index[:, 1:] >= 0]):
+        seen = received.table[row]
+        if row < run.nodes:
+            np.testing.assert_array_equal(seen, coded[row])
+        again = np.empty((1, len(seen)))
+        Wire(wire).through(seen[None], again)
+        np.testing.assert_allclose(again[0], seen, rtol=1e-6)  # a forged row, too, is something that the code can say
+
+
+def test_bytes_are_those_of_the_messages_and_accuracy_stays() -> None:
+    found = {wire: rpel.simulate("linear", wire=wire, **SMALL | {"rounds": 20}) for wire in ("float32", "int8")}
+    d = found["float32"].models.shape[1]
+    assert found["int8"].history["bytes"][0] == 10 * 6 * (d + 4 * -(-d // 256))
+    assert abs(found["int8"].accuracy_mean - found["float32"].accuracy_mean) < 0.02
+    assert not np.array_equal(found["int8"].models, found["float32"].models)
+
+
+def test_workers_change_no_byte_of_a_coded_run(tmp_path: Any) -> None:
+    runs = [rpel.simulate("linear", wire="int8", workers=p, out=tmp_path / str(p), **SMALL) for p in (1, 2)]
+    assert np.array_equal(runs[0].models, runs[1].models)

@@ -118,12 +118,20 @@ def _takes_models(name: str) -> bool:
     return found.unsuited is None
 
 
+def _searches(name: str) -> bool:
+    from rpel.attacks import attack
+
+    try:
+        return attack(name).searches
+    except ValueError:  # it needs parameters, and will say so where it is run
+        return False
+
+
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:
     """The attacks of these names, else all; ``strongest`` adds those that search for their best factor."""
-    from rpel.attacks import attack
     from rpel.attacks.registry import about
 
-    names = list(attacks) or [name for name, _ in about() if not attack(name).searches]
+    names = list(attacks) or [name for name, _ in about() if not _searches(name)]
     if strongest:
         names += [f"strongest(of={name})" for name in ADAPTIVE]
     found = [Opponent.parse(name) for name in names]

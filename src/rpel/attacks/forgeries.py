@@ -51,7 +51,7 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
     return view.moments(-np.asarray(tau), out=view.out)
 
 
-@declare(per_victim=True, factor="z")
+@declare(per_victim=True, factor="z", aliases={"tau": "z"})
 def alie(view: View, z: float | str | Floats = 1.5) -> Models:
     """A Little Is Enough: μ + zσ (Baruch et al., 2019); z="max" hides as far out as the honest majority allows."""
     return view.moments(1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z, out=view.out)

@@ -200,8 +200,8 @@ def attack(
         if parameters or flood or targeting != "all":
             raise ValueError(f"attack {full} has its parameters already; make it anew to change them")
         return replace(function, name=full)
-    if full == "alie" and "tau" in parameters:
-        parameters["z"] = parameters.pop("tau")
+    aliases = traits_of(function).aliases
+    parameters = {aliases.get(key, key): value for key, value in parameters.items()}
     _check_parameters(full, function, parameters)
     return Attack(full, function, parameters, targeting, flood)
 

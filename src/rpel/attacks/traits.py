@@ -1,7 +1,7 @@
 """What an attack declares about itself, beside its function. Whoever uses one asks for this, never for its name."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ class Traits:
     trains      nothing is forged: its nodes train beside the honest ones and their models are pulled
     poisons     what such nodes do to their training examples
     factor      the parameter a ≥ 0 that scales it, which ``strongest`` may search
+    aliases     other names of its parameters
     most        the largest number of honest nodes it can look at, and why
     """
 
@@ -42,6 +43,7 @@ class Traits:
     poisons: Poison | None = None
     factor: str | None = None
     most: tuple[int, str] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def check_size(self, name: str, honest: int) -> None:
         """ValueError for more honest nodes than it can look at."""
@@ -63,6 +65,7 @@ def declare(
     poisons: Poison | str | None = None,
     factor: str | None = None,
     most: tuple[int, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
     parts: Parts | None = None,
 ) -> Callable[[Function], Function]:
     """A decorator that says what an attack needs and does; see :class:`Traits`. Without it nothing is assumed.
@@ -82,7 +85,7 @@ def declare(
     if poisons is not None and poisons not in list(Poison):
         raise ValueError(f"an attack poisons {' or '.join(map(repr, map(str, Poison)))}, not {str(poisons)!r}")
     poison = None if poisons is None else Poison(poisons)
-    traits = Traits(per_victim, wanted, searches, trains or poison is not None, poison, factor, most)
+    traits = Traits(per_victim, wanted, searches, trains or poison is not None, poison, factor, most, aliases or {})
 
     def declared(function: Function) -> Function:
         function.traits, function.parts = traits, parts  # type: ignore[attr-defined]

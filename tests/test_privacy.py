@@ -8,9 +8,15 @@ import sys
 import dp_accounting
 import numpy as np
 import pytest
+import torch
 from dp_accounting import pld
+from torch import nn
 
 from rpel import privacy
+from rpel.data import Dataset, iid, load, user
+from rpel.models import model
+from rpel.tasks import Classification
+from rpel.tasks.private import PrivateGradients
 from support.commands import loads_none_of, rpel
 
 SETTINGS = [
@@ -158,3 +164,146 @@ def test_plan_refuses_bad_privacy_in_one_sentence(options: str, words: str, caps
 def test_plan_warns_of_a_delta_above_one_over_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--privacy-epsilon", "1", "--privacy-delta", "0.01", "--examples", "400", "--batch", "20"]
     assert "target_delta 0.01 is not below 1/400" in rpel(*PLAN, *asked, capsys=capsys)[1]
+
+
+# --- private gradients -----------------------------------------------------------------------------------------------
+
+NODES, BATCH = 4, 12
+GROUPED = nn.Sequential(
+    nn.Conv2d(1, 4, 5, stride=3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Dropout(0.0), nn.Flatten(), nn.Linear(256, 10)
+)
+
+
+def task(network: "str | nn.Module" = "linear", dataset: Dataset | None = None, fast: bool = True) -> Classification:
+    data = dataset or load()
+    module = model(network) if isinstance(network, str) else network
+    return Classification(
+        data, iid(np.zeros(data.size, np.int64), NODES, BATCH, seed=0), module, batch_size=BATCH, seed=0, fast=fast
+    )
+
+
+def at(made: Classification) -> np.ndarray:
+    """Models that differ from node to node."""
+    x = np.tile(made.initial(), (NODES, 1))
+    return x + np.random.default_rng(0).normal(0, 0.02, x.shape).astype(x.dtype)
+
+
+def looped(private: PrivateGradients, x: np.ndarray, node: int, norm: float) -> tuple[np.ndarray, list[float]]:
+    """The sum of clipped gradients by autograd, one example after the other, and the norms before clipping."""
+    made, total, norms = private.task, np.zeros(x.shape[1]), []
+    rows, present = private.batches(np.array([node]), 3, 0)
+    for row in rows[present]:
+        inputs, labels = made.examples.batch(np.array([[row]]), np.array([node]), torch.float32)
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(x[node]), made.module.parameters())
+        made.module.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(made.module(inputs[0]), labels[0]))
+        g = np.concatenate([p.grad.numpy().ravel() for p in made.module.parameters() if p.grad is not None])
+        norms.append(float(np.linalg.norm(g.astype(np.float64))))
+        total += g * min(1, norm / norms[-1])
+    return total, norms
+
+
+@pytest.mark.parametrize("network", ["linear", "mlp", "mnist", GROUPED])
+@pytest.mark.parametrize("share", [0.5, 1e9])
+def test_sums_of_clipped_gradients_equal_a_plain_loop_over_examples(network: "str | nn.Module", share: float) -> None:
+    made = task(network)
+    x, (_, norms) = at(made), looped(PrivateGradients(made, 1.0), at(made), 0, 1.0)
+    norm = share * float(np.median(norms))
+    private = PrivateGradients(made, norm)
+    g, _ = private.gradient(x, made.local_state(NODES), np.arange(NODES), 3, 0)
+    for node in range(NODES):
+        expected, _ = looped(private, x, node, norm)
+        assert np.abs(g[node] - expected / BATCH).max() <= 1e-4 * np.abs(expected / BATCH).max()
+
+
+def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explode() -> None:
+    made = task("mlp")
+    x = 1e4 * at(made)
+    x[1, 0] = np.nan
+    g, _ = PrivateGradients(made, 0.01).gradient(x, made.local_state(NODES), np.arange(NODES), 1, 0)
+    counts = PrivateGradients(made, 0.01).batches(np.arange(NODES), 1, 0)[1].sum(axis=1)
+    assert np.isfinite(g).all()
+    assert (np.linalg.norm(g, axis=1) <= 1.0001 * 0.01 * counts / BATCH).all()
+
+
+def test_poisson_batches_have_each_example_with_its_rate_and_independently() -> None:
+    made = task()
+    sizes = made.examples.size[:NODES]
+    private, rounds = PrivateGradients(made, 1.0), 400
+    counts, seen = np.zeros((rounds, NODES)), np.zeros(made.examples.dataset.size)
+    for t in range(rounds):
+        rows, present = private.batches(np.arange(NODES), t, 0)
+        counts[t] = present.sum(axis=1)
+        for node in range(NODES):
+            own = rows[node][present[node]]
+            assert len(np.unique(own)) == len(own)
+            assert np.isin(own, made.examples.held[node]).all()
+            seen[own] += 1
+    rate = BATCH / sizes
+    deviation = np.sqrt(BATCH * (1 - rate))
+    assert np.abs(counts.mean(axis=0) - BATCH).max() < 5 * deviation.max() / math.sqrt(rounds)
+    assert counts.std(axis=0) == pytest.approx(deviation, rel=0.2)  # a batch of a fixed size would have none
+    held = seen[np.concatenate(list(made.examples.held.values()))]
+    assert held.mean() == pytest.approx(rounds * rate.mean(), rel=0.02)
+    assert held.var() == pytest.approx(rounds * rate.mean() * (1 - rate.mean()), rel=0.15)
+
+
+def test_noise_is_gaussian_with_the_multiplier_times_the_norm_over_the_nominal_batch() -> None:
+    made, norm, sigma = task(), 0.7, 1.5
+    x, local, ids = at(made), made.local_state(NODES), np.arange(NODES)
+    clean, _ = PrivateGradients(made, norm).gradient(x, local, ids, 2, 0)
+    noisy, _ = PrivateGradients(made, norm, sigma).gradient(x, local, ids, 2, 0)
+    z = (noisy - clean).astype(np.float64) / (sigma * norm / BATCH)
+    assert abs(z.mean()) < 5 / math.sqrt(z.size)
+    assert z.std() == pytest.approx(1, abs=5 / math.sqrt(2 * z.size))
+    assert (np.abs(z) > 1.96).mean() == pytest.approx(0.05, abs=5 * math.sqrt(0.05 * 0.95 / z.size))
+    assert np.abs(np.corrcoef(z) - np.eye(NODES)).max() < 0.06  # each node has noise of its own
+    again, _ = PrivateGradients(made, norm, sigma).gradient(x, local, ids, 3, 0)
+    assert abs(np.corrcoef(z[0], again[0] - noisy[0])[0, 1]) < 0.75  # and each round
+
+
+def test_an_empty_batch_gives_noise_all_the_same() -> None:
+    made = task()
+
+    def draw(purpose: str, t: int, k: int, node: int) -> np.random.Generator:
+        class Nobody(np.random.Generator):
+            def random(self, *shape: object, **options: object) -> np.ndarray:  # type: ignore[override]
+                return np.ones(*shape)  # type: ignore[call-overload,no-any-return]
+
+        return Nobody(np.random.Philox(5)) if purpose == "private-batch" else np.random.default_rng(node)
+
+    x, local, ids = at(made), made.local_state(NODES), np.arange(NODES)
+    assert not PrivateGradients(made, 1.0, 0.0, draw).gradient(x, local, ids, 1, 0)[0].any()
+    assert PrivateGradients(made, 1.0, 1.0, draw).gradient(x, local, ids, 1, 0)[0].std() > 0.9 / BATCH
+
+
+def test_examples_that_are_not_alike_are_clipped_one_by_one() -> None:
+    coins = np.random.default_rng(1)
+    texts = [(coins.normal(size=(int(coins.integers(1, 6)), 3)).astype(np.float32), i % 2) for i in range(60)]
+
+    def collate(some: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        widest = max(len(x) for x, _ in some)
+        padded = [np.pad(x, ((0, widest - len(x)), (0, 0))).sum(axis=0, keepdims=True) for x, _ in some]
+        return torch.from_numpy(np.concatenate(padded)), torch.tensor([y for _, y in some])
+
+    made = task(nn.Linear(3, 2), user.dataset(texts, texts[:10], collate=collate))
+    x = at(made)
+    g, _ = PrivateGradients(made, 0.3).gradient(x, made.local_state(NODES), np.arange(NODES), 3, 0)
+    counts = PrivateGradients(made, 0.3).batches(np.arange(NODES), 3, 0)[1].sum(axis=1)
+    assert (np.linalg.norm(g, axis=1) <= 1.0001 * 0.3 * counts / BATCH).all()
+    assert np.abs(g).max(axis=1).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "noise", "norm", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), 1.0, 1.0, "GroupNorm"),
+        ("linear", 1.0, math.inf, "noise_multiplier 1 needs a max_grad_norm"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_in_one_sentence(
+    network: "str | nn.Module", noise: float, norm: float, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        PrivateGradients(task(network), norm, noise)
+    assert "\n" not in str(caught.value)

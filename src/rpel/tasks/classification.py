@@ -163,7 +163,7 @@ class Classification:
             noise = [] if seeds is None else seeds[some].tolist()
             self.engine.gradient(x_[some], local_[some], inputs, labels, noise, out_[some], train=True)
 
-        self._over_nodes(work, len(ids), self.batch_size)
+        self.over_nodes(work, len(ids))
         return out, local
 
     def _seeds(self, ids: Integers, t: int, k: int) -> Integers | None:
@@ -181,9 +181,9 @@ class Classification:
         if local.shape != (nodes, self.q):
             raise ValueError(f"the local state must have shape ({nodes}, {self.q}), not {local.shape}")
 
-    def _over_nodes(self, work: Callable[[slice], None], nodes: int, batch: int) -> None:
+    def over_nodes(self, work: Callable[[slice], None], nodes: int) -> None:
         """work(slice of nodes) over all nodes, as many at once as the engine likes."""
-        size = self.engine.together(batch)
+        size = self.unit
         share(lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial)
 
     def evaluate(

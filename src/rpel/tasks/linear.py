@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from rpel.kernels.cache import compiled
 from rpel.tasks.autograd import altered
-from rpel.tasks.task import Engine
-from rpel.types import Floats
+from rpel.tasks.task import Engine, shortened
+from rpel.types import Floats, Integers
 
 _SCRATCH = 1 << 20  # bytes that are worth having in the cache at once
 
@@ -173,6 +173,31 @@ class LinearEngine(Engine):
             if position:
                 delta = torch.bmm(_weight(x, layer).mT, delta)
                 delta *= entered > 0
+
+    def clipped(
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Tensor, norm: float,
+        out: Tensor,
+    ) -> None:  # fmt: skip
+        """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
+
+        A layer's gradient is an outer product δ aᵀ, with δ for the bias, and as long as ‖δ‖ √(‖a‖² + 1): so no gradient
+        of a single example is ever made.
+        """
+        values = self._forward(x, inputs.flatten(2).mT)
+        delta = values.pop().exp_()
+        delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
+        deltas, squared = [delta], torch.zeros(present.shape, dtype=torch.float64)
+        for position in reversed(range(len(self.linears))):
+            entered = values[position]
+            of_layer = deltas[-1].square().sum(dim=1, dtype=torch.float64)
+            squared += of_layer * (1 + entered.square().sum(dim=1, dtype=torch.float64))
+            if position:
+                deltas.append(torch.bmm(_weight(x, self.linears[position]).mT, deltas[-1]) * (entered > 0))
+        factors = torch.where(present, shortened(squared.sqrt(), norm), 0.0)[:, None].to(x.dtype)
+        for layer, entered, delta in zip(self.linears, values, reversed(deltas), strict=True):
+            part = torch.where(factors > 0, delta * factors, 0.0)
+            _weight(out, layer).copy_(torch.bmm(part, torch.where(factors > 0, entered, 0.0).mT))
+            torch.sum(part, dim=2, out=out[:, layer.bias])
 
     def _forward(self, x: Tensor, inputs: Tensor) -> list[Tensor]:
         """What enters each layer and, last, the log-probabilities (c, classes, B).

@@ -25,6 +25,8 @@ from rpel.data import trees
 from rpel.kernels.pool import run
 from rpel.types import Floats, Integers
 
+_TOGETHER = 1 << 22  # numbers in gradients of single examples that are there at once
+
 Loss = Callable[[Any, Any], Any]
 """loss(output, target), a mean over the batch."""
 
@@ -153,6 +155,34 @@ class Engine(ABC):
         noise, local statistics used and left alone.
         """
 
+    def clipped(
+        self,
+        x: Tensor,
+        local: Tensor,
+        inputs: Any,
+        labels: Any,
+        seeds: Integers,
+        present: Tensor,
+        norm: float,
+        out: Tensor,
+    ) -> None:
+        """Sums of the gradients of single examples, each shortened to `norm`, of c nodes into out (c, d).
+
+        inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B): which examples there are. local is left alone.
+        Here each example is a node of its own, with a batch of one.
+        """
+        some = max(1, _TOGETHER // x.shape[1])
+        for i in range(len(x)):
+            out[i].zero_()
+            for part in torch.split(present[i].nonzero()[:, 0], some):
+                alone, targets = (trees.mapped(lambda v, i=i, p=part: v[i, p][:, None], t) for t in (inputs, labels))
+                each, kept = torch.empty(len(part), x.shape[1], dtype=x.dtype), local[i].repeat(len(part), 1)
+                at = x[i].expand(len(part), -1)
+                self.gradient(at, kept, alone, targets, seeds[i, part.numpy()].tolist(), each, train=True)
+                factors = shortened(each.norm(dim=1, dtype=torch.float64), norm).to(x.dtype)
+                each[factors == 0] = 0  # whatever is not finite
+                out[i] += factors @ each
+
     @abstractmethod
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode; a list of c where the module's
@@ -188,6 +218,15 @@ class Engine(ABC):
             lost = torch.stack([self.loss(one, labels).detach() for one in outputs])
         summed: Floats = lost.numpy() * len(trees.first(labels))
         return summed
+
+
+def shortened(lengths: Tensor, norm: float) -> Tensor:
+    """By what to multiply vectors of these lengths so that none is longer than `norm`; 0 where one is not finite.
+
+    >>> shortened(torch.tensor([0.0, 0.5, 2.0, torch.nan]), 1.0).tolist()
+    [1.0, 1.0, 0.5, 0.0]
+    """
+    return torch.where(lengths.isfinite(), (norm / lengths.clamp(min=1e-300)).clamp(max=1.0), 0.0)
 
 
 class Own(threading.local):

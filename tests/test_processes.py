@@ -74,6 +74,7 @@ def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_t
     with pytest.raises(subprocess.TimeoutExpired):
         asleep.wait(0.1)
     assert asleep.poll() is None
+    assert Path(f"/proc/{asleep.pid}/cmdline").read_text().split("\0")[1:6] == ["-m", "timeit", *SLEEP[:3]]
     assert os.getsid(asleep.pid) == asleep.pid  # Ctrl-C in the starter's terminal does not reach it
     asleep.kill()
     assert asleep.wait(60) == -signal.SIGKILL

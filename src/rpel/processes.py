@@ -126,11 +126,18 @@ class _Nursery:
         code = "from rpel.processes import nurse; nurse()"
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), *preloaded],
+                [sys.executable, "-c", code, str(theirs.fileno()), *preloaded, _ROOM * "-"],
                 env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._gone = dict[int, int]()
         self._lock = threading.Lock()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """It would end by itself when the link closes; a starter that ends in order sees to it."""
+        if self.alive:
+            self.process.terminate()
+            self.process.wait()
 
     @property
     def alive(self) -> bool:
@@ -171,6 +178,7 @@ class _Nursery:
         return told
 
 
+_ROOM = 2000  # bytes for a child's command line
 _nurseries: dict[str, _Nursery] = {}
 
 
@@ -190,7 +198,7 @@ def nurse() -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for name in sys.argv[2:]:
+    for name in sys.argv[2:-1]:
         importlib.import_module(name)
     while True:
         ready, _, _ = select.select([link.fileno(), awake], [], [])
@@ -218,6 +226,18 @@ def _reap(link: socket.socket) -> None:
             link.send(json.dumps({"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}).encode())
 
 
+def _show(command: list[str]) -> None:
+    """Have ps show this command and not the nursery's: written over the arguments, whose place the kernel tells."""
+    import ctypes
+
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        text = b"\0".join(os.fsencode(word) for word in command)[: end - start - 1]
+        if start:
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
 def _grow_up(request: dict[str, Any], files: list[int]) -> None:
     """In the fork: become what was asked for, and never return."""
     status = 1
@@ -231,6 +251,7 @@ def _grow_up(request: dict[str, Any], files: list[int]) -> None:
             os.close(descriptor)
         os.environ.update(request["more"], **{_STARTER: str(os.getppid())})
         sys.argv = [request["module"], *request["arguments"]]
+        _show([sys.executable, "-m", *sys.argv])
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:

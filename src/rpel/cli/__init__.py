@@ -6,43 +6,17 @@ something to save. Commands import what is heavy when they are called: ``rpel pl
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import rpel
-from rpel.cli import network, peer
-from rpel.cli.experiments import arena, bench, imports, reproduce, sweep
-from rpel.cli.plan import graph, plan
-from rpel.cli.report import compare, report, runs
-from rpel.cli.run import list_names, resume, run, show
-from rpel.cli.terminal import NamesInHelp
 from rpel.processes import end_with_starter
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-app = typer.Typer(
-    name="rpel",
-    help="Robust Pull-based Epidemic Learning: machine learning among peers, some hostile, with no server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command()(plan)
-app.command(cls=NamesInHelp)(run)
-app.command(cls=NamesInHelp)(arena)
-app.command(name="list")(list_names)
-for command in (peer.doctor, bench, resume, show, runs, compare, graph, sweep, reproduce, report):
-    app.command()(command)
-app.command(name="ls", hidden=True)(runs)
-app.command()(peer.red_team)
-app.command()(peer.watch)
-app.command()(peer.verify)
-for group in (network, peer):
-    app.add_typer(group.app)
-app.add_typer(imports)
 
 
 def _version(wanted: bool) -> None:
@@ -51,7 +25,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
@@ -60,11 +33,68 @@ def _root(
     pass
 
 
+def _empty() -> typer.Typer:
+    """The command line before it has commands."""
+    made = typer.Typer(
+        name="rpel",
+        help="Robust Pull-based Epidemic Learning: machine learning among peers, some hostile, with no server.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    made.callback()(_root)
+    return made
+
+
+def _plan_alone() -> typer.Typer:
+    """``rpel plan`` and nothing else: a planner that answers at once."""
+    from rpel.cli.plan import plan
+
+    alone = _empty()
+    alone.command()(plan)
+    return alone
+
+
+@cache
+def _whole() -> typer.Typer:
+    """All commands."""
+    from rpel.cli import network, peer
+    from rpel.cli.experiments import arena, bench, imports, reproduce, sweep
+    from rpel.cli.plan import graph, plan
+    from rpel.cli.report import compare, report, runs
+    from rpel.cli.run import list_names, resume, run, show
+    from rpel.cli.terminal import NamesInHelp
+
+    app = _empty()
+    app.command()(plan)
+    app.command(cls=NamesInHelp)(run)
+    app.command(cls=NamesInHelp)(arena)
+    app.command(name="list")(list_names)
+    for command in (peer.doctor, bench, resume, show, runs, compare, graph, sweep, reproduce, report):
+        app.command()(command)
+    app.command(name="ls", hidden=True)(runs)
+    app.command()(peer.red_team)
+    app.command()(peer.watch)
+    app.command()(peer.verify)
+    for group in (network, peer):
+        app.add_typer(group.app)
+    app.add_typer(imports)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _whole()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input is one sentence on stderr and exit status 2."""
     end_with_starter()
     os.environ["MPLBACKEND"] = "agg"  # commands open no window, and a notebook's backend need not exist here
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        app = _plan_alone() if words[:1] == ["plan"] else _whole()
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:
         _leave_with_help(error)

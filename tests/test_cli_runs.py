@@ -70,12 +70,13 @@ def test_ls_tells_finished_unfinished_and_broken_runs(
     shutil.copytree(tmp_path / "runs" / "finished", tmp_path / "runs" / "spoilt")
     for path in (tmp_path / "runs" / "spoilt").rglob("spec.toml"):
         path.write_text("= 1")
-    rows = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
+    rows = json.loads(rpel("runs", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
     states = {row["path"].split("/")[-2]: row["state"] for row in rows}
     assert states == {"finished": "finished", "unfinished": "unfinished", "spoilt": "broken"}
     (half,) = (row for row in rows if row["state"] == "unfinished")
     assert (half["done"], half["rounds"], half["attack"]) == (4, 6, "alie")
-    text, _ = rpel("ls", str(tmp_path / "runs"), capsys=capsys)
+    text, _ = rpel("runs", str(tmp_path / "runs"), capsys=capsys)
+    assert rpel("ls", str(tmp_path / "runs"), capsys=capsys)[0] == text, "its other name"
     assert text.splitlines()[-1] == "1 finished, 1 unfinished, 1 broken"
     assert max(map(len, text.splitlines())) <= 80
 
@@ -125,7 +126,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_sentence_and_bad_input(
 
 
 def test_ls_does_not_import_torch(kept: Path) -> None:
-    loads_none_of({"torch", "numba", "matplotlib"}, "ls", str(kept))
+    loads_none_of({"torch", "numba", "matplotlib"}, "runs", str(kept))
 
 
 def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

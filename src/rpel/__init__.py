@@ -48,8 +48,6 @@ __all__ = [
     "Attack",
     "Peer",
     "Plan",
-    "Result",
-    "Results",
     "Rule",
     "Run",
     "RunSet",

@@ -48,6 +48,8 @@ __all__ = [
     "Attack",
     "Peer",
     "Plan",
+    "Result",
+    "Results",
     "Rule",
     "Run",
     "RunSet",

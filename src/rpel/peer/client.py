@@ -21,6 +21,7 @@ from rpel.config.membership import Membership
 from rpel.peer.evidence import SIGNED_PROTOCOL, Signed, facts, signed_by
 from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Socket, Text
 from rpel.peer.identity import KeyFile, client_context, leaf_fingerprint
+from rpel.peer.intake import Intake, Place
 from rpel.peer.resolver import Resolver, connect
 from rpel.peer.wire import Malformed, Reception, Signature
 from rpel.types import Models, PullResult
@@ -36,8 +37,10 @@ _NOT_YET = {
 }  # worth asking again before the deadline
 
 
-Judge = Callable[[Head, float], Sink]
-"""(head of a reply, this peer's position when the request was sent) → where its body goes; raises if nowhere."""
+_SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
+
+Judge = Callable[[Head, float, Connection], Sink]
+"""(head of a reply, own position when the request was sent, connection) → where its body goes; raises if nowhere."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,24 @@ class Answer:
     received: int = 0
     status: int = 0
     signed: Signed | None = None
+
+
+class _Metered:
+    """A body whose bytes are counted."""
+
+    def __init__(self, sink: Reception, intake: Intake, place: Place) -> None:
+        self._sink, self._intake, self._place = sink, intake, place
+
+    @property
+    def missing(self) -> int:
+        return self._sink.missing
+
+    def feed(self, data: memoryview) -> None:
+        self._intake.took(self._place, len(data))
+        self._sink.feed(data)
+
+    def close(self) -> None:
+        self._sink.close()
 
 
 class Client:
@@ -109,27 +130,41 @@ class Client:
                 connection.abort()
         self._idle = {}
 
-    async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
+    async def pull(
+        self, member: int, round: int, row: Models, deadline: float, turn: tuple[Intake, int] | None = None
+    ) -> Answer:
         """Ask a member for its half-step of a round, into row (d,), until a deadline (the loop's time).
 
-        Round 0 is the common initial model. The row holds the model only if the result is ok.
+        Round 0 is the common initial model. The row holds the model only if the result is ok. ``turn``: who decides
+        when the body is read, and the member's number in the draw.
         """
         path = f"{MODEL}{round}" if round else INIT
         offsets: list[float] = []
         came: list[tuple[Reception, str]] = []
         signatures = round > 0 and self._membership.protocol >= SIGNED_PROTOCOL
+        if turn is not None and self._signature.size > _SMALL:
+            intake, place = turn[0], turn[0].place(turn[1])
+        else:
+            intake, place = None, Place(0)
 
-        def judge(head: Head, sent: float) -> Sink:
+        def judge(head: Head, sent: float, connection: Connection) -> Sink:
             if head.status != 200:
                 raise Refused(head)
             reception = Reception(self._signature, row, round, hashed=signatures)
             reception.head(head.status, head.headers)
             offsets[:] = _offset(head.headers, sent, self._position())
             came[:] = [(reception, head.headers.get("rpel-signature", ""))]
-            return reception
+            if intake is None:
+                return reception
+            intake.begin(place, connection)
+            return _Metered(reception, intake, place)
 
         membership = self._membership
-        answer = await self._ask(member, path, judge, deadline)
+        try:
+            answer = await self._ask(member, path, judge, deadline)
+        finally:
+            if intake is not None:
+                intake.end(place)
         if answer.result is not PullResult.OK:
             return answer
         signed = _signed(*came[0], membership, member, round) if signatures else None
@@ -163,7 +198,7 @@ class Client:
     async def _text(self, member: int, path: str, deadline: float) -> dict[str, Any] | Answer:
         kept: list[Text] = []
 
-        def judge(head: Head, sent: float) -> Sink:
+        def judge(head: Head, sent: float, connection: Connection) -> Sink:
             if head.status != 200:
                 raise Refused(head)
             kept[:] = [Text(head)]
@@ -215,7 +250,7 @@ class Client:
         request = f"GET {path} HTTP/1.1\r\nHost: {where}\r\nRPEL-Membership: {membership.hash}\r\n\r\n"
         lasting = True
         try:
-            lasting = (await connection.get(request.encode(), lambda head: judge(head, sent))).lasting
+            lasting = (await connection.get(request.encode(), lambda head: judge(head, sent, connection))).lasting
         finally:
             if lasting and connection.usable and membership is self._membership and not self._closed:
                 until = asyncio.get_running_loop().time() + _KEPT

@@ -310,6 +310,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def hold(self) -> None:
+        """Read no more of the body for now: its sender waits."""
+        if self.usable and self._transport is not None:
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on."""
+        if self.usable and self._transport is not None:
+            self._transport.resume_reading()
+
     # --- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -30,7 +30,7 @@ from rpel.peer.evidence import Notary
 from rpel.peer.identity import News, read_key, take
 from rpel.peer.journal import AUDIT_FILE, Journal, Repeats
 from rpel.peer.learner import Learner
-from rpel.peer.limits import reserve_descriptors
+from rpel.peer.limits import Limits, reserve_descriptors
 from rpel.peer.metrics import Metrics, Pages
 from rpel.peer.models import MODEL_FILE, export, initial_body, initial_model
 from rpel.peer.protocol import Checkpoint, Coins, Memory, Pulled, Record, Report, Terms, Want
@@ -133,6 +133,7 @@ class Node:
         here = self.standing
         self.transport = HttpsTransport(
             here.membership, here.certificate, here.key, self.config.listen, self.signature, self,
+            Limits(write=max(Limits().write, here.membership.deadline)),  # slow lines read one body after the other
             clock_timeout=min(_CLOCKS, here.membership.period), addresses=self.config.state_dir / ADDRESSES_FILE,
         )  # fmt: skip
         try:

@@ -1,4 +1,5 @@
-"""Both ends of a peer's network with one certificate, and the pulls of a round: everybody drawn is asked at once.
+"""Both ends of a peer's network with one certificate, and the pulls of a round: everybody drawn is asked at once, and
+on a slow line their models are read one after the other (see :mod:`rpel.peer.intake`).
 
 Invariants: whatever a member makes of its answer, it ends no round; a member that is convicted is not asked; with each
 answer comes what its sender saw signed in the round before.
@@ -17,6 +18,7 @@ from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
 from rpel.peer.evidence import Notary
 from rpel.peer.identity import KeyFile, Standing, server_context
+from rpel.peer.intake import FIRST, Intake
 from rpel.peer.limits import Limits
 from rpel.peer.metrics import Metrics
 from rpel.peer.protocol import Pull
@@ -62,8 +64,10 @@ class HttpsTransport:
         await self.server.stop()
         await self.client.close()
 
-    async def pull(self, member: int, round: int, row: Models, deadline: float) -> Answer:
-        return await self.client.pull(member, round, row, deadline)
+    async def pull(
+        self, member: int, round: int, row: Models, deadline: float, turn: tuple[Intake, int] | None = None
+    ) -> Answer:
+        return await self.client.pull(member, round, row, deadline, turn)
 
     async def clocks(self) -> list[float]:
         return await self.client.clocks(asyncio.get_running_loop().time() + self._clock_timeout)
@@ -99,6 +103,7 @@ class Pulls:
         self._gossiping: set[asyncio.Task[None]] = set()
         self._silent: tuple[int, ...] = ()
         self._other = ""
+        self._width = FIRST  # bodies that are read at once
         self.came: dict[int, str] = {}
         """The hashes of the models that came last, by member."""
 
@@ -120,23 +125,35 @@ class Pulls:
     async def all(self, want: Pull, table: Models, seconds: float, here: Standing) -> list[Answer]:
         """Ask all members of a round's draw, each for its row of the table (1 + s, d), for so many seconds."""
         self._transport.client.exhausted = False
-        deadline = asyncio.get_running_loop().time() + seconds
-        rows = zip(want.members, table[1:], strict=True)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        intake = Intake(table[0].nbytes, max(seconds, 0.01), self._width)
         names = here.names_to(max(want.members, default=0))
-        asking = (self.ask(member, want.round, row, deadline, names[member]) for member, row in rows)
-        answers = await asyncio.gather(*asking)
+        watching = loop.create_task(intake.watch())
+        try:
+            answers = await asyncio.gather(
+                *(
+                    self.ask(member, want.round, row, deadline, names[member], (intake, number))
+                    for number, (member, row) in enumerate(zip(want.members, table[1:], strict=True))
+                )
+            )
+        finally:
+            watching.cancel()
+            self._width = max(intake.width, 1)
         self._compare(here)
         pairs = zip(want.members, answers, strict=True)
         self.came = {member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None}
         return answers
 
-    async def ask(self, member: int, round: int, row: Models, deadline: float, name: str) -> Answer:
+    async def ask(
+        self, member: int, round: int, row: Models, deadline: float, name: str, turn: tuple[Intake, int] | None = None
+    ) -> Answer:
         """Pull one member's model of a round into its row; whatever goes wrong is an Answer."""
         began = time.monotonic()
         if name in self._notary.convicted:  # a no-show, whatever it would say
             return Answer(PullResult.REFUSED, reason="it was convicted of signing two half-steps of one round")
         try:
-            answer = await self._transport.pull(member, round, row, deadline)
+            answer = await self._transport.pull(member, round, row, deadline, turn)
         except Exception as error:  # whatever a member makes of its answer, it must not end this peer
             log.exception("round %d: asking %s failed", round, name)
             answer = Answer(PullResult.MALFORMED, reason=repr(error))

@@ -554,3 +554,15 @@ def test_hostile_answers_are_really_heard() -> None:
         hostile(VirtualNetwork(1, rounds=5), forging).run().trace
         != hostile(VirtualNetwork(1, rounds=5), silent).run().trace
     )
+
+
+def test_an_old_disk_and_a_clock_behind_among_four_with_a_liar_frame_nobody() -> None:
+    """The disk of a peer is put back while it restarts, and its wall clock is most of a round behind."""
+    for seed in range(60):
+        net = hostile(VirtualNetwork(seed, 4, 1, 3, 1, rounds=16), forging)
+        net.signs = True
+        Fault.CLOCK_BEHIND.strike(net, net.peers[seed % 3], 5 * PERIOD + 1.2 + seed % 12 / 10)
+        net.at(9 * PERIOD, net.heal)
+        net.run()
+        assert net.broken == [], seed
+        assert net.stuck(9, 7) == [], seed

@@ -1,6 +1,6 @@
 """The protocol by itself: each effect that it asks for is answered by hand, in the order in which it asks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,9 @@ class Driver:
         memory: Memory | None = None,
         enter: Callable[[int], Terms | None] | None = None,
         answers: Callable[[int, Models], None] | None = None,
-        clocks: int = 8,
+        clocks: Sequence[float] = (0.0,) * 8,
     ) -> None:
-        """``answers(round, table)`` may change what was pulled; ``clocks``: how many members tell theirs."""
+        """``answers(round, table)`` may change what was pulled; ``clocks``: how far those of members are ahead."""
         self.now, self._memory, self._answers = now, memory or Memory(), answers or (lambda round, table: None)
         self._terms, self._clocks = enter or (lambda round: terms), clocks
         clock = RoundClock(0.0, PERIOD, wall=lambda: self.now, ticks=lambda: self.now)
@@ -57,7 +57,7 @@ class Driver:
         return self._memory
 
     def _askclocks(self, effect: protocol.AskClocks) -> list[float]:
-        return [0.0] * self._clocks
+        return list(self._clocks)
 
     def _sleep(self, effect: protocol.Sleep) -> None:
         self.now = max(self.now, effect.until)
@@ -76,7 +76,7 @@ class Driver:
         return Pulled(table, (PullResult.OK,) * len(effect.members))
 
 
-def recorded(round: int, membership: str = "") -> Memory:
+def recorded(round: int) -> Memory:
     """A disk on which this round was recorded and did not end."""
     record = Record(round, tuple(range(1, 8)), np.full(1, 3.0))
     return Memory(Checkpoint(round - 1, np.full(1, 2.0)), record, last_round=round, published=(round,))
@@ -121,3 +121,23 @@ def test_a_start_sits_out_the_round_that_runs_or_is_about_to_begin(now: float, f
     driver = Driver(now).to(first)
     assert driver.of(protocol.Tell)[0].report.round == first
     assert [effect.round for effect in driver.of(protocol.Pull)] == [first]
+
+
+FEW = replace(TERMS, nodes=4, byzantine=1, pull=3, rule=rule("nnm+trimmed_mean", f=1))
+
+
+@pytest.mark.parametrize(
+    ("clocks", "first"),
+    [
+        ((9.0, -1e6), 10),  # one honest member and one liar: this clock, 0.9 of a round behind, is not mended
+        ((0.0, 0.0), 10),
+        ((0.0, 0.0, -1e6), 9),  # 2b + 1: the median is between honest ones
+    ],
+)
+def test_a_peer_that_few_tell_the_time_computes_nothing_for_a_whole_round(
+    clocks: tuple[float, ...], first: int
+) -> None:
+    """Its disk may be old and its clock behind: a round that it seems to begin may be one that it has played."""
+    driver = Driver(now=72.0, terms=FEW, memory=recorded(7), clocks=clocks).to(first)
+    assert [effect.record.round for effect in driver.of(protocol.Persist)] == [first]
+    assert 7 in [effect.round for effect in driver.of(protocol.Publish) if effect.served]

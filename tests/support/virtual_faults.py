@@ -118,6 +118,19 @@ def wall_clock(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, lambda: setattr(peer, "wall_error", net.coins.choice([-3600.0, 3600.0])))
 
 
+def clock_behind(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """Its next start finds the wall clock up to a round behind, and perhaps an old disk."""
+
+    def hit() -> None:
+        if peer.up:
+            peer.wall_error = -net.coins.uniform(0.5, 0.95) * PERIOD
+            peer.crash(net.coins.uniform(0.01, 0.5) * PERIOD)
+            net.set_back(peer)
+
+    net.at(begin - net.coins.uniform(0.2, 1) * PERIOD, peer.disk.snapshot)
+    net.at(begin, hit)
+
+
 def drift(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     peer.drift = net.coins.uniform(-2e-3, 2e-3)
 
@@ -143,6 +156,7 @@ class Fault(Enum):
     LEFT = (left,)
     DOUBLED = (doubled,)
     WALL_CLOCK = (wall_clock,)
+    CLOCK_BEHIND = (clock_behind,)
     DRIFT = (drift,)
 
     def strike(self, net: VirtualNetwork, peer: Peer, begin: float) -> None:

@@ -2,9 +2,9 @@
 
 Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so
 that setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their
-median with one's own, are more than a round away. Later drift is followed by at most 1 % of a period a round, and only
-what exceeds 2 %: an answer's position is older than its arrival by the way it took, and following that would slow
-everybody.
+median (with one's own, unless they are enough without), are more than a round away. Later drift is followed by at most
+1 % of a period a round, and only what exceeds 2 %: an answer's position is older than its arrival by the way it took,
+and following that would slow everybody.
 """
 
 import time
@@ -45,16 +45,18 @@ class RoundClock:
         """Seconds since the epoch, negative before it."""
         return self._ticks() + self._zero
 
-    def round(self) -> int:
-        """The round that runs now; 0 or less before the first."""
-        return floor(self.position() / self.period) + 1
+    def round(self, position: float | None = None) -> int:
+        """The round that runs now, or at that position; 0 or less before the first."""
+        return floor((self.position() if position is None else position) / self.period) + 1
 
     def start(self, t: int) -> float:
         """Where round t begins."""
         return (t - 1) * self.period
 
-    def adopt(self, offsets: Sequence[float]) -> None:
+    def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:
         """Take the median of the members' clocks, so far ahead of one's own, and this one; refuse more than a round.
+
+        Where the others outvote ``hostile`` liars by themselves this one is left out: wrong, it would be one more.
 
         >>> clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.adopt([2.0, 1.0, 1e9]); clock.position()
@@ -63,7 +65,7 @@ class RoundClock:
         Traceback (most recent call last):
         rpel.peer.clock.ClockError: this machine's clock is 6.3 rounds behind the members': set it and start again
         """
-        off = median([*offsets, 0.0])
+        off = median(offsets if 0 < 2 * hostile < len(offsets) else [*offsets, 0.0])
         if abs(off) > self.period:
             way = "behind" if off > 0 else "ahead of"
             far = f"{abs(off) / self.period:.1f} rounds"

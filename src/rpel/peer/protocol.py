@@ -6,7 +6,9 @@ the tests with a simulated network under a virtual clock. Its invariants:
 1. One draw a round. The peers to pull from are drawn once and persisted before the first pull; a restart asks the same.
 2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever recorded is never
    computed again: no crash can make a peer serve two versions of a round. A peer that starts sits out the round that is
-   running unless its record of it is on disk: so neither can an emptied disk, nor bring a second draw.
+   running unless its record of it is on disk: so neither can an emptied disk, nor bring a second draw. Which round runs
+   it knows if 2 b + 1 others tell their clocks; from fewer, b liars can keep a clock that is up to a round behind, so
+   it serves what is on disk and computes nothing until a whole round has passed since its start.
 3. The trim is b̂ of the number of peers asked, never of those that answered. Whoever answers, and whenever:
    hostile(answered) ≤ hostile(asked) ≤ b̂ with the plan's probability.
 4. Fewer than 2 b̂ answers change nothing: the peer keeps its half-step and counts a degraded round. After ``patience``
@@ -226,8 +228,11 @@ def rounds(terms: Terms, clock: RoundClock, coins: Coins, initial: Callable[[], 
     for t in memory.published:
         yield Publish(t, served=True)
     yield Publish(memory.last_round, served=False)
-    yield from _agree(clock, terms)
+    began = clock.position()
+    told = yield from _agree(clock, terms)
     running = _running(clock)
+    if 0 < told <= 2 * terms.byzantine:
+        running = max(running, clock.round(began + clock.period))
     state = _restored(memory, initial)
     if memory.record is not None and memory.record.round > state.round:
         state = yield from _resumed(memory.record, state, terms, clock)
@@ -247,13 +252,23 @@ def rounds(terms: Terms, clock: RoundClock, coins: Coins, initial: Callable[[], 
     yield Sleep(clock.start(terms.rounds + 1))  # the others may still be pulling
 
 
-def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, None]:
-    """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median."""
+def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, int]:
+    """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median.
+
+    Returns how many told.
+    """
     while len(offsets := (yield AskClocks())) < 2 * terms.byzantine:
         yield Sleep(clock.position() + min(1.0, clock.period / 10))
-    while 0 < len(offsets) <= 2 * terms.byzantine and len(more := (yield AskClocks())) > len(offsets):
-        offsets = more
-    clock.adopt(offsets)
+    while 0 < len(offsets) <= 2 * terms.byzantine:
+        more = yield AskClocks()
+        if len(more) > len(offsets):
+            offsets = more
+        elif clock.position() > -_AHEAD * clock.period:  # before the epoch there is time to wait for them
+            break
+        else:
+            yield Sleep(clock.position() + min(1.0, clock.period / 10))
+    clock.adopt(offsets, terms.byzantine)
+    return len(offsets)
 
 
 def _running(clock: RoundClock) -> int:

@@ -99,7 +99,7 @@ def test_the_hash_sees_every_field_and_every_member() -> None:
     other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
     first = m.members[0]
     changes: dict[str, Any] = {
-        f.name: {str: "other", int: 7, float: 1.25}[type(getattr(m, f.name))]
+        f.name: {str: "other", int: 7, float: 1.25, bool: True}[type(getattr(m, f.name))]
         for f in fields(m)
         if f.name not in ("members", "hyperparameters")
     }

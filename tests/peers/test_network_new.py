@@ -56,7 +56,8 @@ def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> Non
             command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
         ).stdout
 
-    text = run("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "30", "--epoch", "+3600")
+    size = ("--peers", "4", "--byzantine", "1", "--rounds", "30")
+    text = run("network", "new", *size, "--epoch", "+3600", "--allow-private")
     assert "rpel peer init" in text
     for i in range(4):
         entry = run("peer", "init", "--id", f"p{i}", "--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")

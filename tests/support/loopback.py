@@ -70,6 +70,7 @@ def membership(members: Iterable[Member]) -> Membership:
         model_header_sha256="0" * 64,
         init_sha256="0" * 64,
         from_round=1,
+        allow_private=True,
         hyperparameters={},
         members=listed,
     )

@@ -217,6 +217,7 @@ class ProcessNetwork:
             deadline=self.plan.deadline * stretch,
             hyperparameters=self.plan.hyperparameters,
             protocol=self.plan.protocol,
+            allow_private=True,
         )
         founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]

@@ -105,6 +105,7 @@ def found(
         epoch=time.time() + soon,
         period=period,
         deadline=0.8 * period,
+        allow_private=True,
         **terms,
     ).membership(signature.sha256, write_init(folder, signature, x))
     configs, members = [], []

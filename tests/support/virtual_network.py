@@ -246,8 +246,8 @@ class Peer:
         others = [p for p in self.net.peers if p.number != self.number]
         heard = [p for p in others if self.net.connected(self.number, p.number)]
         offsets = [p.clock.position() - self.clock.position() for p in heard if p.up and self.net.now >= p.paused_until]
-        lies = [self.net.coins.choice([-1e6, 1e6]) for p in self.net.hostile if self.net.connected(self.number, p)]
-        return offsets + lies
+        liars = [p for p in self.net.hostile if self.net.connected(self.number, p)]
+        return offsets + [1e6 if (self.number + p) % 2 else -1e6 for p in liars]
 
     def on_sleep(self, want: protocol.Sleep) -> None:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)

@@ -84,6 +84,10 @@ def new(
     protocol: Annotated[
         int, Option(help="2: models are signed, so that whoever tells victims different things is convicted; 1: not.")
     ] = 2,
+    allow_private: Annotated[
+        bool,
+        Option("--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."),
+    ] = False,
     run: Annotated[
         str | None, Option(help="The network's name.", show_default="the task's and eight random digits")
     ] = None,
@@ -107,6 +111,7 @@ def new(
     founding = Founding(
         run or "", peers, byzantine, rounds, parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline,
         confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps, protocol=protocol,
+        allow_private=allow_private,
         hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
     )  # fmt: skip
     found = write_network(founding, task=task, model=model, seed=seed, out=out)

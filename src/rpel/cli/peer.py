@@ -77,7 +77,8 @@ def init(
         f"certificate: {found.certificate}, valid until {found.expires:%Y-%m-%d}\n"
         f"settings:    {found.config} (where to listen, task, data: read it before you run the peer)\n"
         f"fingerprint: {grouped(found.member.fingerprint)}\n"
-        "next: send the entry on standard output to the founder, who adds it (rpel network add) and compares the\n"
+        + (f"memory:      {found.memory} says what the service needs for this plan\n" if found.memory else "")
+        + "next: send the entry on standard output to the founder, who adds it (rpel network add) and compares the\n"
         "      fingerprint by telephone; when you have the complete members.toml, and before the epoch:\n"
         f"      rpel peer run --config {found.config}\n"
         f"      rpel network check --config {found.config}",
@@ -92,13 +93,18 @@ def init(
 @app.command()
 def run(
     config: Settings = Path("peer.toml"),
+    force: Annotated[
+        bool,
+        Option("--force", help="Take a coming membership also where that may split this peer off from the others."),
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the results as one line of JSON.")] = False,
 ) -> None:
     """Take part in the network until its last round, with the task that peer.toml names.
 
     One line a round goes to standard error, one JSON line a round to the log that peer.toml names ("-": standard
     output). Ctrl-C (status 130) and SIGTERM (status 0) end it at once with everything on disk: started again, it goes
-    on where it was. For your own training loop see rpel.Peer.
+    on where it was. Status 3: the run is over and this peer's model is not of its last round. For your own training
+    loop see rpel.Peer.
 
     Example: rpel peer run --config peer.toml
     """
@@ -110,13 +116,15 @@ def run(
 
     with terminal.heard():
         try:
-            found = run(config, progress=_say_round)
+            found = run(config, progress=_say_round, force=force)
         except KeyboardInterrupt as error:
             how, status = ("terminated", 0) if isinstance(error, Terminated) else ("interrupted", 130)
             terminal.say(f"{how}; everything is on disk, the same command goes on from there")
             raise typer.Exit(status) from None
     if not terminal.printed(found, as_json, indent=None):
         print(_ended(found), file=sys.stderr if mixed else sys.stdout)
+    if found["model_round"] != found["rounds"]:
+        raise typer.Exit(BEHIND)
 
 
 @app.command()
@@ -159,6 +167,8 @@ def _say_round(report: "Report", accuracy: float | None) -> None:
 def _ended(found: dict[str, Any]) -> str:
     """How it went, for people."""
     model = f"; the model is {found['model']}" if found["model"] else "; there is no model, since no round ended here"
+    if found["model"] and found["model_round"] != found["rounds"]:
+        model += f", after round {found['model_round']} only: another member has that of round {found['rounds']}"
     if found["over"]:
         return f"{found['id']}: the run is over, after {found['rounds']} rounds{model}"
     if not found["round"]:
@@ -221,6 +231,7 @@ def red_team(
 
 _STATES = {"training": "green", "finished": "green", "starting": "yellow"}
 _COLUMNS = ("round", "acc.", "ok", "late", "refused", "failed", "degraded")
+BEHIND = 3  # exit status of a peer whose model is not of the last round
 _LONGEST_ID = 18  # so that the table fits 80 columns
 
 

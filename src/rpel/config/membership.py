@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -32,7 +33,7 @@ from rpel.rules.registry import built_in
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
 
-_ADDED = {"protocol": 1}
+_ADDED = {"protocol": 1, "allow_private": False}
 """Keys that version 0.1 did not have: with these values they are neither written nor hashed."""
 
 _log = logging.getLogger("rpel")
@@ -75,9 +76,18 @@ class Member:
             raise ValueError(f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}")
         return member
 
+    def to_dict(self) -> dict[str, str]:
+        """The entry, in the file's order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def expires(self) -> float:
+        """When the certificate ends, unix seconds."""
+        return read_certificate(self.certificate).not_after.timestamp()
+
     def toml(self) -> str:
         """The lines of members.toml that make somebody a member."""
-        return tomli_w.dumps({"member": [vars(self)]}, multiline_strings=True)
+        return tomli_w.dumps({"member": [self.to_dict()]}, multiline_strings=True)
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ class Membership:
     init_sha256: Sha256
     from_round: Count = 1
     protocol: Annotated[int, Strict(), Field(ge=1, le=2)] = 1
+    allow_private: Annotated[bool, Strict()] = False
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
@@ -141,7 +152,7 @@ class Membership:
         """The content of members.toml, in the file's order."""
         top = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
         top = {key: value for key, value in top.items() if key not in _ADDED or value != _ADDED[key]}
-        return top | {"hyperparameters": dict(self.hyperparameters), "member": [vars(m) for m in self.members]}
+        return top | {"hyperparameters": dict(self.hyperparameters), "member": [m.to_dict() for m in self.members]}
 
     @cached_property
     def hash(self) -> str:
@@ -237,6 +248,7 @@ class Founding:
     local_steps: int = 1
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = 1
+    allow_private: bool = False
 
     @cached_property
     def late(self) -> int:
@@ -320,6 +332,39 @@ def _check(where: str, m: Membership, draft: bool) -> None:
     if len(m.members) > m.nodes or (len(m.members) < m.nodes and not draft):
         raise ValueError(f"{where}nodes is {m.nodes}, but there are {len(m.members)} members")
     check_different(where, m.members)
+    for member in m.members if not m.allow_private else ():
+        check_public(where, member)
+
+
+def check_public(where: str, member: Member) -> None:
+    """Refuse the address of this machine or of a private network: every member would connect there.
+
+    >>> check_public("", Member("a", "", "https://192.168.7.1:7443", "", ""))
+    Traceback (most recent call last):
+    ValueError: member 'a' is at the private address 192.168.7.1: found the network with --allow-private if ...
+    """
+    host = (urlsplit(member.url).hostname or "").partition("%")[0]
+    try:
+        found = ip_address(host)
+    except ValueError:  # a name, whose addresses are looked at when they are used
+        private = host == "localhost"
+    else:
+        private = not is_public(found)
+    if private:
+        raise ValueError(
+            f"{where}member {member.id!r} is at the private address {host}: found the network with --allow-private if "
+            "the members are meant to connect there (allow_private = true in members.toml)"
+        )
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address is one of the internet's, and not of this machine, of a private network or of none.
+
+    >>> [is_public(ip_address(text)) for text in ("93.184.216.34", "10.1.2.3", "::1", "::ffff:192.168.0.1", "fe80::1")]
+    [True, False, False, False, False]
+    """
+    meant = getattr(address, "ipv4_mapped", None) or address
+    return bool(meant.is_global and not meant.is_multicast)
 
 
 def check_different(where: str, members: tuple[Member, ...]) -> None:

@@ -55,7 +55,8 @@ class Demonstration:
         With them hostile peers that tell their victims different things are convicted after a round or two.
         """
         size = (f"demo-{self.seed}", self.peers, self.byzantine, self.rounds)
-        return Founding(*size, time.time(), period, _DEADLINE * period, no_shows=self.no_shows, rule=rule)
+        times = (time.time(), period, _DEADLINE * period)
+        return Founding(*size, *times, no_shows=self.no_shows, rule=rule, allow_private=True)
 
 
 @dataclass(frozen=True)

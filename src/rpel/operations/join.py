@@ -1,5 +1,6 @@
 """Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml; and adding entries to that file."""
 
+import math
 import socket
 import tomllib
 from collections.abc import Sequence
@@ -12,12 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership, check_different, peer_url
+from rpel.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
 from rpel.config.peer import Config, check_task, listen_address, next_members
 from rpel.files import write_text
 from rpel.peer import identity
+from rpel.peer.wire import Signature
 
 METRICS_PORT = 9464
+MEMORY_FILE = "rpel-peer-memory.conf"
+_ITSELF = 600_000_000  # bytes of a peer without models: the interpreter, torch, compiled kernels
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Joined:
     certificate: Path
     expires: datetime
     notes: tuple[str, ...]
+    memory: Path | None = None
+    """What a service needs for the plan, as systemd takes it, where that is known already."""
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain JSON values; the key itself is never printed."""
@@ -91,7 +97,25 @@ def join(
         passphrase_file=None if passphrase_file is None else passphrase_file.resolve(),
     )
     own.save(settings)
-    return Joined(member, settings, key, certificate, certificates.read_certificate(pem).not_after, notes)
+    expires = certificates.read_certificate(pem).not_after
+    return Joined(member, settings, key, certificate, expires, notes, _memory(folder, own))
+
+
+def memory_needed(membership: Membership, signature: Signature) -> int:
+    """Bytes that a peer may need: itself and s + 6 models, and half as much again."""
+    return int(1.5 * (_ITSELF + (membership.pull + 6) * signature.size))
+
+
+def _memory(folder: Path, own: Config) -> Path | None:
+    """Write how much memory a service needs for the plan, if that is there already."""
+    init = own.members.with_name(INIT_FILE)
+    if not own.members.exists() or not init.exists():
+        return None
+    needed = memory_needed(Membership.load(own.members, draft=True), Signature.read(init))
+    path = folder / MEMORY_FILE
+    about = "# For /etc/systemd/system/rpel-peer.service.d/"
+    write_text(path, f"{about}\n[Service]\nMemoryMax={math.ceil(needed / 1e6)}M\n")
+    return path
 
 
 def free_metrics(folder: Path) -> str:

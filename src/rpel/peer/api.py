@@ -70,24 +70,26 @@ class Peer:
         return self._node.summary()
 
 
-def run(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+def run(path: Path, progress: Progress | None = None, force: bool = False) -> dict[str, Any]:
     """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
 
-    SIGTERM raises :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended
-    before the start, ``model`` where the model lies.
+    ``force``: also take a later membership that comes too late, or an older one. SIGTERM raises
+    :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before the start,
+    ``model`` where the model lies, ``model_round`` after which round (None: there is none).
     """
-    node = Node(Config.load(path), progress=progress)
-    over = node.over
+    node = Node(Config.load(path), progress=progress, force=force)
+    over, last = node.over, None
     if over:
         with suppress(ValueError):  # no round ended here
-            node.export(node.model_path)
+            last = node.export(node.model_path)
     else:
         learner = learner_of(node.config, node.standing, node.signature)
         with Stop(at_once=True), node:
             for _ in node.live(learner):
                 pass
+        last = node.last_round
     model = str(node.model_path) if node.model_path.exists() else None
-    return node.summary() | {"over": over, "model": model}
+    return node.summary() | {"over": over, "model": model, "model_round": last}
 
 
 def learner_of(config: Config, standing: Standing, signature: Signature) -> TaskLearner:

@@ -5,12 +5,14 @@ from any other; what was being done is then cancelled.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_log = logging.getLogger("rpel")
 
 
 class Woken(Exception):  # noqa: N818 (nothing went wrong)
@@ -28,6 +30,7 @@ class Background:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_noted)
         self._thread = threading.Thread(target=self._run, name="rpel-peer", daemon=True)
         self._woken = threading.Event()
         self._waiting: Future[Any] | None = None
@@ -75,6 +78,13 @@ class Background:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
+
+
+def _noted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio could not hand to anybody, such as the end of a connection in the midst of a time-out: one line."""
+    error = context.get("exception")
+    level = logging.DEBUG if isinstance(error, OSError | AttributeError) else logging.WARNING
+    _log.log(level, "the network: %s%s", context["message"], f" ({error!r})" if error is not None else "")
 
 
 async def _wind_up() -> None:

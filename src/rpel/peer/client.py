@@ -11,6 +11,7 @@ import errno
 import math
 import re
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ class Client:
         self._membership, self._certificate, self._key = membership, certificate, key
         self._me = membership.by_fingerprint(check_certificate(certificate.read_text("utf-8")).fingerprint)
         self._contexts, self.differing = {}, {}
-        self._resolver.most = membership.byzantine + _LOOKUPS
+        self._resolver.most, self._resolver.private = membership.byzantine + _LOOKUPS, membership.allow_private
 
     @property
     def connections(self) -> int:
@@ -263,7 +264,8 @@ class Client:
         waiting = self._idle.get(member, [])
         while waiting:
             until, connection = waiting.pop()
-            if connection.usable and asyncio.get_running_loop().time() < until:
+            lasts = self._membership.members[member].expires > time.time()
+            if lasts and connection.usable and asyncio.get_running_loop().time() < until:
                 return connection
             connection.abort()
         meant = self._membership.members[member]

@@ -8,13 +8,16 @@ names; a later membership takes effect at the round it names and not before; one
 refused in one sentence, and the old one stays.
 """
 
+import ctypes
 import logging
 import os
+import resource
 import secrets
 import ssl
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from rpel.peer.protocol import Terms
 from rpel.rules import rule
 
 log = logging.getLogger("rpel")
+_PR_SET_DUMPABLE = 4  # <linux/prctl.h>
 
 
 def write_key(path: Path, secret: bytes) -> None:
@@ -154,6 +158,13 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: KeyFile) -> None:
         raise ValueError(f"certificate {certificate} does not belong to key {path}") from None
 
 
+def no_core_dumps() -> None:
+    """Nothing of a process that has read a key ends up in a file: no core dumps, and no other process looks inside."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError, AttributeError):  # Linux has it
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 # --- a place in a membership ------------------------------------------------------------------------------------------
 
 
@@ -223,27 +234,51 @@ class News:
     It is read in a thread of its own: whatever it holds, it neither ends a peer nor holds up a round.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, held: Callable[[str], bool] = lambda hash: False, force: bool = False) -> None:
+        """``held(hash)``: whether more than b others say that they hold that membership; ``force``: take any file."""
+        self._config, self._held, self._force = config, held, force
         self._seen: tuple[int, int, int] | None = None
         self._coming: Membership | None = None
         self._reading: threading.Thread | None = None
+        self._refused = ""
+        self._found_in = 0  # the round in which the file was first seen
 
-    def due(self, now: Membership, round: int, patience: float | None = None) -> Membership | None:
+    def due(
+        self, now: Membership, round: int, patience: float | None = None, at_start: bool = False
+    ) -> Membership | None:
         """The announced membership, if it takes effect at this round and is not yet in force.
 
+        One that should have taken effect before is taken at the start of a peer, and later if the others hold it.
         ``patience``: seconds to wait for a file that takes long to read; it counts from the round in which it is read.
         """
-        self._look(now)
+        self._look(now, round)
         if self._reading is not None:
             self._reading.join(patience)
             if self._reading.is_alive():
                 log.warning("%s takes long to read: the present membership stays for now", self._config.next_members)
                 return None
         coming = self._coming
-        return coming if coming is not None and coming.from_round <= round and coming.hash != now.hash else None
+        if coming is None or coming.from_round > round or coming.hash == now.hash:
+            return None
+        if coming.from_round < self._found_in and not at_start and not self._force and not self._held(coming.hash):
+            self._refuse(coming, round)
+            return None
+        return coming
 
-    def _look(self, now: Membership) -> None:
+    def _refuse(self, coming: Membership, round: int) -> None:
+        """It should have taken effect before: whoever does so now, alone, is refused by all the others."""
+        if coming.hash != self._refused:
+            self._refused = coming.hash
+            log.warning(
+                "%s takes effect at round %d, which has begun, and the others do not hold it (it is round %d): with it "
+                "this peer would be split off from them. Name a later from_round in the file that all get, or start "
+                "with --force",
+                self._config.next_members,
+                coming.from_round,
+                round,
+            )
+
+    def _look(self, now: Membership, round: int) -> None:
         """Begin to read the file again if it has changed."""
         if self._reading is not None and self._reading.is_alive():
             return
@@ -254,14 +289,14 @@ class News:
             return
         mark = (found.st_mtime_ns, found.st_size, found.st_ino)
         if mark != self._seen:
-            self._seen, self._coming = mark, None
+            self._seen, self._coming, self._found_in = mark, None, round
             self._reading = threading.Thread(target=self._read, args=(now,), name="rpel-members", daemon=True)
             self._reading.start()
 
     def _read(self, now: Membership) -> None:
         """Read the file; what is wrong with it is said once."""
         try:
-            coming = _successor(now, Membership.load(self._config.next_members))
+            coming = _successor(now, Membership.load(self._config.next_members), self._force)
             if coming.hash != now.hash:
                 self._announce(coming)
             self._coming = coming
@@ -277,8 +312,15 @@ class News:
             log.warning("this peer will have to stop at round %d: %s", coming.from_round, error)
 
 
-def _successor(now: Membership, coming: Membership) -> Membership:
+def _successor(now: Membership, coming: Membership, force: bool = False) -> Membership:
     """The coming membership, if it can follow the present one."""
+    for key in ("from_round", "protocol"):
+        had, has = getattr(now, key), getattr(coming, key)
+        if has < had and not force:
+            raise ValueError(
+                f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would be split "
+                "off from the others; --force takes it all the same"
+            )
     for key in FIXED:
         if getattr(coming, key) != getattr(now, key):
             raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")

@@ -87,7 +87,7 @@ class RoundLog:
             if self.target == "-":
                 print(text, flush=True)
             else:
-                with Path(self.target).open("a", encoding="utf-8") as file:
+                with open(self.target, "a", encoding="utf-8", opener=_private) as file:
                     file.write(f"{text}\n")
             self._failed = False
         except (OSError, ValueError) as error:  # ValueError: stdout was closed
@@ -95,6 +95,11 @@ class RoundLog:
                 where = "standard output" if self.target == "-" else self.target
                 log.warning("the log %s cannot be written (%s): rounds go on without it", where, error)
             self._failed = True
+
+
+def _private(path: str, flags: int) -> int:
+    """A file that only its owner can read."""
+    return os.open(path, flags, 0o600)
 
 
 class Repeats(logging.Filter):

@@ -37,6 +37,7 @@ class Metrics:
         self.last: Report | None = None
         self.accuracy: float | None = None
         self._saved: float | None = None
+        self._asked_now, self.unasked_rounds = False, 0
         self._gauges()
         self._counters()
         age = self._gauge("rpel_checkpoint_age_seconds", "Seconds since the last checkpoint (NaN: none yet)")
@@ -53,12 +54,14 @@ class Metrics:
         self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
         self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
         self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
+        self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
         self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
 
     def _counters(self) -> None:
         own = self.registry
         self._rounds = prometheus.Counter("rpel_rounds_total", "Rounds that ended", ["outcome"], registry=own)
         self._pull = prometheus.Counter("rpel_pull_total", "Models asked for", ["peer", "result"], registry=own)
+        self._asked = prometheus.Counter("rpel_asked_total", "Half-steps sent whole", ["peer"], registry=own)
         self._serve = prometheus.Counter("rpel_serve_total", "Requests answered", ["peer", "code"], registry=own)
         self._bytes = prometheus.Counter(
             "rpel_bytes_total", "Bytes of models sent and received", ["direction"], registry=own
@@ -100,6 +103,18 @@ class Metrics:
         """One request of a member was answered with this status and so many bytes of a model."""
         self._serve.labels(peer, str(code)).inc()
         self._bytes.labels("sent").inc(sent)
+
+    def asked(self, peer: str) -> None:
+        """A member was sent a whole half-step."""
+        self._asked.labels(peer).inc()
+        self._asked_now = True
+
+    def unasked(self) -> int:
+        """A round ended: for how many in a row has nobody had this peer's half-step?"""
+        self.unasked_rounds = 0 if self._asked_now else self.unasked_rounds + 1
+        self._asked_now = False
+        self._unasked.set(self.unasked_rounds)
+        return self.unasked_rounds
 
     def convicted(self, members: int) -> None:
         """So many members' keys signed two half-steps of one round."""

@@ -79,6 +79,6 @@ def export(state_dir: Path, signature: Signature, to: Path, round: int | None = 
     else:
         raise ValueError(why)
     about = {"round": str(found.round), "digest": wire.digest(signature, found.x), **facts}
-    with atomic(to) as file:
+    with atomic(to, mode=0o600) as file:
         file.write(safetensors.numpy.save({**wire.split(signature, found.x), **buffers}, about))
     return found.round

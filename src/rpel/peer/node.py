@@ -27,7 +27,7 @@ from rpel.peer.background import Background, Woken
 from rpel.peer.clock import RoundClock, ticks
 from rpel.peer.desk import Desk
 from rpel.peer.evidence import Notary
-from rpel.peer.identity import News, read_key, take
+from rpel.peer.identity import News, no_core_dumps, read_key, take
 from rpel.peer.journal import AUDIT_FILE, Journal, Repeats
 from rpel.peer.learner import Learner
 from rpel.peer.limits import Limits, reserve_descriptors
@@ -43,6 +43,8 @@ log = logging.getLogger("rpel")
 
 ADDRESSES_FILE = "addresses.json"
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
+_LATE = 3.0  # periods without the end of a round after which a peer is not ready
+_UNASKED = 5  # rounds in which nobody had this peer's half-step, after which that is said
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
 Progress = Callable[[Report, float | None], None]
@@ -77,29 +79,42 @@ class SecondInstanceError(OSError):
 class Node:
     """One peer from its start to its end: a context manager, inside which :meth:`live` is the training."""
 
-    def __init__(self, config: Config, coins: Coins = from_os, progress: Progress | None = None) -> None:
-        """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests."""
+    def __init__(
+        self, config: Config, coins: Coins = from_os, progress: Progress | None = None, force: bool = False
+    ) -> None:
+        """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests; ``force``:
+        a membership that comes too late, or an older one, is taken all the same."""
         self.config, self._coins, self.progress = config, coins, progress
-        self._news = News(config)
+        self._news = News(config, self._held_by_others, force)
         self.standing = take(config, self._in_force(Membership.load(config.members)))
         m = self.standing.membership
         self.signature = initial_model(config, m)[0]
         self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
         self.desk, self.metrics = Desk(), Metrics()
         self.unready, self._digest = "starting", ""
+        self._blocked = ""  # why no round can be played
+        self._progress_at = 0.0  # where the clock was when this peer was ready or last ended a round
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
+        self.last_round: int | None = None
+        """The round after which the model in ``model_path`` is, once the rounds are over."""
 
     def _in_force(self, written: Membership) -> Membership:
         """The membership of this moment: the written one, or its successor if the peer starts after the change."""
         now = int((time.time() - written.epoch) // written.period) + 1
-        return self._news.due(written, now) or written
+        return self._news.due(written, now, at_start=True) or written
+
+    def _held_by_others(self, hash: str) -> bool:
+        """Whether more than b other members said lately that they hold this membership."""
+        held = list(self.transport.client.differing.values()) if hasattr(self, "transport") else []
+        return held.count(hash) > self.standing.membership.byzantine
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             self._quieten(opened)
+            no_core_dumps()
             reserve_descriptors(len(self.standing.membership.members))
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
             self.notary = Notary(self.config.state_dir / "evidence", self._store.last_round)
@@ -125,7 +140,7 @@ class Node:
             opened.callback(logging.getLogger(name).removeFilter, repeats)
 
     def _open_pages(self, opened: ExitStack) -> None:
-        self.pages = Pages(self.metrics, lambda: self.unready)
+        self.pages = Pages(self.metrics, self.why_unready)
         self._background.call(self.pages.start(self.config.metrics_listen))
         opened.callback(lambda: self._background.call(self.pages.stop()))
 
@@ -233,6 +248,7 @@ class Node:
         except (OSError, ValueError) as error:
             log.error("%s could not be written: %s", self.model_path, error)
             last = self.metrics.summary()["round"]
+        self.last_round = last
         self._learner.load(last, self._x, fresh=False)
 
     def export(self, to: Path, round: int | None = None) -> int:
@@ -277,8 +293,23 @@ class Node:
                 return self._tell(report, learner)
         raise AssertionError(want)
 
+    def why_unready(self) -> str:
+        """Why this peer does not train as it should; "" if it does. No round for three periods is a reason, too."""
+        m, now = self.standing.membership, self.clock.position()
+        late = (now - max(self._progress_at, 0.0)) / m.period
+        if not self.unready and late > _LATE and self.clock.round() <= m.rounds:
+            return f"no round has ended for {late:.1f} periods"
+        return self.unready
+
     def _recall(self, learner: Learner) -> Memory:
         memory = self._store.memory()
+        now = self.clock.round()
+        if memory.last_round > max(now, 0) + 1:
+            self._blocked = (
+                f"the state folder holds a record of round {memory.last_round}, but it is round {now}: no round up to "
+                f"that one can be played; remove half-{memory.last_round}.rec if this peer never made it"
+            )
+            log.error("%s", self._blocked)
         if memory.checkpoint is not None:
             self._x = memory.checkpoint.x
         record = memory.record
@@ -295,9 +326,9 @@ class Node:
     def _ask_clocks(self) -> list[float]:
         offsets = self._background.call(self._pulls.clocks(self.standing))
         if len(offsets) >= 2 * self.standing.membership.byzantine:  # the protocol has all it needs to begin
-            if self.unready:
+            if self.unready and not self._blocked:
                 log.info("ready: %d members told their clocks", len(offsets))
-            self.unready = ""
+            self.unready, self._progress_at = self._blocked, self.clock.position()
         return offsets
 
     def sleep(self, until: float) -> None:
@@ -339,7 +370,10 @@ class Node:
         self.metrics.ended(report, names)
         self.metrics.convicted(len(self.notary.convicted))
         self._journal.write(report, names, self.standing.membership.hash, self._digest, self._pulls.came)
+        self._blocked, self._progress_at = "", self.clock.position()
         self.unready = self._trouble(report)
+        if self.metrics.unasked() == _UNASKED:
+            log.warning("nobody has had this peer's model for %d rounds: can the others reach it?", _UNASKED)
         assert self._x is not None, "saved just before"
         accuracy = learner.accuracy(self._x, report.round, last=report.round >= self.standing.membership.rounds)
         if accuracy is not None:
@@ -398,7 +432,7 @@ class Node:
         """What `rpel watch` shows of this peer."""
         return self.summary() | {
             "position": self.position(),
-            "ready": not self.unready,
+            "ready": not self.why_unready(),
             "convicted": list(self.notary.convicted),
         }
 
@@ -406,3 +440,5 @@ class Node:
         """A member's request was answered."""
         names = self.standing.names_to(member)  # a smaller membership may be in force here already, not yet there
         self.metrics.served(names[member], code, sent)
+        if code == 200 and sent >= self.signature.size:
+            self.metrics.asked(names[member])

@@ -20,6 +20,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from rpel.config.membership import is_public
 from rpel.files import atomic
 from rpel.peer.http import Socket
 
@@ -126,16 +127,6 @@ class Resolver:
         else:
             future.set_result(found)
         self._next()
-
-
-def is_public(address: Address) -> bool:
-    """Whether an address is one of the internet's, and not of this machine, of a private network or of none.
-
-    >>> [is_public(ip_address(text)) for text in ("93.184.216.34", "10.1.2.3", "::1", "::ffff:192.168.0.1", "fe80::1")]
-    [True, False, False, False, False]
-    """
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_global and not (mapped or address).is_multicast
 
 
 def _alternating(found: Sequence[Address]) -> list[Address]:

@@ -13,6 +13,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -276,7 +277,7 @@ class Server:
         assert isinstance(line, MemberLine)
         self.requests += 1
         member = self._membership.by_fingerprint(line.pin)
-        if member is None:
+        if member is None or self._membership.members[member].expires <= time.time():  # it may have ended meanwhile
             line.drop()
             return Reply(403, closing=True)
         line.sent = 0

@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -337,12 +338,23 @@ class _Lock:
 
 
 def _locked(path: Path) -> _Lock:
-    """Lock the state folder, made for its owner alone if it is not there."""
+    """Lock the state folder, made for its owner alone if it is not there; what is in it is for its owner alone, too."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return _Lock(path / LOCK_FILE)
+        lock = _Lock(path / LOCK_FILE)
     except BlockingIOError:
         raise ValueError(f"the state folder {path} is in use by another peer: give each peer its own") from None
+    keep_private(path)
+    return lock
+
+
+def keep_private(folder: Path) -> None:
+    """Let nobody but its owner into a folder or at the files in it, whatever a copy or a umask has made of them."""
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # of somebody else, or gone meanwhile
+            mode = path.lstat().st_mode
+            if stat.S_IMODE(mode) & 0o077 and not stat.S_ISLNK(mode):
+                path.chmod(0o700 if stat.S_ISDIR(mode) else 0o600)
 
 
 def _hash(entries: Mapping[str, Any], parts: Iterable[Bytes]) -> str:

@@ -26,7 +26,8 @@ from rpel.types import Models
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LISTED = 40  # parameters that an error names
-_LARGEST_HEADER = 100_000_000  # as the safetensors library has it
+_LARGEST_HEADER = 4 << 20  # bytes; what is larger is refused before it is parsed
+_MOST_PARAMETERS = 20_000  # tensors of a model
 
 
 class Malformed(Exception):  # noqa: N818 (it is the reply that is wrong, not the program)
@@ -348,13 +349,16 @@ def _stored_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     with open(path, "rb") as file:
         length, left = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size - 8
         if not 2 <= length <= min(_LARGEST_HEADER, left):
-            raise ValueError(f"{path} is not a safetensors file: its header would have {length} bytes")
+            most = f"; {_LARGEST_HEADER:,} are the most" if length <= left else ""
+            raise ValueError(f"{path} is not a safetensors file: its header would have {length} bytes{most}")
         try:
             entries = json.loads(file.read(length))
         except (ValueError, RecursionError):
             entries = None
     if not isinstance(entries, dict):
         raise ValueError(f"{path} is not a safetensors file: its header is damaged")
+    if len(entries) > _MOST_PARAMETERS:
+        raise ValueError(f"{path} holds {len(entries):,} tensors: peers exchange {_MOST_PARAMETERS:,} at most")
     return {name: entry for name, entry in entries.items() if name != "__metadata__"}, left - length
 
 

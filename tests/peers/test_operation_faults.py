@@ -1,0 +1,180 @@
+"""What an operator, a copy or a file of others can do to a peer that is not a matter of rounds."""
+
+import asyncio
+import json
+import logging
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rpel import cli
+from rpel.config.membership import Membership
+from rpel.operations.join import MEMORY_FILE, join
+from rpel.peer import protocol
+from rpel.peer.api import run
+from rpel.peer.identity import News
+from rpel.peer.metrics import Metrics
+from rpel.peer.node import Node
+from rpel.peer.protocol import Checkpoint
+from rpel.peer.store import Store
+from rpel.peer.wire import Signature
+from rpel.types import Outcome
+from support.loopback import SMALL, loopback, model
+from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, found
+
+
+def test_a_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: Path) -> None:
+    files = found(tmp_path, 2, soon=60.0)
+    files.configs[0].state_dir.mkdir(mode=0o700)
+    (files.configs[0].state_dir / "half-999999.rec").write_bytes(b"planted")
+    with Node(files.configs[0]) as node:
+        learner = QuadraticLearner(0)
+        node.answer(protocol.Recall(), learner)
+        node.answer(protocol.AskClocks(), learner)
+        assert "a record of round 999999, but it is round" in node.why_unready()
+        assert node.status()["ready"] is False
+
+
+def test_a_peer_that_has_ended_no_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
+    files = found(tmp_path, 2, rounds=10_000, period=0.02, soon=0.0)
+    with Node(files.configs[0]) as node:
+        node.answer(protocol.AskClocks(), QuadraticLearner(0))
+        assert node.why_unready() == "" or "periods" in node.why_unready()
+        node.sleep(node.clock.position() + 5 * files.membership.period)
+        assert "no round has ended for" in node.why_unready()
+
+
+def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> None:
+    metrics = Metrics()
+    metrics.asked("clinic-3")
+    assert metrics.unasked() == 0
+    assert [metrics.unasked() for _ in range(5)] == [1, 2, 3, 4, 5]
+    text = metrics.text().decode()
+    assert 'rpel_asked_total{peer="clinic-3"} 1.0' in text
+    assert "rpel_unasked_rounds 5.0" in text
+
+
+def test_a_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    (folder / "evidence").mkdir(parents=True)
+    for path in (folder / "half-1.rec", folder / "evidence" / "a.json"):
+        path.write_bytes(b"x")
+        path.chmod(0o644)
+    folder.chmod(0o755)
+    with Store(folder, SIGNATURE):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert {modes.pop("state"), modes.pop("evidence")} == {0o700}
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_process_with_a_key_leaves_no_core_dump() -> None:
+    program = (
+        "import ctypes, resource; from rpel.peer.identity import no_core_dumps; no_core_dumps();"
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0"]
+
+
+def test_a_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> None:
+    for count, words in {1_000_000: "its header would have", 30_000: "30,000 tensors"}.items():
+        entries = {f"t{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)}
+        header = json.dumps(entries).encode()
+        (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * count))
+        began = time.process_time()
+        with pytest.raises(ValueError, match=words):
+            Signature.read(tmp_path / "m")
+        assert time.process_time() - began < 1.0
+
+
+def test_a_certificate_that_ends_while_connected_is_answered_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path) as net:
+            net.stores[1].put(1, model(SMALL, 1))
+            assert (await net.pull(0, 1, 1))[0] == "ok"
+            assert net.transports[1].server.connections() == 1
+            later = time.time() + 400 * 86400
+            monkeypatch.setattr(time, "time", lambda: later)
+            assert (await net.pull(0, 1, 1, within=0.5))[0] != "ok"
+            assert [code for _, code, _ in net.stores[1].answered] == [200]
+
+    asyncio.run(scenario())
+
+
+# --- memberships ------------------------------------------------------------------------------------------------------
+
+
+def announced(files: NetworkFiles, from_round: int, **changes: object) -> Membership:
+    later = replace(files.membership, from_round=from_round, confidence=0.98, **changes)  # type: ignore[arg-type]
+    later.save(files.configs[0].next_members)
+    return later
+
+
+def test_a_membership_whose_round_has_begun_is_refused_unless_the_others_hold_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = found(tmp_path, 4)
+    later = announced(files, from_round=5)
+    with caplog.at_level(logging.WARNING, "rpel"):
+        assert News(files.configs[0]).due(files.membership, 8) is None
+    assert "this peer would be split off" in caplog.text
+    assert News(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8) == later
+    assert News(files.configs[0], force=True).due(files.membership, 8) == later
+    assert News(files.configs[0]).due(files.membership, 8, at_start=True) == later
+    assert News(files.configs[0]).due(files.membership, 5) == later
+    early = News(files.configs[0])
+    assert early.due(files.membership, 4) is None
+    assert early.due(files.membership, 6) == later  # it was there in time
+
+
+def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = found(tmp_path, 4)
+    later = announced(files, from_round=5)
+    announced(files, from_round=3)
+    with caplog.at_level(logging.WARNING, "rpel"):
+        assert News(files.configs[0]).due(later, 7) is None
+    assert "its from_round is 3, and 5 is in force" in caplog.text
+
+
+def test_private_addresses_need_the_networks_permission(tmp_path: Path) -> None:
+    files = found(tmp_path, 2)
+    open_ = replace(files.membership, allow_private=False)
+    open_.save(tmp_path / "open.toml")
+    with pytest.raises(ValueError, match=r"member 'peer-0' is at the private address 127\.0\.0\.1"):
+        Membership.load(tmp_path / "open.toml")
+    assert open_.hash != files.membership.hash
+
+
+# --- the end, and the start -------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_stopped_before_the_end_is_told_which_round_its_model_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = found(tmp_path, 2, rounds=9, period=0.01, soon=-60.0)
+    with Store(files.configs[0].state_dir, SIGNATURE) as store:
+        store.save(Checkpoint(6, np.zeros(SIGNATURE.d, SIGNATURE.dtype), outcome=Outcome.AGGREGATED))
+    config = files.configs[0].state_dir.parent / "peer.toml"
+    assert run(config)["model_round"] == 6
+    with pytest.raises(SystemExit) as left:
+        cli.main(["peer", "run", "--config", str(config)])
+    assert left.value.code == 3
+    assert "after round 6 only: another member has that of round 9" in "".join(capsys.readouterr())
+
+
+def test_a_new_member_is_told_the_memory_that_the_plan_needs(tmp_path: Path) -> None:
+    files = found(tmp_path, 3)
+    home, members = tmp_path / "new", tmp_path / "members.toml"
+    made = join(id="late", url="https://clinic.example:7443", members=members, folder=home)
+    text = (home / MEMORY_FILE).read_text()
+    needed = int(text.split("MemoryMax=")[1].split("M")[0]) * 1e6
+    assert needed == pytest.approx(1.5 * (6e8 + (files.membership.pull + 6) * SIGNATURE.size), rel=0.01)
+    assert made.memory == home / MEMORY_FILE

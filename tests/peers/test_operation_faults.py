@@ -6,6 +6,7 @@ import logging
 import stat
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rpel.peer.node import Node
 from rpel.peer.protocol import Checkpoint
 from rpel.peer.store import Store
 from rpel.peer.wire import Signature
+from rpel.rules import Rule
 from rpel.types import Outcome
 from support.loopback import SMALL, loopback, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, found
@@ -142,6 +144,30 @@ def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, "rpel"):
         assert News(files.configs[0]).due(later, 7) is None
     assert "its from_round is 3, and 5 is in force" in caplog.text
+
+
+def test_a_new_plan_is_compiled_when_it_is_announced_and_no_round_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, compiling, over = found(tmp_path, 5, rounds=100, soon=60.0), threading.Event(), threading.Event()
+    plans: list[int] = []
+
+    def slowly(chosen: Rule, pull: int, d: int, dtype: object) -> None:
+        plans.append(pull)
+        compiling.set()
+        over.wait()
+
+    monkeypatch.setattr(protocol, "make_ready", slowly)
+    with Node(files.configs[0]) as node:
+        learner = QuadraticLearner(0)
+        announced(files, from_round=7, pull=3)
+        node.answer(protocol.Enter(5), learner)  # two rounds before
+        assert compiling.wait(60)
+        assert plans == [3]
+        terms = node.answer(protocol.Enter(7), learner)
+        assert terms.pull == 3
+        assert not over.is_set()
+        over.set()
 
 
 def test_private_addresses_need_the_networks_permission(tmp_path: Path) -> None:

@@ -242,6 +242,14 @@ class News:
         self._reading: threading.Thread | None = None
         self._refused = ""
         self._found_in = 0  # the round in which the file was first seen
+        self.prepare: Callable[[Membership], None] | None = None
+        """Called, in a thread of its own, with a membership that is announced: what its plan needs is compiled then."""
+
+    def make_ready(self, coming: Membership | None = None) -> None:
+        """Begin to prepare for a coming membership, by default the one announced; nobody waits for it."""
+        coming = coming or self._coming
+        if self.prepare is not None and coming is not None:
+            threading.Thread(target=self.prepare, args=(coming,), name="rpel-prepare", daemon=True).start()
 
     def due(
         self, now: Membership, round: int, patience: float | None = None, at_start: bool = False
@@ -297,9 +305,10 @@ class News:
         """Read the file; what is wrong with it is said once."""
         try:
             coming = _successor(now, Membership.load(self._config.next_members), self._force)
+            self._coming = coming
             if coming.hash != now.hash:
                 self._announce(coming)
-            self._coming = coming
+                self.make_ready()
         except Exception as error:  # whatever is in the file, it must not end this peer
             log.warning("the coming membership is refused and the present one stays: %s", error or repr(error))
 

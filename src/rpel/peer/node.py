@@ -36,6 +36,7 @@ from rpel.peer.models import MODEL_FILE, export, initial_body, initial_model
 from rpel.peer.protocol import Checkpoint, Coins, Memory, Pulled, Record, Report, Terms, Want
 from rpel.peer.store import Body, Store
 from rpel.peer.transport import HttpsTransport, Pulls
+from rpel.rules import rule
 from rpel.text import duration
 from rpel.types import Models, Outcome
 
@@ -125,6 +126,8 @@ class Node:
             self._open_pages(opened)
             self._open_transport(opened)
             self._opened = opened.pop_all()
+        self._news.prepare = self._compile
+        self._news.make_ready()
         self._introduce()
         return self
 
@@ -223,7 +226,7 @@ class Node:
     def _begun(self, learner: Learner) -> Generator[Want, Any, None]:
         """The protocol's wants, after everything it needs is compiled."""
         terms = self.standing.terms
-        self._compile(terms)
+        self._compile(self.standing.membership)
         scratch = self._table[1]
         scratch[:] = self._initial()
         learner.prepare(scratch, scratch=self._table[0])
@@ -232,9 +235,11 @@ class Node:
     def _initial(self) -> Models:
         return initial_model(self.config, self.standing.membership)[1]
 
-    def _compile(self, terms: Terms) -> None:
-        for rule in (terms.rule, protocol.catching_up(terms.rule.f or 0)):
-            protocol.make_ready(rule, terms.pull, self.signature.d, self.signature.dtype)
+    def _compile(self, m: Membership) -> None:
+        """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the rounds, and uses
+        those for any number of models until they are there."""
+        for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
+            protocol.make_ready(chosen, m.pull, self.signature.d, self.signature.dtype)
 
     def _finish(self) -> None:
         """Load the learner with the last model kept, and write it as model.safetensors."""
@@ -344,7 +349,6 @@ class Node:
                 log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
                 return None
             self.standing = take(self.config, coming)
-            self._compile(self.standing.terms)
             self._appoint()
             self._background.call(self._rotate())
             log.info("membership %s is in force", coming.hash[:12])

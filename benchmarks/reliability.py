@@ -154,7 +154,6 @@ def faults(quick: bool) -> None:
             period=period,
             deadline=deadline,
             hyperparameters={"lr": 0.1, "momentum": 0.5, "d": 1024},
-            protocol=2,
             stretched=False,
         )
         if why := namespaces.possible():
@@ -198,19 +197,18 @@ def flood(quick: bool) -> None:
 
 
 def wire(quick: bool) -> None:
-    """Bytes that really travelled, TLS and all requests included: without signatures, and with them."""
+    """Bytes that really travelled, TLS, signatures and all requests included."""
     d, rounds = (50_000, 3) if quick else (1_000_000, 3)
-    heads = ("protocol", "parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
-    table("Bytes on the wire", heads, [carried(protocol, d, rounds) for protocol in (1, 2)])
+    heads = ("parameters", "models pulled", "bytes", "bytes / (models · 4d)", "promised")
+    table("Bytes on the wire", heads, [carried(d, rounds)])
 
 
-def carried(protocol: int, d: int, rounds: int) -> tuple[object, ...]:
-    """The row of one protocol."""
+def carried(d: int, rounds: int) -> tuple[object, ...]:
+    """The row of one size."""
     address = loopback()
     plan = Plan(
         period=12.0,
         deadline=11.0,
-        protocol=protocol,
         stretched=False,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d},
         urls=lambda i: f"https://{address}.{i + 101}:{PORT}",
@@ -225,7 +223,7 @@ def carried(protocol: int, d: int, rounds: int) -> tuple[object, ...]:
         last, after = resolved(net, proxies)
         pulled = sum(line["received"] for m in net.members for line in m.lines if first < line["round"] <= last)
     ratio = (after - before) / (pulled * 4 * d)
-    return protocol, f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01"
+    return f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01"
 
 
 def resolved(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:
@@ -247,7 +245,6 @@ def exchange(quick: bool) -> None:
         period=period,
         deadline=0.9 * period,
         start=20.0,
-        protocol=2,
         stretched=False,
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
         urls=lambda i: f"https://{address}.{i + 1}:{PORT}",

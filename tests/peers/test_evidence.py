@@ -20,7 +20,7 @@ from rpel import certificates
 from rpel.config.membership import Member, Membership
 from rpel.operations.redteam import RedTeam
 from rpel.peer import evidence, wire
-from rpel.peer.evidence import Proof, Signed, Witness, facts, keep, sign, verify
+from rpel.peer.evidence import Proof, Signed, Witness, keep, of_member, sign, verify
 from rpel.peer.journal import Audit, check_audit
 from rpel.peer.node import Node, SecondInstanceError
 from rpel.peer.protocol import make_ready
@@ -44,7 +44,7 @@ def key_of(secret: bytes) -> ec.EllipticCurvePrivateKey:
 def network() -> tuple[Membership, list[ec.EllipticCurvePrivateKey]]:
     made = [certificates.create(f"peer-{i}") for i in range(3)]
     members = [Member.of(f"peer-{i}", f"https://127.0.0.1:{i + 1}", pem) for i, (_, pem) in enumerate(made)]
-    return replace(a_membership(members), protocol=2), [key_of(secret) for secret, _ in made]
+    return a_membership(members), [key_of(secret) for secret, _ in made]
 
 
 Network = tuple[Membership, list[ec.EllipticCurvePrivateKey]]
@@ -52,7 +52,7 @@ Network = tuple[Membership, list[ec.EllipticCurvePrivateKey]]
 
 def proof(network: Network, member: int = 1, round: int = 4) -> Proof:
     m, keys = network
-    pair = [Signed(digest, sign(keys[member], facts(m), round, digest)) for digest in DIGESTS]
+    pair = [Signed(digest, sign(keys[member], of_member(m, member), round, digest)) for digest in DIGESTS]
     return Proof(member, m.members[member].fingerprint, round, *pair)
 
 
@@ -130,7 +130,7 @@ def witness(network: Network, me: int = 0, last: int = 0) -> Witness:
     pins = tuple(member.fingerprint for member in m.members)
 
     def verified(member: int, round: int, digest: bytes, signature: bytes) -> bool:
-        return evidence.signed_by(m.members[member].certificate, facts(m), round, digest, signature)
+        return evidence.signed_by(m.members[member].certificate, of_member(m, member), round, digest, signature)
 
     return Witness(me, pins, verified, last)
 
@@ -244,10 +244,10 @@ def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:
 
 
 def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_parameters(tmp_path: Path) -> None:
-    """All that travels for one pull, TLS included: a body of 4 MB, and under protocol 2 what eight others signed."""
+    """All that travels for one pull, TLS included: a body of 4 MB, and with signatures what eight others signed."""
     large = signature(1_000_000)
 
-    async def carried(folder: Path, protocol: int) -> int:
+    async def carried(folder: Path, signed: bool) -> int:
         async with loopback(folder, n=2, sig=large) as net:
             shop, own = net.stores[1], net.credentials
             x = model(large, 1)
@@ -256,17 +256,19 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
             listening = await asyncio.start_server(proxy.connected, *proxy.at)
             members = net.membership.members
             url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            m = replace(a_membership([members[0], replace(members[1], url=url)]), protocol=protocol)
+            m = a_membership([members[0], replace(members[1], url=url)])
             for transport, papers in zip(net.transports, own, strict=True):
                 transport.rotate(m, papers.certificate, papers.key)
-            if protocol == 2:
+            net.transports[0].client.signed = signed
+            if signed:
                 key = key_of(own[1].key.read_bytes())
-                shop.signatures[5] = sign(key, facts(m), 5, bytes.fromhex(wire.digest(large, x)))
-                shop.told[4] = told(*((i, Signed(bytes(32), sign(key, facts(m), 4, bytes(32)))) for i in range(8)))
+                shop.signatures[5] = sign(key, of_member(m, 1), 5, bytes.fromhex(wire.digest(large, x)))
+                signed_before = Signed(bytes(32), sign(key, of_member(m, 1), 4, bytes(32)))
+                shop.told[4] = told(*((i, signed_before) for i in range(8)))
             deadline = asyncio.get_running_loop().time() + 100
             row = np.zeros(large.d, large.dtype)
             assert (await net.transports[0].pull(1, 5, row, deadline)).result == "ok"
-            if protocol == 2:
+            if signed:
                 seen = await net.transports[0].client.seen(1, 4, deadline)
                 assert isinstance(seen, dict)
                 assert len(seen["seen"]) == 8
@@ -275,7 +277,7 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
             await asyncio.gather(*proxy.tasks, return_exceptions=True)
             return proxy.carried
 
-    plain, with_signatures = (asyncio.run(carried(tmp_path / str(protocol), protocol)) for protocol in (1, 2))
+    plain, with_signatures = (asyncio.run(carried(tmp_path / str(signed), signed)) for signed in (False, True))
     assert plain < with_signatures < 1.01 * plain
 
 
@@ -308,9 +310,8 @@ def compiled() -> None:
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("protocol", [1, 2])
-def test_peers_of_either_protocol_train_together_and_account_for_it(tmp_path: Path, protocol: int) -> None:
-    files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=6.0, byzantine=1, protocol=protocol)
+def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
+    files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=6.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     with ended(running):
         for peer in running:
@@ -323,16 +324,14 @@ def test_peers_of_either_protocol_train_together_and_account_for_it(tmp_path: Pa
         for t, line in log.items():
             served = {f"peer-{i}": other[t]["own"] for i, other in enumerate(logs) if t in other}
             assert all(served[peer] == digest for peer, digest in line["aggregated"].items())
-            assert len(line["aggregated"]) >= (2 if protocol == 2 and line["outcome"] == "aggregated" else 0)
-    text = (tmp_path / "members.toml").read_text()
-    assert ("protocol" in text) == (protocol == 2)
+            assert len(line["aggregated"]) >= (2 if line["outcome"] == "aggregated" else 0)
     assert not (files.configs[0].state_dir / "evidence").exists()
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1, protocol=2)
+    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs[:4])]
     team = RedTeam(files.configs[4], "gaussian")
     hostile = threading.Thread(target=lambda: asyncio.run(team.run()), daemon=True)
@@ -357,7 +356,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
-    files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1, protocol=2)
+    files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     copy = replace(files.configs[3], state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
     second = Running(Node(copy), QuadraticLearner(9))

@@ -69,11 +69,10 @@ def test_any_terms_survive_the_file(
     assert again.hash == m.hash
 
 
-def test_a_file_of_version_0_1_keeps_its_hash_and_a_later_key_changes_it_only_where_it_differs() -> None:
-    m = Membership.load(Path(__file__).parents[1] / "data" / "v0.1" / "members.toml")
-    assert m.hash == "06e4f052734c4abf42c7502c9b12fb0451777a32b6d66f79d6daed4ebdff0303"
-    assert m.protocol == 1
-    assert replace(m, protocol=2).hash != m.hash
+def test_a_file_of_another_protocol_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match="protocol") as refused:
+        Membership.load(Path(__file__).parents[1] / "data" / "protocol-2.toml", draft=True)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:

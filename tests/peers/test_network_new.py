@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import socket
 import stat
 import subprocess
@@ -24,7 +25,8 @@ from rpel.config.record import parse_pairs
 from rpel.operations.found import Founded, new, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
-from rpel.peer.evidence import Proof, Signed, facts, keep, sign
+from rpel.peer.evidence import Proof, Signed, keep, of_member, sign
+from rpel.peer.learner import seed_of
 from support.waiting import PATIENCE
 
 EPOCH = 4e9
@@ -111,11 +113,6 @@ def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
         "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 25, "model": "mnist",
         "partition": "dirichlet", "alpha": 1.0,
     }  # fmt: skip
-
-
-def test_two_networks_never_have_the_same_name_by_chance(tmp_path: Path) -> None:
-    assert found(tmp_path / "a").membership.run != found(tmp_path / "b").membership.run
-    assert found(tmp_path / "c", run="ward-7").membership.run == "ward-7"
 
 
 def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path: Path) -> None:
@@ -450,12 +447,12 @@ def test_a_peer_listens_where_its_url_can_be_reached(url: str, listen: str) -> N
 def test_a_proof_is_verified_by_anybody_who_has_the_members_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = found(tmp_path, nodes=4, byzantine=1, protocol=2)
+    result = found(tmp_path, nodes=4, byzantine=1)
     for number in range(4):
         rpel(capsys, "network", "add", str(entry(tmp_path, number)), "--members", str(result.members))
     m = Membership.load(result.members)
     key = identity.read_key(tmp_path / "c2" / "peer.key")
-    pair = [Signed(digest, sign(key, facts(m), 7, digest)) for digest in (bytes(32), bytes([1] * 32))]
+    pair = [Signed(digest, sign(key, of_member(m, 2), 7, digest)) for digest in (bytes(32), bytes([1] * 32))]
     path = keep(tmp_path / "evidence", Proof(2, m.members[2].fingerprint, 7, *pair), m)
     command = ("verify", str(path), "--members", str(result.members))
     assert "proven: c2 (no organisation named) signed two models of round 7" in rpel(capsys, *command).out
@@ -467,12 +464,8 @@ def test_a_proof_is_verified_by_anybody_who_has_the_members_file(
     assert "No such file" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
 
 
-@pytest.mark.parametrize(("option", "protocol"), [((), 2), (("--protocol", "1"), 1)])
-def test_a_new_network_signs_its_models_unless_told_not_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], protocol: int
-) -> None:
-    rpel(
-        capsys, "network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "9", *option, "--out", str(tmp_path)
-    )
-    assert Membership.load(tmp_path / "members.toml", draft=True).protocol == protocol
-    assert ("protocol" in (tmp_path / "members.toml").read_text()) == (protocol == 2)
+def test_a_network_founded_anew_under_the_same_name_is_another(tmp_path: Path) -> None:
+    names = [found(tmp_path / str(i), run="ward-7").membership.run for i in range(2)]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch("ward-7-[0-9a-f]{32}", name) for name in names)
+    assert len({seed_of(name) for name in names}) == 1  # and shares its data out alike

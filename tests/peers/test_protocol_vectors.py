@@ -13,7 +13,7 @@ import pytest
 from rpel import certificates
 from rpel.config.membership import Member, Membership, content_hash
 from rpel.peer import evidence, wire
-from rpel.peer.evidence import Witness, facts, message, signed_by, verify
+from rpel.peer.evidence import Witness, message, of_member, signed_by, verify
 from rpel.peer.http import parse_request
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +29,7 @@ def vectors() -> dict[str, Any]:
 def membership(vectors: dict[str, Any]) -> Membership:
     content = dict(vectors["membership"]["content"])
     members = tuple(Member(**entry) for entry in content.pop("member"))
-    assert set(content) == {f.name for f in fields(Membership)} - {"members", "allow_private"}
+    assert set(content) == {f.name for f in fields(Membership)} - {"members"}
     return Membership(**content, members=members)
 
 
@@ -62,10 +62,10 @@ def test_a_fingerprint_is_the_hash_of_the_certificates_der_bytes(vectors: dict[s
 
 def test_a_signature_is_over_the_bytes_that_are_written_down(vectors: dict[str, Any], membership: Membership) -> None:
     given, digest = vectors["signature"], bytes.fromhex(vectors["signature"]["digest"])
-    assert facts(membership) == given["facts"]
+    assert of_member(membership, 0) == given["facts"]
     assert content_hash(given["facts"]) == given["facts_sha256"]
     assert hashlib.sha256(given["facts_canonical_json"].encode()).hexdigest() == given["facts_sha256"]
-    by_hand = b"rpel half-step 1\0" + bytes.fromhex(given["facts_sha256"]) + given["round"].to_bytes(8, "big") + digest
+    by_hand = b"rpel half-step 3\0" + bytes.fromhex(given["facts_sha256"]) + given["round"].to_bytes(8, "big") + digest
     assert message(given["facts"], given["round"], digest) == by_hand == bytes.fromhex(given["message"])
     signature = base64.b64decode(given["signature_base64"])
     certificate = vectors["certificate"]["pem"]
@@ -81,7 +81,7 @@ def test_evidence_and_what_was_seen_are_read(vectors: dict[str, Any], membership
     pins = tuple(member.fingerprint for member in membership.members)
 
     def verified(member: int, *rest: Any) -> bool:
-        return signed_by(membership.members[member].certificate, facts(membership), *rest)
+        return signed_by(membership.members[member].certificate, of_member(membership, member), *rest)
 
     witness = Witness(1, pins, verified)
     witness.saw(0, proof.round, proof.second)

@@ -176,7 +176,6 @@ class Plan:
     listen: Callable[[int], str] | None = None
     namespace: Callable[[int], str] = lambda number: ""
     dtype: str = "float32"
-    protocol: int = 1
     stretched: bool = True
     """By the machine's load, which a measurement must not be."""
 
@@ -216,7 +215,6 @@ class ProcessNetwork:
             period=self.plan.period * stretch,
             deadline=self.plan.deadline * stretch,
             hyperparameters=self.plan.hyperparameters,
-            protocol=self.plan.protocol,
             allow_private=True,
         )
         founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)

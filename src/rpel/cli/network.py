@@ -81,15 +81,12 @@ def new(
     rule: Annotated[str, Option(help="How answers are aggregated.")] = "nnm+trimmed_mean",
     local_steps: Annotated[int, Option(help="Local steps per round.")] = 1,
     hyperparameters: Hyperparameters = None,
-    protocol: Annotated[
-        int, Option(help="2: models are signed, so that whoever tells victims different things is convicted; 1: not.")
-    ] = 2,
     allow_private: Annotated[
         bool,
         Option("--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."),
     ] = False,
     run: Annotated[
-        str | None, Option(help="The network's name.", show_default="the task's and eight random digits")
+        str | None, Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's")
     ] = None,
     out: Annotated[Path, Option(help="Folder for members.toml and init.safetensors.")] = Path(),
     seed: Annotated[int, Option(help="Where a built-in task's initial model comes from.")] = 0,
@@ -110,7 +107,7 @@ def new(
 
     founding = Founding(
         run or "", peers, byzantine, rounds, parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline,
-        confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps, protocol=protocol,
+        confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
         allow_private=allow_private,
         hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
     )  # fmt: skip

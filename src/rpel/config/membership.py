@@ -1,9 +1,8 @@
 """members.toml: who belongs to a network, with what plan, from which model, at which times. All members hold the same.
 
 Invariants: two files mean the same exactly if :attr:`Membership.hash` is the same; it covers the parsed content, so key
-order, white space and comments do not matter and everything else does, and a key added after version 0.1 enters only
-where it differs from its default. A member's number is its place in the file; its identity is the fingerprint, never
-the id. A plan counts entries, so two of one organisation count twice.
+order, white space and comments do not matter and everything else does. A member's number is its place in the file; its
+identity is the fingerprint, never the id. A plan counts entries, so two of one organisation count twice.
 """
 
 import hashlib
@@ -33,8 +32,8 @@ from rpel.rules.registry import built_in
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
 
-_ADDED = {"protocol": 1, "allow_private": False}
-"""Keys that version 0.1 did not have: with these values they are neither written nor hashed."""
+PROTOCOL = 3
+"""The protocol that peers speak: half-steps are signed over what no later membership may change."""
 
 _log = logging.getLogger("rpel")
 
@@ -115,7 +114,7 @@ class Membership:
     model_header_sha256: Sha256
     init_sha256: Sha256
     from_round: Count = 1
-    protocol: Annotated[int, Strict(), Field(ge=1, le=2)] = 1
+    protocol: Annotated[int, Strict(), Field(ge=PROTOCOL, le=PROTOCOL)] = PROTOCOL
     allow_private: Annotated[bool, Strict()] = False
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
@@ -151,7 +150,6 @@ class Membership:
     def to_dict(self) -> dict[str, Any]:
         """The content of members.toml, in the file's order."""
         top = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
-        top = {key: value for key, value in top.items() if key not in _ADDED or value != _ADDED[key]}
         return top | {"hyperparameters": dict(self.hyperparameters), "member": [m.to_dict() for m in self.members]}
 
     @cached_property
@@ -247,7 +245,6 @@ class Founding:
     rule: str = "nnm+trimmed_mean"
     local_steps: int = 1
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    protocol: int = 1
     allow_private: bool = False
 
     @cached_property

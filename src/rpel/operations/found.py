@@ -62,13 +62,14 @@ def new(
 ) -> Founded:
     """Write members.toml (no members yet) and init.safetensors into ``out``, where nothing is ever overwritten.
 
-    A founding without a name for its run gets the task's, with eight random digits behind it.
+    The run is called as the founding says, or as the task, with 128 random bits behind it, so that what was signed in
+    one network proves nothing in another, founded again under the same name.
     """
     check_task(task)
     if model is not None and not model.is_file():
         raise ValueError(f"there is no file {model}: --model takes a safetensors file")
     members, init = out / "members.toml", out / INIT_FILE
-    run = founding.run or f"{task.partition(':')[0]}-{secrets.token_hex(4)}"
+    run = f"{founding.run or task.partition(':')[0]}-{secrets.token_hex(16)}"
     founding = replace(founding, run=run, hyperparameters=_table(task, founding.hyperparameters))
     planned = founding.plan  # what cannot be planned is said before a model is made
     sig, body = _initial(task, model, founding.hyperparameters, seed)

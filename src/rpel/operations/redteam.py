@@ -24,7 +24,7 @@ from rpel.operations import drill as drills
 from rpel.operations.drill import drill, forge, plainly
 from rpel.operations.watch import Observer
 from rpel.peer.client import Answer
-from rpel.peer.evidence import SIGNED_PROTOCOL, facts, sign
+from rpel.peer.evidence import of_member, sign
 from rpel.peer.http import CLOCK, INIT, LARGEST_HEAD, MODEL, STATUS, Reply, json_reply, parse_request
 from rpel.peer.identity import leaf_fingerprint, read_key, server_context
 from rpel.peer.wire import Malformed
@@ -220,7 +220,7 @@ class RedTeam:
             return
         forged = await asyncio.shield(self._waiting(round)) if round else {}
         model = forged.get(member, self._initial)
-        sign = self._sign if round and self.standing.membership.protocol >= SIGNED_PROTOCOL else None
+        sign = self._sign if round else None
         reply = drills.Reply(reader, writer, self._sig, member, round, self._clock.position(), model, sign)
         if not round:
             await plainly(reply)
@@ -229,7 +229,7 @@ class RedTeam:
         await self._drill.deliver(reply, **self._drill.parameters)
 
     def _sign(self, round: int, digest: bytes) -> bytes:
-        return sign(self._key, facts(self.standing.membership), round, digest)
+        return sign(self._key, of_member(self.standing.membership, self.standing.me), round, digest)
 
     def _waiting(self, t: int) -> "asyncio.Future[dict[int, Models]]":
         if t not in self._forged:

@@ -31,14 +31,11 @@ from rpel.certificates import read_certificate
 from rpel.config.membership import Membership, content_hash
 from rpel.files import atomic
 
-FIXED = ("run", "epoch", "period", "model_header_sha256", "init_sha256")
-"""What a running network cannot change: with another value another network would be meant."""
+FIXED = ("run", "model_header_sha256", "init_sha256")
+"""What makes a network: with another value another one would be meant. The run's name ends in 128 random bits."""
 
-SIGNED_PROTOCOL = 2
-"""The ``protocol`` of members.toml from which half-steps are signed."""
-
-FORMAT = "rpel evidence 1"
-_PURPOSE = b"rpel half-step 1\0"
+FORMAT = "rpel evidence 3"
+_PURPOSE = b"rpel half-step 3\0"
 _CURVE = ec.ECDSA(hashes.SHA256())
 _LARGEST = 64 << 10
 _MOST_TOLD = 350  # entries of a reply, which has at most 64 KiB
@@ -52,8 +49,14 @@ def facts(membership: Membership) -> dict[str, Any]:
     return {name: getattr(membership, name) for name in FIXED}
 
 
+def of_member(membership: Membership, member: int) -> dict[str, Any]:
+    """What every signature of one member is about: the facts, and its id."""
+    return facts(membership) | {"member": membership.members[member].id}
+
+
 def message(about: Mapping[str, Any], round: int, digest: bytes) -> bytes:
-    """The bytes that are signed: purpose, SHA-256 of the facts as canonical JSON, round (8 bytes), SHA-256 of the body.
+    """The bytes that are signed: purpose, SHA-256 of the facts and the member's id as canonical JSON, round (8 bytes),
+    SHA-256 of the body.
 
     >>> len(message({"run": "ward-7"}, 7, bytes(32)))
     89
@@ -147,7 +150,7 @@ def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
     if first.digest == second.digest or {len(first.digest), len(second.digest)} != {32} or round < 1:
         raise ValueError(f"{path} proves nothing: it takes two different hashes of one round")
     for signed in (first, second):
-        if not signed_by(member.certificate, found["facts"], round, signed.digest, signed.signature):
+        if not signed_by(member.certificate, of_member(membership, number), round, signed.digest, signed.signature):
             raise ValueError(f"{path} proves nothing: a signature in it is not that of {member.id!r}")
     return Proof(number, member.fingerprint, round, first, second)
 
@@ -340,7 +343,7 @@ def kept(folder: Path, membership: Membership) -> list[Proof]:
 
 
 class Notary:
-    """Signs what its peer serves, judges what others signed, and keeps proofs as files; silent under protocol 1."""
+    """Signs what its peer serves, judges what others signed, and keeps proofs as files."""
 
     def __init__(self, folder: Path, last: int) -> None:
         """``folder`` for evidence; ``last``: the last round that the peer has a record of when it starts."""
@@ -350,15 +353,10 @@ class Notary:
     def rotate(self, membership: Membership, me: int, key: ec.EllipticCurvePrivateKey) -> None:
         """From now on this membership and key count."""
         with self._lock:
-            self._membership, self._key, self._facts = membership, key, facts(membership)
+            self._membership, self._key, self._about = membership, key, of_member(membership, me)
             self._witness.rotate(me, tuple(member.fingerprint for member in membership.members), membership.pull)
-            for proof in kept(self._folder, membership) if self.active else ():
+            for proof in kept(self._folder, membership):
                 self._witness.restore(proof)
-
-    @property
-    def active(self) -> bool:
-        """Whether this network signs."""
-        return self._membership.protocol >= SIGNED_PROTOCOL
 
     @property
     def impostor(self) -> int:
@@ -368,16 +366,14 @@ class Notary:
     @property
     def convicted(self) -> tuple[str, ...]:
         """The ids of members whose key signed two half-steps of one round."""
-        found = self._witness.convicted if self.active else ()
+        found = self._witness.convicted
         return tuple(member.id for member in self._membership.members if member.fingerprint in found)
 
     def sign(self, round: int, digest: bytes) -> bytes:
-        """The signature of the own half-step, made once, before it is recorded; empty where none are made."""
-        if not self.active:
-            return b""
+        """The signature of the own half-step, made once, before it is recorded."""
         with self._lock:
             self._witness.recorded(round, digest)
-        return sign(self._key, self._facts, round, digest)
+        return sign(self._key, self._about, round, digest)
 
     def saw(self, member: int, round: int, signed: Signed) -> None:
         """A member's half-step came with a valid signature."""
@@ -391,12 +387,13 @@ class Notary:
             for proof in self._witness.hear(round, told):
                 self._keep(proof)
 
-    def seen(self, round: int) -> dict[str, Any] | None:
-        """What this peer tells others of a round; None where nothing is signed."""
-        return self._witness.seen(round) if self.active else None
+    def seen(self, round: int) -> dict[str, Any]:
+        """What this peer tells others of a round."""
+        return self._witness.seen(round)
 
     def _verified(self, member: int, round: int, digest: bytes, signature: bytes) -> bool:
-        return signed_by(self._membership.members[member].certificate, self._facts, round, digest, signature)
+        certificate = self._membership.members[member].certificate
+        return signed_by(certificate, of_member(self._membership, member), round, digest, signature)
 
     def _keep(self, proof: Proof) -> None:
         member = self._membership.members[proof.member]

@@ -42,8 +42,12 @@ MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
 NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
 AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES]
 FORGE = [*ATTACKS]
+FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
 CASES: list[dict[str, Any]] = [
-    *({"method": method, "attack": "dissensus"} for method in METHODS),
+    *(
+        {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
+        for name, m in METHODS.items()
+    ),
     *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
     {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
     {"rounds": 20},  # sums in another order would show in the last bits of one round in three

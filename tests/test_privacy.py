@@ -4,6 +4,8 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -12,8 +14,10 @@ import torch
 from dp_accounting import pld
 from torch import nn
 
+import rpel as package
 from rpel import privacy
-from rpel.data import Dataset, iid, load, user
+from rpel.data import Dataset, dirichlet, iid, load, user
+from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.tasks import Classification
 from rpel.tasks.private import PrivateGradients
@@ -307,3 +311,95 @@ def test_what_cannot_be_private_is_refused_in_one_sentence(
     with pytest.raises(ValueError, match=words) as caught:
         PrivateGradients(task(network), norm, noise)
     assert "\n" not in str(caught.value)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+RUN: dict[str, Any] = {
+    "model": "linear", "nodes": 6, "byzantine": 1, "rounds": 4, "local_steps": 2, "batch_size": 20, "eval_every": 2,
+    "eval_size": 50, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "target_delta": 1e-5,
+}  # fmt: skip
+
+
+def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(tmp_path: Path) -> None:
+    run = package.simulate(**RUN, out=tmp_path)
+    stated = json.loads((run.path / "certificate.json").read_text())["privacy"]
+    held = dirichlet(load().train_y, 5, 1.0, 20, seed=0)
+    each = [direct(4.0, 20 / len(part), 8, 1e-5) for part in held]
+    assert (stated["epsilon"], stated["epsilon_median"]) == (max(each), float(np.median(each)))
+    assert (stated["delta"], stated["relation"]) == (1e-5, "add or remove one example")
+    assert (stated["accountant"], stated["version"]) == ("dp-accounting PLD", "0.6.0")
+    column = [row["epsilon"] for row in run.history]
+    assert column[-1] == stated["epsilon"]
+    assert column == sorted(column)
+    rate = 20 / min(map(len, held))
+    assert all(direct(4.0, rate, 2 * t, 1e-5) <= epsilon + 1e-9 for t, epsilon in enumerate(column, 1))
+    assert 'sampling = "poisson"' in (run.path / "spec.toml").read_text()
+
+
+def test_a_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
+    fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5, "sampling": "poisson"}
+    stated = package.simulate(**fields).certificate["privacy"]
+    assert 0.99 * 0.5 < stated["epsilon"] <= 0.5
+    assert stated["epsilon_median"] < stated["epsilon"]
+
+
+def test_a_run_that_would_pass_its_target_stops_before_the_step_and_stays_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    column = [row["epsilon"] for row in package.simulate(**RUN).history]
+    with pytest.raises(BudgetSpentError, match="stopped before round 3 of 4, which would pass target_epsilon"):
+        package.simulate(**RUN, target_epsilon=column[1], out=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epsilon"] for row in rows] == column[:2]
+    assert "stopped before round 3" in rpel("resume", str(folder), capsys=capsys, code=1)[1]
+
+
+def test_a_run_without_noise_states_no_epsilon() -> None:
+    public = {key: value for key, value in RUN.items() if not key.startswith(("max_grad", "noise", "target"))}
+    for fields in (public, {**public, "max_grad_norm": 1.0}):
+        run = package.simulate(**fields)
+        assert run.certificate["privacy"] is None
+        assert {row["epsilon"] for row in run.history} == {None}
+
+
+X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+OTHERS = (X[:9] + 1, Y[:9])
+NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+UNEQUAL = [(X[:20], Y[:20])] * 4 + [(X[:9], Y[:9])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_grad_norm": None}, "noise_multiplier 4 without max_grad_norm"),
+        ({"target_delta": None}, "noise_multiplier 4 needs a target_delta"),
+        ({"noise_multiplier": None}, "target_delta 1e-05 needs a target_epsilon or a noise_multiplier"),
+        ({"noise_multiplier": 0, "target_epsilon": 1}, "noise_multiplier 0 keeps no target_epsilon"),
+        ({"noise_multiplier": -1}, "noise_multiplier -1"),
+        ({"target_epsilon": 0}, "target_epsilon 0"),
+        ({"target_epsilon": 1e-4}, "stopped before round 1 of 4"),
+        ({"sampling": "replacement"}, "sampling 'replacement' has no accountant.* 'poisson'"),
+        ({"partition": "virtual"}, "partition 'virtual' shares examples between nodes.*'iid'"),
+        ({"problem": lambda problem: problem}, "problem= may change the local step"),
+        ({"model": NORMED, "train": (X, Y), "test": OTHERS}, "layer '1' is BatchNorm1d.*GroupNorm"),
+        ({"model": nn.Linear(3, 2), "train": (X, Y), "test": (X, Y)}, "the test examples are the training examples"),
+        ({"model": nn.Linear(3, 2), "train": UNEQUAL, "test": OTHERS}, "a node holds 9 examples, .* batch_size 9"),
+    ],
+)
+def test_what_does_not_go_with_privacy_is_refused_before_the_first_round(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ValueError, BudgetSpentError), match=words) as caught:
+        package.simulate(**{**RUN, **changes}, out=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
+    fields = {**RUN, "rounds": 15, "batch_size": 40, "noise_multiplier": 0.5, "partition": "iid", "local_steps": 1}
+    one, two = (package.simulate(**fields, attack="label_flip", threads=threads) for threads in (1, 2))
+    assert (one.models == two.models).all()
+    assert one.accuracy_worst > 0.5

@@ -55,7 +55,7 @@ def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
     assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
     proof = json.loads((path / "certificate.json").read_text())
     promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data rule"
-    promised += " objects"
+    promised += " objects privacy"
     assert set(proof) == set(promised.split())
     assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
     counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")
@@ -674,7 +674,8 @@ def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Pa
     ]
     missing = {key for key, value in rows[-1].items() if value is None}
     outputs = {"output_accuracy_mean", "output_accuracy_worst"}  # the models kept are those of the last round
-    assert missing == {"attack_success_mean", "attack_success_worst", *outputs}  # and there is no backdoor here
+    others = {"attack_success_mean", "attack_success_worst", "epsilon"}  # there is no backdoor and no privacy here
+    assert missing == {*others, *outputs}
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:

@@ -7,6 +7,10 @@ _FEW, _LISTED = 4, 24
 """So few choices are always read out; more than the second number never are in full."""
 
 
+class BudgetSpentError(RuntimeError):
+    """The next step would pass a target of privacy; nothing of it was computed or shown to anybody."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """The rest of a sentence about an unknown word: the choice that was meant, or all of them when none is near.
 

@@ -31,10 +31,6 @@ _LARGE = 50.0
 """From this ε on the steps grow with it: a direct call would need gigabytes, and nobody needs the fourth digit."""
 
 
-class BudgetSpentError(RuntimeError):
-    """The next step would pass the target; nothing of it was computed or shown to anybody."""
-
-
 def library() -> Any:
     """dp-accounting; ValueError, with what to do, where it is not installed."""
     if find_spec("dp_accounting") is None:

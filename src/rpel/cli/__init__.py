@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import rpel
+from rpel.errors import BudgetSpentError
 from rpel.processes import end_with_starter
 
 # typer carries its own click, whose UsageError it does not export
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error), 2)
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         _fail(_misplaced(error), 2)
-    except OSError as error:
+    except (OSError, BudgetSpentError) as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort) as error:
         _fail(str(error) or "interrupted", 130)

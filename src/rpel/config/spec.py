@@ -131,6 +131,21 @@ class Spec(Training):
         False, description="each hostile node sends the same vector to all who pull it"
     )
     wire: Annotated[WireName, Identity.LATER] = Field("float32", description="what a pulled model is made of")
+    max_grad_norm: Annotated[float | None, Identity.LATER] = Field(
+        None, description="gradients of single examples are clipped to this norm", gt=0
+    )
+    noise_multiplier: Annotated[float | None, Identity.LATER] = Field(
+        None, description="Gaussian noise on their sum, in multiples of max_grad_norm", ge=0
+    )
+    target_epsilon: Annotated[float | None, Identity.LATER] = Field(
+        None, description="plan the noise for this epsilon, or stop before it is passed", gt=0
+    )
+    target_delta: Annotated[float | None, Identity.LATER] = Field(
+        None, description="delta of epsilon, below one over a node's examples", gt=0, lt=1
+    )
+    sampling: Annotated[Literal["replacement", "poisson"] | None, Identity.LATER] = Field(
+        None, description="how batches are drawn (unset: replacement, and poisson where gradients are clipped)"
+    )
     seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None, description="several runs, such as 0-4 or 0,1,7; with intervals"

@@ -124,11 +124,13 @@ def certificate(
     guarantee: Guarantee = Guarantee.PLAN,
     objects: Mapping[str, str] | None = None,
     metrics: Mapping[str, bool] | None = None,
+    privacy: Mapping[str, Any] | None = None,
 ) -> Certificate:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
     ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
-    what was handed over from Python; ``metrics``, names of the task's, with whether more is better.
+    what was handed over from Python; ``metrics``, names of the task's, with whether more is better; ``privacy`` is
+    what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
     >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
@@ -154,6 +156,7 @@ def certificate(
         "threads": threads,
         "data": dict(data),
         "objects": dict(objects or {}),
+        "privacy": None if privacy is None else dict(privacy),
         **({"metrics": dict(metrics)} if metrics else {}),
     })  # fmt: skip
 

@@ -104,6 +104,10 @@ DECLARED = (
         "output_accuracy_worst", "the same at the worst honest node", _SOMETIMES, better=+1, digits=".4f",
         tag="accuracy/output_worst",
     ),
+    Column(
+        "epsilon", "largest of the honest nodes, of all that others have seen of them so far; null without privacy",
+        _SOMETIMES, better=-1, tag="epsilon",
+    ),
     Column("seconds", "time of the round", _ALL, _COST, -1, ",.1f"),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in DECLARED)

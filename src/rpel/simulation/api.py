@@ -57,6 +57,11 @@ class Fields(TypedDict, total=False):
     roaming: bool
     consistent: bool
     wire: WireName
+    max_grad_norm: float | None
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    target_delta: float | None
+    sampling: Literal["replacement", "poisson"] | None
     seed: int
     eval_every: int
     eval_size: int
@@ -157,6 +162,9 @@ def simulate(
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
     How it is trained:
         lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
+        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy of each node's
+        examples (rpel.privacy): gradients clipped example by example, noise on their sum, Poisson batches; a
+        target_epsilon alone plans the noise. The certificate says what it came to, metrics.jsonl round by round.
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4"; the result is then a RunSet.
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).

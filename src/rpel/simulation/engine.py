@@ -28,6 +28,7 @@ from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_v
 from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
+from rpel.simulation.private import private
 from rpel.tasks import Objective
 from rpel.text import human_bytes
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
@@ -100,8 +101,11 @@ class Simulation:
         self.table = self.backend.empty(h + behind, initial)
         half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
+        gradients, self.budget = private(spec, task)
+        if self.budget is not None and change is not None:
+            raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
         local = MomentumSGD(
-            task,
+            gradients,
             spec.rate,
             spec.momentum,
             spec.weight_decay,
@@ -174,7 +178,9 @@ class Simulation:
     # --- a round ---
 
     def advance(self) -> Info:
-        """One round of Algorithm 1."""
+        """One round of Algorithm 1; BudgetSpentError, before anything is computed, where privacy does not allow it."""
+        if self.budget is not None:
+            self.budget.check(self.round + 1)
         self.state, info = algorithm.step(self.problem, self.state)
         self._keep_output()
         return info

@@ -104,7 +104,15 @@ def resolve(spec: Spec) -> ResolvedSpec:
     rule = spec.rule or method.rule
     if not method.on_graph:
         _check_rule(rule, plan)
-    planned = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": rule, "attack": attack.name, "plan": plan}
+    planned: dict[str, Any] = {
+        "pull": plan.pull,
+        "b_hat": plan.b_hat,
+        "rule": rule,
+        "attack": attack.name,
+        "plan": plan,
+    }
+    if spec.sampling is None and spec.max_grad_norm is not None:
+        planned["sampling"] = "poisson"
     return ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
 
 

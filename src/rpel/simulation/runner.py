@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rpel import plots
 from rpel.config.spec import spec_hash, to_toml
+from rpel.errors import BudgetSpentError
 from rpel.kernels.pool import threads
 from rpel.processes import Stop
 from rpel.runs.certificate import certificate
@@ -83,7 +84,11 @@ class Run:
         rows, callbacks = self._callbacks()
         while self.metrics.round < self.spec.rounds:
             rows.began, row = time.perf_counter(), Row()
-            info = self.simulation.advance() if self.measure.found is None else self.simulation.played()
+            try:
+                info = self.simulation.advance() if self.measure.found is None else self.simulation.played()
+            except BudgetSpentError:
+                self.checkpoint.save()
+                raise
             for callback in callbacks:
                 callback(self.simulation.state, info, row)
 
@@ -129,6 +134,7 @@ class Run:
             guarantee=METHODS[self.spec.method].guarantee,
             objects=self.inputs.digests,
             metrics=self.simulation.measures,
+            privacy=None if self.simulation.budget is None else self.simulation.budget.statement(),
         )
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()

@@ -53,6 +53,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/rules.py
 	$(BIN)/python benchmarks/round.py
 	$(BIN)/python benchmarks/local_steps.py
+	$(BIN)/python benchmarks/rivals.py
+	$(BIN)/python benchmarks/start.py
 
 # What a deployment contains, as CycloneDX JSON: components, versions, licences, hashes, and what depends on what.
 sbom: $(VENV)/.installed

@@ -31,6 +31,7 @@ BYTES = 64 if WIDE else 32  # of a vector
 LANES = BYTES // 8  # float64 values in it
 BLOCK = BYTES // 4  # columns every padded buffer is a multiple of: a vector of float32, two of float64
 TILE = 12 if WIDE else 6  # rows compared with two anchors at a time: with their sums they fill the 32 or 16 registers
+_WIDTHS = (12, 8, 4, 2, 1) if WIDE else (6, 5, 4, 3, 2, 1)  # of tiles: fewer are compiled sooner, and leave more rests
 _WIDE = 8  # vectors summed side by side when rows are added: hides the latency of one addition
 
 Builder = Any  # llvmlite and numba have no types
@@ -170,7 +171,7 @@ def add_pair_sums(
     """out[first + j] += Σ_c (x[anchor[0] + c] − x[members[first + j] + c])² for j < width ≤ TILE, c < columns.
 
     `both` (a literal): the same for a second anchor, anchor[1], to out[first + width + j], each member read once.
-    Per pair: lane l sums the columns ≡ l (mod LANES) in ascending order, then lanes are added in pairs, and so on.
+    Per pair: lane l sums the columns ≡ l (mod LANES) in ascending order; see `_add_lanes`.
     """
 
     def row(positions: Any, place: Any) -> Any:
@@ -195,7 +196,7 @@ def add_pair_sums(
                 _add_lanes(builder, builder.load(total), builder.gep(out, [builder.add(target, integer(j))]))
 
     start = integer(0)
-    for wide in (TILE, TILE // 3, 1):
+    for wide in _WIDTHS:
         stop = builder.sub(width, builder.srem(builder.sub(width, start), integer(wide)))
         with loop(builder, start, stop, wide) as (begin, _):
             tile(begin, wide)
@@ -203,10 +204,15 @@ def add_pair_sums(
 
 
 def _add_lanes(builder: Builder, total: Any, target: Any) -> None:
-    lanes = [builder.extract_element(total, ir.Constant(ir.IntType(32), at)) for at in range(LANES)]
-    while len(lanes) > 1:
-        lanes = [builder.fadd(a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
-    builder.store(builder.fadd(builder.load(target), lanes[0]), target)
+    """target += the lanes: halves while there are more than four, then (l0 + l1) + (l2 + l3)."""
+    while total.type.count > 4:
+        half = total.type.count // 2
+        sides = ([*range(half)], [*range(half, 2 * half)])
+        places = (ir.Constant(ir.VectorType(ir.IntType(32), half), side) for side in sides)
+        total = builder.fadd(*(builder.shuffle_vector(total, total, place) for place in places))
+    lanes = [builder.extract_element(total, ir.Constant(ir.IntType(32), at)) for at in range(4)]
+    both = builder.fadd(builder.fadd(lanes[0], lanes[1]), builder.fadd(lanes[2], lanes[3]))
+    builder.store(builder.fadd(builder.load(target), both), target)
 
 
 @instruction()

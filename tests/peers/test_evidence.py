@@ -21,7 +21,7 @@ from rpel.config.membership import Member, Membership
 from rpel.operations.redteam import RedTeam
 from rpel.peer import evidence, wire
 from rpel.peer.evidence import Proof, Signed, Witness, keep, of_member, sign, verify
-from rpel.peer.journal import Audit, check_audit
+from rpel.peer.journal import Audit, check_audit, verify_audit
 from rpel.peer.node import Node, SecondInstanceError
 from rpel.peer.protocol import make_ready
 from rpel.rules import rule
@@ -286,10 +286,10 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
 
 def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    Audit(path).write({"round": 1})
+    Audit(path, lambda digest: b"").write({"round": 1})
     with path.open("a") as file:
         file.write('{"round": 2, "outc')  # the power failed
-    again = Audit(path)
+    again = Audit(path, lambda digest: b"")
     again.write({"round": 2})
     again.write({"round": 3})
     assert [line["round"] for line in check_audit(path)] == [1, 2, 3]
@@ -297,6 +297,29 @@ def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -
     path.write_text(path.read_text().replace('"round": 2', '"round": 9'))
     with pytest.raises(ValueError, match="line 3 does not follow line 2"):
         check_audit(path)
+
+
+def test_an_audit_log_told_anew_is_not_the_one_that_its_member_signed(network: Network, tmp_path: Path) -> None:
+    m, keys = network
+    path = tmp_path / "audit.jsonl"
+
+    def written(key: ec.EllipticCurvePrivateKey, outcome: str) -> list[dict[str, Any]]:
+        path.unlink(missing_ok=True)
+        audit = Audit(path, lambda digest: evidence.sign_line(key, of_member(m, 1), digest))
+        for round in (1, 2):
+            audit.write({"member": "peer-1", "round": round, "outcome": outcome})
+        return verify_audit(path, m)
+
+    assert [line["round"] for line in written(keys[1], "aggregated")] == [1, 2]
+    with pytest.raises(ValueError, match="not signed with the key of 'peer-1'"):
+        written(keys[2], "another story")  # the hashes fit; the signature does not
+    lines = path.read_text().splitlines()
+    path.write_text(lines[0] + "\n")
+    with pytest.raises(ValueError, match="not signed with the key"):
+        verify_audit(path, m)
+    written(keys[1], "aggregated")
+    with pytest.raises(ValueError, match="in this network"):
+        verify_audit(path, replace(m, run="founded anew"))
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +341,10 @@ def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
             peer.start()
         for peer in running:
             assert peer.join().node.summary()["outcomes"]["aggregated"] >= 1
-    logs = [{line["round"]: line for line in check_audit(c.state_dir / "audit.jsonl")} for c in files.configs]
+    logs = [
+        {line["round"]: line for line in verify_audit(c.state_dir / "audit.jsonl", files.membership)}
+        for c in files.configs
+    ]
     for log in logs:
         assert 3 in log
         for t, line in log.items():

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.peer import members_now
+from rpel.cli.peer import members_now, verify
 from rpel.cli.rehearse import rehearse
 from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
 from rpel.text import count, human_bytes, percent, visible
@@ -37,6 +37,7 @@ app = typer.Typer(
 
 app.command()(rehearse)
 
+app.command("verify")(verify)
 _LONGEST = 60  # letters of an organisation or an address that are shown beside a fingerprint
 
 Model = Annotated[

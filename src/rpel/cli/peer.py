@@ -315,22 +315,29 @@ def _numbers(member: "Seen") -> list[str]:
 
 
 def verify(
-    evidence: Annotated[Path, Argument(help="A file of a peer's evidence folder.", metavar="EVIDENCE")],
+    evidence: Annotated[
+        Path, Argument(help="A file of a peer's evidence folder, or its audit.jsonl.", metavar="EVIDENCE")
+    ],
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
     """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
 
     Both signatures are verified with the key that members.toml names. A proof convicts a key, not an intention: two
-    machines that run with one key are convicted, too. Exit status 0: proven; 1: not.
+    machines that run with one key are convicted, too. Of an audit log (audit.jsonl) it is checked that no line was
+    changed or left out but at its end, and that the member it names signed it. Exit status 0: proven; 1: not.
 
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
     """
     from rpel.config.membership import Membership
     from rpel.peer.evidence import verify
+    from rpel.peer.journal import verify_audit
 
     membership = Membership.load(members)
     try:
+        if evidence.suffix == ".jsonl":
+            _say_audit(evidence, verify_audit(evidence, membership), as_json)
+            return
         proof = verify(evidence, membership)
     except ValueError as error:
         if not terminal.printed({"proven": False, "reason": str(error)}, as_json, indent=None):
@@ -345,6 +352,13 @@ def verify(
             f"proven: {member.id} ({organisation}) signed two models of round "
             f"{proof.round}\n  {digests[0]}\n  {digests[1]}\nkey: {member.fingerprint}"
         )
+
+
+def _say_audit(path: Path, lines: Sequence[dict[str, Any]], as_json: bool) -> None:
+    last = lines[-1]
+    facts = {"proven": True, "member": last["member"], "lines": len(lines), "round": last["round"]}
+    if not terminal.printed(facts, as_json, indent=None):
+        print(f"proven: {path} is whole, {len(lines)} lines to round {last['round']}, signed by {last['member']}")
 
 
 def doctor(

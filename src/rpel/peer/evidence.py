@@ -36,6 +36,7 @@ FIXED = ("run", "model_header_sha256", "init_sha256")
 
 FORMAT = "rpel evidence 3"
 _PURPOSE = b"rpel half-step 3\0"
+_AUDIT = b"rpel audit 3\0"
 _CURVE = ec.ECDSA(hashes.SHA256())
 _LARGEST = 64 << 10
 _MOST_TOLD = 350  # entries of a reply, which has at most 64 KiB
@@ -77,6 +78,22 @@ def signed_by(certificate: str, about: Mapping[str, Any], round: int, digest: by
         return False
     try:
         key.verify(signature, message(about, round, digest), _CURVE)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def sign_line(key: ec.EllipticCurvePrivateKey, about: Mapping[str, Any], digest: bytes) -> bytes:
+    """The signature of a line of an audit log with this hash, and so of all lines before it."""
+    return key.sign(_AUDIT + bytes.fromhex(content_hash(dict(about))) + digest, _CURVE)
+
+
+def line_signed_by(certificate: str, about: Mapping[str, Any], digest: bytes, signature: bytes) -> bool:
+    """Whether the key of a certificate (PEM) signed a line with this hash."""
+    key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey), "members' certificates are checked when their file is read"
+    try:
+        key.verify(signature, _AUDIT + bytes.fromhex(content_hash(dict(about))) + digest, _CURVE)
     except InvalidSignature:
         return False
     return True
@@ -374,6 +391,10 @@ class Notary:
         with self._lock:
             self._witness.recorded(round, digest)
         return sign(self._key, self._about, round, digest)
+
+    def sign_line(self, digest: bytes) -> bytes:
+        """The signature of a line of the own audit log."""
+        return sign_line(self._key, self._about, digest)
 
     def saw(self, member: int, round: int, signed: Signed) -> None:
         """A member's half-step came with a valid signature."""

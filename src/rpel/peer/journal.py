@@ -1,9 +1,10 @@
-"""What a peer writes down of its rounds: a line of its log, and one of its audit log, which is a chain of hashes.
+"""What a peer writes down of its rounds: a line of its log, and one of its audit log, a chain of hashes that it signs.
 
 Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no round; a
 line that repeats itself, for whatever reason, does not fill the disk.
 """
 
+import base64
 import hashlib
 import json
 import logging
@@ -14,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rpel.config.membership import Membership
+from rpel.peer.evidence import line_signed_by, of_member
 from rpel.peer.protocol import Report
 from rpel.types import Outcome
 
@@ -27,8 +30,9 @@ _LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log li
 class Journal:
     """The log and the audit log of one peer."""
 
-    def __init__(self, log: str | Path, audit: Path) -> None:
-        self._log, self._audit = RoundLog(log), Audit(audit)
+    def __init__(self, log: str | Path, audit: Path, id: str, sign: Callable[[bytes], bytes]) -> None:
+        """``sign(hash)``: this peer's signature of a line of the audit log."""
+        self._log, self._audit, self._id = RoundLog(log), Audit(audit, sign), id
 
     def write(
         self, report: Report, names: Sequence[str], membership: str, digest: str, came: Mapping[int, str]
@@ -39,6 +43,7 @@ class Journal:
         aggregated = {names[member]: found for member, found in came.items()}
         content = {
             "time": _stamp(now),
+            "member": self._id,
             "round": report.round,
             "membership": membership,
             "outcome": report.outcome,
@@ -135,11 +140,12 @@ class Repeats(logging.Filter):
 
 
 class Audit:
-    """One JSON line a round, each with the hash of the line before, so that what a peer did can be shown later."""
+    """One JSON line a round, each with the hash of the line before and the peer's signature, so that what it did can be
+    shown later and neither it nor anybody else can tell another story afterwards, but for leaving out the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sign: Callable[[bytes], bytes]) -> None:
         """Continue the file; a last line that was cut off by a crash is taken away."""
-        self._path = path
+        self._path, self._sign = path, sign
         self._prev = _FIRST
         if path.exists():
             with path.open("r+b") as file:
@@ -153,7 +159,9 @@ class Audit:
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Append a line; OSError if the disk will not."""
-        line = json.dumps({**content, "prev": self._prev}).encode()
+        linked = {**content, "prev": self._prev}
+        signature = base64.b64encode(self._sign(_digest(linked))).decode()
+        line = json.dumps({**linked, "signature": signature}).encode()
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as file:
             file.write(line + b"\n")
@@ -165,7 +173,7 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     audit = Audit(Path(folder) / "audit.jsonl")
+    ...     audit = Audit(Path(folder) / "audit.jsonl", sign=lambda digest: b"")
     ...     audit.write({"round": 1})
     ...     audit.write({"round": 2})
     ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
@@ -183,6 +191,27 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         found.append(content)
         prev = _line_hash(line)
     return found
+
+
+def verify_audit(path: str | os.PathLike[str], membership: Membership) -> list[dict[str, Any]]:
+    """The lines of an audit log that is whole and whose last line the member that it names has signed."""
+    found = check_audit(path)
+    if not found:
+        raise ValueError(f"{path} has no line")
+    last = dict(found[-1])
+    try:
+        number = membership.index(str(last["member"]))
+        signature = base64.b64decode(last.pop("signature"), validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its last line is not signed by a member ({error})") from None
+    member = membership.members[number]
+    if not line_signed_by(member.certificate, of_member(membership, number), _digest(last), signature):
+        raise ValueError(f"{path}: its last line is not signed with the key of {member.id!r} in this network")
+    return found
+
+
+def _digest(content: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 def _line_hash(line: bytes) -> str:

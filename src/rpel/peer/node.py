@@ -120,7 +120,9 @@ class Node:
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
             self.notary = Notary(self.config.state_dir / "evidence", self._store.last_round)
             self._appoint()
-            self._journal = Journal(self.config.log, self.config.state_dir / AUDIT_FILE)
+            self._journal = Journal(
+                self.config.log, self.config.state_dir / AUDIT_FILE, self.config.id, self.notary.sign_line
+            )
             self._background = Background()
             opened.callback(self._background.close)
             self._open_pages(opened)

@@ -35,6 +35,8 @@ def test_plan_prints_the_answer_its_certainty_and_its_neighbours() -> None:
     text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050").stdout
     for part in ("s = 16", "b_hat = 8", "99.8894 %", "1,600 against 9,900", "1.13 GB", "comfortable", "does not apply"):
         assert part in text
+    (taken,) = [line for line in text.splitlines() if line.startswith("a run takes")]
+    assert taken.split()[3:5] == ["26", "9"]
 
 
 def test_an_infeasible_pull_is_answered_with_a_warning() -> None:

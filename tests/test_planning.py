@@ -2,7 +2,8 @@
 
 import math
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy import stats
 
 import rpel
 from rpel import hypergeometric, planning
-from rpel.planning import max_byzantine_cdf, mis_specified, plan, quantiles, simulate_max
+from rpel.planning import comfortable, max_byzantine_cdf, mis_specified, plan, quantiles, simulate_max
 
 # docs/reference.md, section 2.
 TABLE = [
@@ -48,6 +49,34 @@ def exact_tail(population: int, marked: int, draws: int, k: int) -> Fraction:
         math.comb(marked, j) * math.comb(population - marked, draws - j) for j in range(k + 1, min(marked, draws) + 1)
     )
     return Fraction(ways, math.comb(population, draws))
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_comfortable_plan_is_the_smallest_with_a_third_and_three_left_or_leaves_most(silent: bool) -> None:
+    for nodes, share in product((4, 5, 7, 12, 20, 33, 60), (0.0, 0.1, 0.2, 0.3, 0.4, 0.45)):
+        sizes: dict[str, Any] = {"nodes": nodes, "byzantine": int(share * nodes), "rounds": 50}
+        choices = [(s, rpel.plan(**sizes, pull=s, silent=silent)) for s in range(1, nodes)]
+        feasible = [(s, p.b_hat) for s, p in choices if p.feasible]
+        good = [(s, k) for s, k in feasible if 3 * k <= s + 1 and s + 1 - 2 * k >= 3]
+        if not feasible:
+            with pytest.raises(ValueError, match="no pull keeps"):
+                comfortable(**sizes, silent=silent)
+            continue
+        found = comfortable(**sizes, silent=silent)
+        expected = good[0] if good else max(feasible, key=lambda c: (c[0] - 2 * c[1], -c[0]))
+        assert (found.pull, found.b_hat) == expected, sizes
+        named = [p.comfortable for p in (found, rpel.plan(**sizes, silent=silent))]
+        assert [None if choice is None else choice.pull for choice in named] == [found.pull] * 2
+
+
+def test_another_largest_share_is_kept_to_or_refused() -> None:
+    sizes: dict[str, Any] = {"nodes": 100, "byzantine": 10, "rounds": 200}
+    found = [comfortable(**sizes, max_fraction=share) for share in (0.25, 1 / 3, 0.45)]
+    assert [p.pull for p in found] == [39, 26, 18]
+    assert all(p.fraction <= share for p, share in zip(found, (0.25, 1 / 3, 0.45), strict=True))
+    assert all(p.pull + 1 - 2 * p.b_hat >= 3 for p in found)
+    with pytest.raises(ValueError, match=r"no pull keeps b_hat/\(s\+1\) at or below 0.05"):
+        comfortable(**sizes, max_fraction=0.05)
 
 
 @given(st.data())

@@ -84,9 +84,9 @@ def test_numpy_numbers_and_lists_of_seeds_are_taken_as_they_are_meant() -> None:
 
 def test_what_is_left_out_is_planned() -> None:
     resolved = resolve(Spec(nodes=100, byzantine=10, rounds=200))
-    assert (resolved.pull, resolved.b_hat) == (16, 8)
+    assert (resolved.pull, resolved.b_hat) == (26, 9)
     assert resolve(Spec(nodes=30, byzantine=6, rounds=200, pull=15)).b_hat == 6
-    assert resolve(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 12
+    assert resolve(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 17
 
 
 def test_a_chosen_b_hat_is_certified_with_its_own_probability() -> None:
@@ -153,6 +153,7 @@ def test_a_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
 
 MEANT = {
     "nodes": 21, "byzantine": 3, "pull": 12, "b_hat": 5, "confidence": 0.999, "rounds": 61, "method": "all-to-all",
+    "max_fraction": 0.4,
     "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
     "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform", "no_show": 0.1,
     "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10, "model": "mlp", "dataset": "mnist",

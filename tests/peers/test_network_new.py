@@ -22,7 +22,7 @@ from rpel import certificates, cli, models
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
 from rpel.config.record import parse_pairs
-from rpel.operations.found import Founded, new, parse_epoch
+from rpel.operations.found import Founded, new, notes, parse_epoch
 from rpel.operations.join import join, usual_listen
 from rpel.peer import identity, wire
 from rpel.peer.evidence import Proof, Signed, keep, of_member, sign
@@ -45,6 +45,17 @@ def found(folder: Path, **options: Any) -> Founded:
     ours = {key: options.pop(key) for key in ("task", "model", "seed") if key in options}
     terms = {"run": "", "nodes": 12, "byzantine": 2, "rounds": 200, "epoch": EPOCH, **options}
     return new(Founding(**terms), out=folder, **ours)
+
+
+def test_founding_says_where_pulling_saves_nothing_and_from_how_many_peers_on_it_does() -> None:
+    seven = Founding("", 7, 2, 100, EPOCH)
+    assert seven.plan.pull == 6
+    (said,) = [note for note in notes(seven) if "saves nothing" in note]
+    assert "s = 6 is all the others" in said
+    first = int(said.split("n = ")[1].split()[0])
+    pulls = {nodes: replace(seven, nodes=nodes).plan.pull for nodes in range(8, first + 20)}
+    assert all((pull < nodes - 1) == (nodes >= first) for nodes, pull in pulls.items()), pulls
+    assert not any("saves nothing" in note for note in notes(replace(seven, nodes=first)))
 
 
 # --- network new -----------------------------------------------------------------------------------------------------

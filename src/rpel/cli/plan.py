@@ -200,12 +200,16 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
 
 
 def _choices(p: planning.Plan) -> Table:
-    columns = ("s", "b_hat", "hostile share", "probability", "kappa")
+    """Pulls near the answer and the one that a run takes, which is marked."""
+    columns = ("", "s", "b_hat", "hostile share", "probability", "kappa")
     table = terminal.table(*columns, right=columns, title="neighbouring choices")
-    for c in p.alternatives:
+    taken = p.comfortable
+    more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
+    for c in sorted((*p.alternatives, *more), key=lambda c: c.pull):
         kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
         row = (str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
-        table.add_row(*row, style="bold green" if c.pull == p.pull else None)
+        mark = "a run takes" if taken is not None and c.pull == taken.pull else ""
+        table.add_row(mark, *row, style="bold green" if c.pull == p.pull else None)
     return table
 
 
@@ -213,8 +217,8 @@ def _advice(console: Console, p: planning.Plan) -> None:
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
         console.print(
-            f"comfortable: s = {c.pull} with b_hat = {c.b_hat} (hostile share {c.fraction:.3f}, kappa {c.kappa:.4g}); "
-            f"the smallest s has the worst kappa"
+            f"comfortable, and what a run or a network takes that names no pull: s = {c.pull} with b_hat = {c.b_hat} "
+            f"(hostile share {c.fraction:.3f}); the smallest s has the worst kappa"
         )
     if p.theorem_applies:
         console.print(

@@ -298,7 +298,7 @@ class Founding:
         return found
 
     def _planned(self, late: int) -> planning.Plan:
-        return planning.plan(
+        return planning.comfortable(
             nodes=self.nodes,
             byzantine=self.byzantine,
             rounds=self.rounds,

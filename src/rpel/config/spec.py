@@ -115,6 +115,12 @@ class Spec(Training):
     pull: Planned = Field(None, description="peers pulled per node and round, s", ge=1)
     b_hat: Planned = Field(None, description="hostile answers that a round survives", ge=0)
     confidence: float = Field(0.99, description="probability of the plan, over all nodes and rounds", gt=0, lt=1)
+    max_fraction: Annotated[float | None, Identity.LATER] = Field(
+        None,
+        description="largest hostile share b_hat/(pull+1) of a planned pull (unset: 1/3 where that can be)",
+        gt=0,
+        le=0.5,
+    )
     rounds: int = Field(60, description="rounds, T", ge=1)
     method: MethodName = Field("rpel", description="how nodes exchange models")
     graph: Literal["random", "honest-first"] = Field("random", description="how a fixed graph is built")

@@ -95,7 +95,20 @@ def notes(founding: Founding) -> list[str]:
             f"{founding.late} honest late, a peer that missed rounds catches up with its own old model among the "
             "answers, and hostile peers can hold it back for as long as that lasts"
         )
+    if founding.plan.pull == founding.nodes - 1:
+        found.append(
+            f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many hostile ones "
+            f"it does from n = {_worth(founding)} on"
+        )
     return found
+
+
+def _worth(founding: Founding) -> int:
+    """The number of peers from which on each pulls fewer than all others."""
+    nodes = founding.nodes + 1
+    while replace(founding, nodes=nodes).plan.pull == nodes - 1:
+        nodes += 1
+    return nodes
 
 
 def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Signature, bytes]:

@@ -10,13 +10,14 @@ the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemma), `pl
 
 from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
-from rpel.planning.planner import Choice, Method, Plan, draw, mis_specified, plan, theorem
+from rpel.planning.planner import Choice, Method, Plan, comfortable, draw, mis_specified, plan, theorem
 from rpel.planning.windows import window_probability, window_quantile
 
 __all__ = [
     "Choice",
     "Method",
     "Plan",
+    "comfortable",
     "default_grid",
     "draw",
     "max_byzantine_cdf",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -76,6 +76,10 @@ def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> No
 # --- the smallest pull: what counts as enough, and which pulls can be the answer --------------------------------------
 
 
+COMFORT = Fraction(1, 3)
+"""The hostile share that a plan takes at most where it can: with more, κ grows fast."""
+
+
 @dataclass(frozen=True)
 class Question:
     """n, b, T and what counts as enough; answers questions about one pull at a time.
@@ -90,6 +94,8 @@ class Question:
     max_fraction: Fraction
     silent: bool
     no_shows: int
+    margin: int = 1
+    """How many of the s + 1 models are to be left when b̂ were trimmed on either side."""
 
     def probability(self, pull: int, b_hat: int) -> float:
         """P(max ≤ b̂), exactly."""
@@ -105,17 +111,17 @@ class Question:
         return 3 if self.silent else 2
 
     def feasible(self, pull: int, b_hat: int) -> bool:
-        """b̂/(s+1) ≤ max_fraction, 2b̂ < s+1, and enough answers remain when F honest peers are late."""
+        """b̂/(s+1) ≤ max_fraction, s+1−2b̂ ≥ margin, and enough answers remain when F honest peers are late."""
         return (
             b_hat <= self.max_fraction * (pull + 1)
-            and 2 * b_hat < pull + 1
+            and 2 * b_hat + self.margin <= pull + 1
             and self.answers_per_hostile * b_hat + self.no_shows <= pull
         )
 
     def smallest_pull_for(self, b_hat: int) -> int:
         """The smallest s at which this b̂ would be feasible, the inverse of :meth:`feasible`."""
         by_fraction = math.ceil(b_hat / self.max_fraction) - 1
-        return max(1, by_fraction, self.answers_per_hostile * b_hat + self.no_shows)
+        return max(1, by_fraction, 2 * b_hat + self.margin - 1, self.answers_per_hostile * b_hat + self.no_shows)
 
     def smallest_pull(self) -> int | None:
         """The smallest feasible s, or None.
@@ -139,6 +145,22 @@ class Question:
         gap = float(self.max_fraction) - self.byzantine / self.nodes
         look_back = 64 + min(1500, int(2 / gap) if gap > 0 else 1500)
         return self.smallest_pull_for(next(k for k in range(max(0, holds - look_back), holds + 1) if self._suffices(k)))
+
+    def comfortable_pull(self) -> int | None:
+        """The smallest s with a share of at most 1/3 and s+1−2b̂ ≥ 3; else the feasible one that leaves most; or None.
+
+        Where only 1 or 2 models are left after trimming, trimmed mean and median are one function. What leaves most is
+        n − 1 if that is feasible: whoever leaves out u peers would need more than u/2 hostile ones among them, always.
+        Among few nodes, where chance and a low confidence may say otherwise, all are looked at.
+        """
+        pull = replace(self, max_fraction=min(self.max_fraction, COMFORT), margin=3).smallest_pull()
+        if pull is not None:
+            return pull
+        some = range(1, self.nodes) if self.nodes <= 300 else (self.nodes - 1, self.smallest_pull() or 1)
+        known = ((s, self.b_hat(s)) for s in some)
+        return max(
+            (s for s, k in known if self.feasible(s, k)), key=lambda s: (s - 2 * self.b_hat(s), -s), default=None
+        )
 
     def _suffices(self, b_hat: int) -> bool:
         pull = self.smallest_pull_for(b_hat)

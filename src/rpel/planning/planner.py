@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rpel import plots, theory
-from rpel.planning.law import Question, check_question, check_sizes, probability, quantiles
+from rpel.planning.law import COMFORT, Question, check_question, check_sizes, probability, quantiles
 from rpel.planning.paper import bounded, bounded_b_hat, default_grid, simulate_max, simulated
 
 Method = Literal["exact", "simulate", "bound"]
@@ -113,6 +113,36 @@ def plan(
     return _answer(case, *chosen, method, parameters)
 
 
+def comfortable(
+    *,
+    nodes: int,
+    byzantine: int,
+    rounds: int,
+    confidence: float = 0.99,
+    max_fraction: float | Fraction | None = None,
+    silent: bool = False,
+    no_shows: int = 0,
+) -> Plan:
+    """The plan that a run or a network takes where nobody says how many to pull.
+
+    The smallest s with b̂/(s+1) ≤ 1/3 and s+1−2b̂ ≥ 3, so that rules can be told apart; where there is none, the
+    feasible one that leaves most models after trimming. max_fraction: another limit in place of 1/3, which is kept to.
+
+    >>> [comfortable(nodes=n, byzantine=b, rounds=60).pull for n, b in ((20, 4), (7, 2), (4, 1), (100, 45))]
+    [11, 6, 3, 99]
+    """
+    limit = Fraction(1, 2) if max_fraction is None else max_fraction
+    least = plan(
+        nodes=nodes, byzantine=byzantine, rounds=rounds, confidence=confidence, max_fraction=limit, silent=silent,
+        no_shows=no_shows,
+    )  # fmt: skip
+    meant = Fraction(limit).limit_denominator(10**9)
+    case = Question(nodes, byzantine, rounds, confidence, meant, silent, no_shows)
+    wider = replace(case, margin=3).smallest_pull() if meant > COMFORT and max_fraction is not None else None
+    pull = wider or case.comfortable_pull() or least.pull
+    return _answer(case, pull, case.b_hat(pull), "exact", None)
+
+
 def _answer(case: Question, pull: int, b_hat: int, method: Method, parameters: int | None) -> Plan:
     """What this pull and b̂ give."""
     n = case.nodes
@@ -124,7 +154,8 @@ def _answer(case: Question, pull: int, b_hat: int, method: Method, parameters: i
     half = pull // 2  # the largest b̂ with 2b̂ < s + 1
     noptlog = theory.lemma_noptlog(n, case.byzantine, case.rounds, case.confidence)
     return Plan(
-        **{**vars(case), "max_fraction": float(case.max_fraction)},
+        **{key: value for key, value in vars(case).items() if key != "margin"}
+        | {"max_fraction": float(case.max_fraction)},
         pull=pull,
         b_hat=b_hat,
         fraction=b_hat / (pull + 1),
@@ -176,8 +207,8 @@ def _choice(case: Question, pull: int) -> Choice:
 
 
 def _comfortable(case: Question) -> Choice | None:
-    """The smallest pull with a fraction of at most 1/3: the smallest feasible one leaves m − 2b̂ = 1 and the worst κ."""
-    pull = replace(case, max_fraction=min(case.max_fraction, Fraction(1, 3))).smallest_pull()
+    """What runs and networks take: the smallest feasible pull leaves m − 2b̂ = 1 and the worst κ."""
+    pull = case.comfortable_pull()
     return None if pull is None else _choice(case, pull)
 
 

@@ -37,6 +37,7 @@ class Fields(TypedDict, total=False):
     pull: int | Literal["plan"] | None
     b_hat: int | Literal["plan"] | None
     confidence: float
+    max_fraction: float | None
     rounds: int
     method: MethodName
     rule: str | Rule | Callable[..., Any] | None

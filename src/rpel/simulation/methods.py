@@ -1,6 +1,6 @@
 """Every method is one topology and one rule; nothing else in the round changes. And a Spec resolved for its method."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +9,12 @@ from pydantic import Field
 
 from rpel import planning, theory
 from rpel.attacks import attack as attack_by_name
-from rpel.config.spec import Spec
+from rpel.config.spec import TO_ALL, Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
+from rpel.randomness import stream
 from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
+from rpel.rules.registry import built_in
 from rpel.simulation.delivery import Roster
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import Guarantee, Topology
@@ -124,7 +126,7 @@ def _plan(spec: Spec, method: Method) -> planning.Plan:
         spec = spec.replace(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
-        pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat), spec.nodes - 1)
+        pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat + 2), spec.nodes - 1)
     plan = _planned(spec, pull)
     if spec.b_hat is not None:
         plan = _with_b_hat(plan, spec.b_hat)
@@ -146,6 +148,16 @@ def _all_of_them(spec: Spec) -> Spec:
 
 
 def _planned(spec: Spec, pull: int | None) -> planning.Plan:
+    """For this pull, or the comfortable one."""
+    if pull is None:
+        return planning.comfortable(
+            nodes=spec.nodes,
+            byzantine=spec.byzantine,
+            rounds=spec.rounds,
+            confidence=spec.confidence,
+            max_fraction=spec.max_fraction,
+            silent=spec.silent,
+        )
     return planning.plan(
         nodes=spec.nodes,
         byzantine=spec.byzantine,
@@ -193,6 +205,66 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
     least = found.least(plan.b_hat)
     if plan.pull + 1 < least:
         raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}")
+
+
+# --- what there is to say before a run -------------------------------------------------------------------------------
+
+
+def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
+    """What was planned for a run that names no pull, and with which rules its own coincides.
+
+    >>> spec = Spec(nodes=7, byzantine=2, rule="median")
+    >>> remarks(spec, resolve(spec))
+    ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after trimming']
+    """
+    found, m = [], resolved.pull + 1
+    if spec.pull is None and spec.method not in TO_ALL:
+        left = m - 2 * resolved.b_hat
+        found.append(
+            f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at most "
+            f"{resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
+        )
+    *before, last = resolved.rule.split("+")
+    alike = {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")} if last in _ALIKE else set()
+    return found + [sentence for sentence in same_rules([resolved], alike) if resolved.rule in sentence.split()]
+
+
+_ALIKE = ("mean", "median", "trimmed_mean")
+
+
+def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> list[str]:
+    """A sentence for each set of rules that are one function under a plan of these runs, compared by trying them.
+
+    >>> runs = [resolve(Spec(pull=8, b_hat=4, rule=rule)) for rule in ("trimmed_mean", "median", "krum")]
+    >>> same_rules(runs)
+    ['median and trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is left after trimming']
+    """
+    plans: dict[tuple[int, int], set[str]] = {}
+    for spec in specs:
+        if spec.method in _OTHER_RULES:
+            plans.setdefault((spec.pull, spec.b_hat), set(others)).add(spec.rule)
+    found = []
+    for (pull, b_hat), rules in plans.items():
+        left = pull + 1 - 2 * b_hat
+        why = f"{left} of {pull + 1} models {'is' if left == 1 else 'are'} left after trimming"
+        for *first, last in _coinciding(sorted(rules), pull + 1, b_hat):
+            found.append(f"{', '.join(first)} and {last} are one function at pull {pull} and b_hat {b_hat}: {why}")
+    return found
+
+
+def _coinciding(names: Sequence[str], m: int, f: int) -> list[list[str]]:
+    """Those of the built-in rules that give the same on a few inputs of m vectors."""
+    if len(names) < 2:
+        return []
+    inputs, groups = stream(0, "coinciding").standard_normal((6, m, 5)), dict[bytes, list[str]]()
+    for name in names:
+        try:
+            found = np.asarray(rule_by_name(name, f=f)(inputs)) if all(map(built_in, name.split("+"))) else None
+        except ValueError:
+            continue  # it cannot take so many
+        if found is not None:
+            groups.setdefault(found.round(9).tobytes(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 # --- what a Spec builds ----------------------------------------------------------------------------------------------

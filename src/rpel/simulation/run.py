@@ -27,7 +27,7 @@ from rpel.simulation import distributed
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
 from rpel.simulation.distributed import LostError, Workers
 from rpel.simulation.inputs import Download, Inputs, Objects, available, code_versions, gather
-from rpel.simulation.methods import ResolvedSpec, resolve
+from rpel.simulation.methods import ResolvedSpec, remarks, resolve
 from rpel.simulation.runner import Run
 
 log = logging.getLogger("rpel")
@@ -62,6 +62,8 @@ def run(
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
             resolved, inputs = workers.together(partial(prepared, one, own, download))
+            for remark in remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ():
+                log.info("%s", remark)
             folder = None
             if keep:
                 place = partial(placed, resolved, inputs, reuse=reuse, force=force)

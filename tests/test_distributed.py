@@ -54,6 +54,7 @@ CASES: list[dict[str, Any]] = [
     {"attack_params": {"targeting": "most-exposed"}},
     {"consistent": True, "roaming": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
     {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
+    {"optimizer": "adamw", "lr": 0.01, "local_steps": 2, "outer": "nesterov"},
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
     {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},  # shards sent in pieces
     MANY,
@@ -178,7 +179,7 @@ def test_a_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
 def test_a_lost_worker_is_one_sentence_and_the_same_command_goes_on(whole: Path, tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
     path = reached(tmp_path, 20, process)
-    (worker,) = children(process.pid)
+    (worker,) = workers(process.pid)
     os.kill(worker, signal.SIGKILL)
     _, said = process.communicate()
     assert process.returncode == 2
@@ -191,6 +192,11 @@ def test_a_lost_worker_is_one_sentence_and_the_same_command_goes_on(whole: Path,
     same_bytes(whole, path)
 
 
+def workers(parent: int) -> list[int]:
+    """Those that a run has started: a process that has imported all they need forks them."""
+    return [worker for nursery in children(parent) for worker in children(nursery)]
+
+
 def children(parent: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout
     return [int(word) for word in found.split()]
@@ -199,7 +205,7 @@ def children(parent: int) -> list[int]:
 @pytest.mark.integration
 def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
-    while not (found := children(process.pid)):
+    while not (found := workers(process.pid)):
         assert process.poll() is None
         time.sleep(0.01)
     os.kill(found[0], signal.SIGKILL)

@@ -64,6 +64,28 @@ class MomentumSGD:
 
 
 @dataclass(frozen=True)
+class NesterovOuter:
+    """An outer step for many local steps (DiLoCo): Δ = x − z, v ← μv + Δ, x ← x − η(Δ + μv).
+
+    x is a node's model before its local steps, z what line 9 returned. A node that could not aggregate goes on from its
+    half-step and keeps its v.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    backend: Backend = field(default_factory=lambda: backend("numba"))
+
+    def init(self, x: Models) -> Arrays:
+        """v, zero."""
+        return {"v": self.backend.zeros_like(x)}
+
+    def __call__(self, x: Models, z: Models, state: Arrays, aggregated: Aggregated) -> tuple[Models, Arrays]:
+        """The next models, written to z."""
+        found, v = self.backend.nesterov_step(x, z, state["v"], self.lr, self.momentum, aggregated.degraded)
+        return found, {"v": v}
+
+
+@dataclass(frozen=True)
 class Aggregation:
     """Line 9 for a rule that may draw at random or change over time: it is told the round and the nodes' numbers.
 

@@ -6,9 +6,11 @@ would be right; whether a field is part of what a run *is* stands in the field's
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
@@ -131,7 +133,7 @@ class CheckedRecord(BaseModel):
 
 _EXAMPLES = {
     "alpha": "a number such as 1.0, or inf",
-    "lr": "0.5 or 500:0.5,1000:0.1 with rising rounds and positive rates",
+    "lr": "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or warmup(0.5, 10)",
     "attack_params": "z=1.5 or JSON such as {\"z\": 1.5}",
     "seeds": "0-4 or 0,1,7, each seed once",
     "name": "letters, digits and . + - _",
@@ -187,8 +189,66 @@ def choices(annotation: Any) -> list[str]:
 # --- values as people write them: what cannot be read raises a short ValueError ---------------------------------------
 
 
+_SCHEDULES = {"cosine": ("warmup", "to"), "warmup": ("warmup",)}
+"""Schedules by name: what each takes after the rate."""
+
+
+@dataclass(frozen=True)
+class NamedRate:
+    """A schedule by name, read from text such as cosine(0.5, warmup=10, to=0.01) or warmup(0.5, 10).
+
+    Both rise in equal steps to the rate over the first ``warmup`` rounds; cosine then falls to ``to`` along half a
+    cosine, as torch's CosineAnnealingLR does over the rounds that are left.
+
+    >>> rate = NamedRate.read("cosine(0.4, warmup=2)")
+    >>> [round(rate.at(t, rounds=6), 3) for t in range(1, 7)]
+    [0.2, 0.4, 0.4, 0.341, 0.2, 0.059]
+    """
+
+    name: str
+    peak: float
+    warmup: int = 0
+    to: float = 0.0
+
+    @classmethod
+    def read(cls, text: str) -> "NamedRate":
+        """ValueError, one sentence, where it is none."""
+        name, _, rest = text.strip().partition("(")
+        if name not in _SCHEDULES or not rest.endswith(")"):
+            raise ValueError("a schedule is cosine(0.5, warmup=10, to=0.01), warmup(0.5, 10) or 500:0.5,1000:0.1")
+        known, found = _SCHEDULES[name], dict[str, float]()
+        first, *others = [part.strip() for part in rest[:-1].split(",")]
+        for place, part in enumerate(others):
+            key, equals, value = part.rpartition("=")
+            key = key.strip() if equals else known[place] if place < len(known) else part
+            if key not in known or key in found:
+                raise ValueError(f"{name} takes {' and '.join(known)} after its rate, not {part!r}")
+            found[key] = float(value)
+        if name == "warmup" and not found:
+            raise ValueError("warmup takes a rate and a number of rounds, such as warmup(0.5, 10)")
+        warmup, to = found.get("warmup", 0.0), found.get("to", 0.0)
+        if warmup != int(warmup) or warmup < 0 or not 0 <= to < float("inf"):
+            raise ValueError(f"{name} takes whole rounds of warm-up and a last rate from 0 on")
+        return cls(name, _positive(float(first)), int(warmup), to)
+
+    def at(self, t: int, rounds: int) -> float:
+        """The rate of round t = 1, 2, … of so many rounds."""
+        if t <= self.warmup:
+            return self.peak * t / self.warmup
+        if self.name == "warmup":
+            return self.peak
+        done = (t - 1 - self.warmup) / max(1, rounds - self.warmup)
+        return self.to + (self.peak - self.to) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+    def __str__(self) -> str:
+        more = [f"{key}={getattr(self, key)!r}" for key in _SCHEDULES[self.name] if getattr(self, key)]
+        return f"{self.name}({', '.join([repr(self.peak), *more])})"
+
+
 def learning_rate(value: Any) -> Any:
-    """A number, or a schedule as pairs or as text "500:0.5,1000:0.1"."""
+    """A number, or a schedule as pairs, as text "500:0.5,1000:0.1" or by its name."""
+    if isinstance(value, str) and "(" in value:
+        return str(NamedRate.read(value))
     if isinstance(value, str) and ":" in value:
         value = [part.split(":") for part in value.split(",")]
     if isinstance(value, str | int | float):

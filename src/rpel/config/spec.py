@@ -20,6 +20,7 @@ from rpel.config.record import (
     PAIRED,
     CheckedRecord,
     Identity,
+    NamedRate,
     choices,
     learning_rate,
     parameters,
@@ -48,7 +49,7 @@ Pieces = tuple[tuple[int, float], ...]
 Alpha = Annotated[Annotated[float, Field(gt=0)] | Literal["inf"], BeforeValidator(unbounded)]
 """Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML, JSON and a run's hash."""
 
-Rate = Annotated[float | Pieces, BeforeValidator(learning_rate)]
+Rate = Annotated[float | Pieces | str, BeforeValidator(learning_rate)]
 
 Parameters = Annotated[dict[str, Any], BeforeValidator(parameters)]
 Planned = Annotated[int | None, BeforeValidator(planned)]
@@ -70,7 +71,9 @@ class Training(CheckedRecord):
         "dirichlet", description="who holds which data"
     )
     alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")
-    lr: Rate = Field(0.5, description="learning rate, or a schedule such as 500:0.5,1000:0.1 (up to round:rate)")
+    lr: Rate = Field(
+        0.5, description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, warmup=10)"
+    )
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
     weight_decay: float = Field(1e-4, description="L2 regularisation, applied after momentum", ge=0)
     batch_size: int = Field(25, description="examples per local step", ge=1)
@@ -81,6 +84,14 @@ class Training(CheckedRecord):
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)
 
+    @model_validator(mode="after")
+    def _named_rate(self) -> Self:
+        if isinstance(self.lr, str) and "rounds" not in type(self).model_fields:
+            raise ValueError(
+                f"lr {self.lr!r} needs the number of rounds: here the nearest is a rate, or round:rate pairs"
+            )
+        return self
+
     def rate(self, t: int) -> float:
         """The learning rate of round t = 1, 2, …
 
@@ -89,6 +100,8 @@ class Training(CheckedRecord):
         """
         if isinstance(self.lr, float):
             return self.lr
+        if isinstance(self.lr, str):
+            return NamedRate.read(self.lr).at(t, getattr(self, "rounds", 0))
         return next((rate for last, rate in self.lr if t <= last), self.lr[-1][1])
 
 
@@ -127,6 +140,17 @@ class Spec(Training):
     placement: Literal["random", "adversarial"] = Field("random", description="where hostile nodes sit on a graph")
     attack: str = Field("alie", description="what hostile nodes send")
     attack_params: Parameters = Field({}, description="its parameters, such as z=1.5 or targeting=most-exposed")
+    optimizer: Annotated[Literal["momentum", "sgd", "adam", "adamw", "own"], Identity.LATER] = Field(
+        "momentum", description="the local step: the paper's momentum, or torch's of that name"
+    )
+    optimizer_params: Annotated[Parameters, Identity.LATER] = Field(
+        {}, description="its parameters, such as eps=1e-6 (sgd, adam, adamw)"
+    )
+    outer: Annotated[Literal["none", "nesterov"], Identity.LATER] = Field(
+        "none", description="a step after the aggregation, for many local steps"
+    )
+    outer_lr: Annotated[float, Identity.LATER] = Field(0.7, description="its rate", gt=0)
+    outer_momentum: Annotated[float, Identity.LATER] = Field(0.9, description="its momentum", ge=0, lt=1)
     output: Literal["last", "uniform"] = Field(
         "last", description="the model kept: of the last round, or of a drawn one"
     )
@@ -181,6 +205,21 @@ class Spec(Training):
         if changes.get("method") in TO_ALL and self.method not in TO_ALL:
             changes = {"pull": None, "b_hat": None, **changes}
         return Spec(**{**self.model_dump(exclude_unset=True), **changes})
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        """Parameters of something that was not chosen would be left out without a word."""
+        given = self.model_fields_set
+        if self.optimizer == "momentum" and self.optimizer_params:
+            raise ValueError(
+                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only one"
+            )
+        changed = [
+            key for key in ("outer_lr", "outer_momentum") if getattr(self, key) != type(self).model_fields[key].default
+        ]
+        if self.outer == "none" and changed and given:
+            raise ValueError(f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none")
+        return self
 
     @model_validator(mode="after")
     def _minority(self) -> Self:

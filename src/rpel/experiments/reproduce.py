@@ -147,7 +147,7 @@ def shortened(spec: Spec, part: float) -> Spec:
     """
     planned = resolve(spec)
     rounds = max(1, round(part * spec.rounds))
-    lr = spec.lr if isinstance(spec.lr, float) else tuple((round(part * last), rate) for last, rate in spec.lr)
+    lr = spec.lr if isinstance(spec.lr, float | str) else tuple((round(part * last), rate) for last, rate in spec.lr)
     return planned.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
 
 

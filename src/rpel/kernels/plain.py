@@ -309,6 +309,23 @@ def momentum_step(
     return half, m
 
 
+def nesterov_step(
+    x: Floats, z: Floats, v: Floats, lr: float, momentum: float, kept: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """(x', v): Δ = x − z, v = μv + Δ, x' = x − η(Δ + μv), row by row; rows ``kept`` (h,) are z and leave their v.
+
+    v is updated in place, and x' is written to z.
+
+    >>> nesterov_step(np.ones((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)), 0.5, 0.9, np.zeros(1, bool))[0].round(3)
+    array([[0.05]])
+    """
+    for i in np.flatnonzero(~kept):
+        step = x[i] - z[i]
+        v[i] = momentum * v[i] + step
+        z[i] = x[i] - lr * (step + momentum * v[i])
+    return z, v
+
+
 def add_rows(x: Floats, columns: slice, total: Floats) -> None:
     """total[c] += Σ_i x[i, c] for these columns, row after row: a sum may be continued with further rows.
 

@@ -52,6 +52,11 @@ class Fields(TypedDict, total=False):
     weight_decay: float
     batch_size: int
     local_steps: int
+    optimizer: Any
+    optimizer_params: Mapping[str, Any] | str
+    outer: Literal["none", "nesterov"]
+    outer_lr: float
+    outer_momentum: float
     output: Literal["last", "uniform"]
     no_show: float
     silent: bool
@@ -162,7 +167,11 @@ def simulate(
         attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
     How it is trained:
-        lr (a rate, or pairs (up to round, rate)), momentum, weight_decay, batch_size, local_steps, output.
+        lr (a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)"), momentum, weight_decay, batch_size,
+        local_steps, output.
+        optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a torch.optim
+        class, or a function that makes an optimiser of some parameters. What it remembers stays with its node.
+        outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.
         max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy of each node's
         examples (rpel.privacy): gradients clipped example by example, noise on their sum, Poisson batches; a
         target_epsilon alone plans the noise. The certificate says what it came to, metrics.jsonl round by round.
@@ -204,6 +213,8 @@ def simulate(
         module = model if isinstance(model, nn.Module) else None
         own = Objects(module, train, test, loss, metric, code=code, collate=collate)
     own = replace(own, callbacks=tuple(callbacks), problem=problem)
+    if not isinstance(given.get("optimizer", ""), str):
+        own = replace(own, optimizer=given.pop("optimizer"))
     if isinstance(model, str):
         given["model"] = model
     elif model is not None:
@@ -271,6 +282,7 @@ def resume(
     metric: Any = None,
     *,
     collate: Any = None,
+    optimizer: Any = None,
     callbacks: Sequence[Callback] = (),
     problem: Callable[[Problem], Problem] | None = None,
     progress: bool | Progress | None = None,
@@ -281,7 +293,7 @@ def resume(
     """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again;
-    callbacks and problem, too.
+    collate, optimizer, callbacks and problem, too.
     force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
@@ -291,7 +303,7 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own = Objects(model, train, test, loss, metric, tuple(callbacks), problem, collate=collate)
+    own = Objects(model, train, test, loss, metric, tuple(callbacks), problem, collate=collate, optimizer=optimizer)
     told = _printed if progress is True else progress or None
     return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 

@@ -21,7 +21,8 @@ from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import attack as attack_by_name
 from rpel.kernels.backend import Backend, backend
-from rpel.learning import Aggregation, MomentumSGD
+from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
+from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.randomness import draws
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
@@ -48,7 +49,7 @@ class Published:
     half: the table's rows of all nodes. pieces: the rows of every worker, cut; each is sent while the next is computed.
     """
 
-    local: MomentumSGD
+    local: "MomentumSGD | TorchSteps"
     half: Models
     workers: Workers
     pieces: list[Shards]
@@ -79,8 +80,12 @@ class Simulation:
         workers: Workers = ALONE,
         arrays: Backend | None = None,
         change: Callable[[Problem], Problem] | None = None,
+        optimizer: Any = None,
     ) -> None:
-        """change: from the problem of this run to the one that is played, with another part in it."""
+        """change: from the problem of this run to the one that is played, with another part in it.
+
+        optimizer: a torch class, or what makes one, where the Spec says that the user has brought one.
+        """
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
         attack = attack_by_name(spec.attack, **spec.attack_params)
@@ -94,7 +99,7 @@ class Simulation:
         self.rows: Integers = np.arange(h)[self.mine]
         behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
         initial = task.initial()
-        kept = 2 + (spec.output == "uniform")
+        kept = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
         answers = self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
         rows = (h + behind) * (1 + (spec.wire != "float32")) + (kept + (spec.wire != "float32")) * len(self.rows)
         self._check_memory(rows * initial.nbytes + _ANSWER * answers, answers)
@@ -104,16 +109,7 @@ class Simulation:
         gradients, self.budget = private(spec, task)
         if self.budget is not None and change is not None:
             raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
-        local = MomentumSGD(
-            gradients,
-            spec.rate,
-            spec.momentum,
-            spec.weight_decay,
-            spec.local_steps,
-            len(self.rows),
-            space,
-            self.backend,
-        )
+        local = self._local(gradients, optimizer, space)
         self.wire = Wire(spec.wire)
         coded = self.wire.name != "float32"
         air = self.backend.empty(coded * (h + behind + len(self.rows)), initial)
@@ -124,13 +120,30 @@ class Simulation:
         )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         deliver: Deliver = CodedNetwork(self.network, self.wire, half, air) if coded else self.network
-        usual = Problem(published, deliver, line9)
+        outer = NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend) if spec.outer == "nesterov" else None
+        usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
         kept_output = (self.state.x.copy(), self.state.local["buffers"].copy())
         self._chosen = kept_output if spec.output == "uniform" else None
         rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
+
+    def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":
+        """Lines 3-6 as the Spec has them; what makes gradients private comes before the optimiser."""
+        s = self.spec
+        common: dict[str, Any] = {
+            "steps": s.local_steps,
+            "nodes": len(self.rows),
+            "scratch": scratch,
+            "backend": self.backend,
+        }
+        if s.optimizer == "momentum":
+            return MomentumSGD(gradients, s.rate, s.momentum, s.weight_decay, **common)
+        make = factory(optimizer or s.optimizer, s.rate(1), s.weight_decay, s.optimizer_params)
+        module = getattr(self.task, "module", None)
+        shapes = [(self.task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
+        return TorchSteps(gradients, make, s.rate, shapes, **common)
 
     def _everyone(self, own: Models) -> Models:
         """The rows of all workers."""
@@ -324,6 +337,8 @@ class Simulation:
         for part, held in (("local", self.state.local), ("outer", self.state.outer)):
             for key, array in held.items():
                 array[:] = arrays[f"{part}.{key}"]
+        for key, array in self.state.outer.items():
+            array[:] = arrays[f"outer.{key}"]
         prefix = "network."
         network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
         self.state = replace(self.state, round=int(arrays["round"]), network=network)

@@ -48,6 +48,7 @@ class Objects:
     code: bool = False
     """Whether the rule or the attack is an object, too; the Spec has a name for it that only this process knows."""
     collate: Any = None
+    optimizer: Any = None
     shards: list[Integers] | None = None
     """Which examples of a Dataset each honest node holds, where the user says so."""
 
@@ -59,6 +60,8 @@ class Objects:
     def named(self, spec: Spec) -> Spec:
         """The Spec with the word "own" where something was handed over."""
         changes = {} if self.model is None else {"model": OWN}
+        if self.optimizer is not None:
+            changes["optimizer"] = OWN
         if self.train is not None:
             changes["dataset"] = OWN
         if self.divided:
@@ -84,6 +87,7 @@ class Inputs:
     versions: dict[str, str] = field(default_factory=versions)
     known: bool = True
     problem: Callable[[Problem], Problem] | None = None
+    optimizer: Any = None
 
     def subset(self, size: int) -> Integers:
         """The test examples of an evaluation: as many of every class, and the same for every seed."""
@@ -111,7 +115,7 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
     there = {"model": own.model is not None, "dataset": own.train is not None}
-    there["partition"] = own.divided
+    there |= {"partition": own.divided, "optimizer": own.optimizer is not None}
     for key, given in there.items():
         if getattr(spec, key) == OWN and not given:
             raise ValueError(
@@ -132,12 +136,13 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     check_loss(own.loss)
     if spec.partition != OWN:
         _check_classes(spec, dataset)
-    handed = {"model": own.model, "loss": own.loss, "collate": own.collate}
+    handed = {"model": own.model, "loss": own.loss, "collate": own.collate, "optimizer": own.optimizer}
     handed |= {f"metric {name}": metric.function for name, metric in metrics(own.metric).items()}
     digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
     objects = own.code or bool(own.callbacks) or own.problem is not None
     known = not digests and not objects  # data are known by their content
-    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, own.problem)
+    handed_on = (own.problem, own.optimizer)
+    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on)
 
 
 def code_versions(spec: Spec) -> dict[str, str]:

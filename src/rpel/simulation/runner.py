@@ -53,7 +53,9 @@ class Run:
         self.spec, self.inputs, self.folder, self.workers = spec, inputs, folder, workers
         self.user = UserCallbacks(callbacks)
         self.progress, self.stop = None if workers.rank else progress, stop or Stop()
-        self.simulation = Simulation(spec, build_task(spec, inputs), workers, change=inputs.problem)
+        self.simulation = Simulation(
+            spec, build_task(spec, inputs), workers, change=inputs.problem, optimizer=inputs.optimizer
+        )
         self.metrics = Metrics(spec.rounds, self.simulation.honest)
         self.path = None if folder is None else folder.path
         self.measure = Measure(self.simulation)

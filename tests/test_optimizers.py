@@ -1,0 +1,175 @@
+"""Local steps by torch's optimisers, schedules by name, and the outer step: each is what a loop by hand gives."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from rpel import algorithm
+from rpel.config.record import NamedRate
+from rpel.config.spec import Spec, Training, load, to_toml
+from rpel.learning import NesterovOuter
+from rpel.optimizers import TorchSteps, factory
+from rpel.simulation.api import resume, simulate
+from rpel.types import Aggregated
+from support.runs import TINY, CrashError, crash_after, same_bytes
+from support.simulations import BASE, Quadratic, simulation
+
+Array = NDArray[Any]
+SHAPES = [(2, 2), (3,)]
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": ("sgd", {}),
+    "sgd with momentum": ("sgd", {"momentum": 0.9, "nesterov": True}),
+    "adam": ("adam", {"betas": [0.8, 0.99]}),
+    "adamw": ("adamw", {"weight_decay": 0.3}),
+    "amsgrad": ("adamw", {"amsgrad": True}),
+    "a class": (torch.optim.RMSprop, {"momentum": 0.5}),
+    "a class by whole matrices": (torch.optim.Adafactor, {}),
+    "a maker": (lambda parameters: torch.optim.Adagrad(parameters, lr=0.05), {}),
+}
+
+
+def by_hand(
+    optimizer: Any, parameters: dict[str, Any], node: int, rounds: int, steps: int, lr: Callable[[int], float]
+) -> Array:
+    """One node alone, in a loop as people write it."""
+    task = Quadratic()
+    model = [torch.nn.Parameter(part.clone()) for part in _cut(torch.from_numpy(task.initial()))]
+    made = factory(optimizer, lr(1), 0.01, parameters)(model)
+    rates = [group["lr"] / lr(1) for group in made.param_groups]
+    for t in range(1, rounds + 1):
+        for group, rate in zip(made.param_groups, rates, strict=True):
+            group["lr"] = rate * lr(t)
+        for k in range(steps):
+            x = torch.cat([part.detach().reshape(-1) for part in model]).numpy()[None]
+            g, _ = task.gradient(x, np.zeros((1, 1)), np.array([node]), t, k)
+            for part, gradient in zip(model, _cut(torch.from_numpy(g[0].copy())), strict=True):
+                part.grad = gradient
+            made.step()
+    return torch.cat([part.detach().reshape(-1) for part in model]).numpy()
+
+
+def _cut(vector: torch.Tensor) -> list[torch.Tensor]:
+    parts = torch.split(vector, [math.prod(shape) for shape in SHAPES])
+    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_node_steps_as_torch_would_alone_whoever_steps_beside_it(name: str) -> None:
+    optimizer, parameters = OPTIMIZERS[name]
+
+    def lr(t: int) -> float:
+        return 0.1 / t
+
+    local = TorchSteps(Quadratic(), factory(optimizer, lr(1), 0.01, parameters), lr, SHAPES, steps=2, nodes=5)
+    x, state = local.init()
+    for t in range(1, 4):
+        x, state = local(x, state, np.arange(5), t)
+    expected = np.stack([by_hand(optimizer, parameters, i, 3, 2, lr) for i in range(5)])
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-9)
+    assert np.abs(x).min() > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.RMSprop], ids=["many at once", "one by one"])
+def test_a_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimizer: Any, tmp_path: Path) -> None:
+    fields = {**TINY, "optimizer": optimizer, "lr": 0.01, "outer": "nesterov", "local_steps": 2}
+    whole = simulate(**fields, out=tmp_path / "whole")
+    with pytest.raises(CrashError):
+        simulate(**fields, out=tmp_path / "crashed", progress=crash_after(5))
+    (path,) = (tmp_path / "crashed").iterdir()
+    resume(path, optimizer=None if isinstance(optimizer, str) else optimizer)
+    assert whole.path is not None
+    same_bytes(whole.path, path)
+    assert not np.array_equal(whole.models, simulate(**{**fields, "outer": "none"}, out=None).models)
+
+
+def test_what_an_optimiser_remembers_is_local_state_of_its_node_and_is_not_exchanged() -> None:
+    run = simulation(BASE.replace(optimizer="adam", lr=0.1), Quadratic())
+    run.step()
+    assert run.state.local["optimizer"].shape == (12, 2 * 7 + 1)
+    assert (run.state.local["steps"] == 1).all()
+    assert len({row.tobytes() for row in run.state.local["optimizer"]}) == 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"optimizer": "adamw", "optimizer_params": {"beta": 1}}, "AdamW has no parameter 'beta': the nearest is"),
+        ({"optimizer": "adam", "optimizer_params": {"eps": -1.0}}, "optimizer cannot be made: Invalid epsilon value"),
+        ({"optimizer": lambda parameters: 3}, "optimizer makes a int"),
+        ({"optimizer": "adamm"}, "optimizer 'adamm'.*'adamw'|optimizer 'adamm'.*'adam'"),
+        ({"optimizer_params": {"eps": 1.0}}, "optimizer_params go with optimizer sgd, adam or adamw"),
+        ({"outer_lr": 0.5}, "outer_lr 0.5 goes with outer nesterov"),
+        ({"lr": "cosinus(0.5)"}, r"lr 'cosinus\(0.5\)' is not valid: it takes .* cosine\(0.5, warmup=10"),
+        ({"lr": "cosine(0.5, 3, 0.1, 7)"}, "is not valid: it takes"),
+    ],
+)  # fmt: skip
+def test_optimisers_and_schedules_that_do_not_fit_are_one_sentence(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        simulate("linear", **fields, out=None)
+    assert "\n" not in str(error.value)
+
+
+# --- schedules by name -----------------------------------------------------------------------------------------------
+
+
+def test_cosine_is_torchs_after_its_warm_up_and_survives_toml(tmp_path: Path) -> None:
+    spec = Spec(lr="cosine(0.4, warmup=5, to=0.02)", rounds=30)
+    assert [spec.rate(t) for t in range(1, 6)] == pytest.approx([0.08, 0.16, 0.24, 0.32, 0.4])
+    made = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=25, eta_min=0.02)
+    for t in range(6, 31):
+        assert spec.rate(t) == pytest.approx(made.param_groups[0]["lr"]), t
+        made.step()
+        theirs.step()
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(spec), "utf-8")
+    assert load(file).lr == spec.lr == "cosine(0.4, warmup=5, to=0.02)"
+    assert [Spec(lr="warmup(0.5, 2)").rate(t) for t in (1, 2, 3, 60)] == [0.25, 0.5, 0.5, 0.5]
+    assert str(NamedRate.read("cosine( 0.1 )")) == "cosine(0.1)"
+    with pytest.raises(ValueError, match="needs the number of rounds"):
+        Training(lr="cosine(0.1)")
+
+
+# --- the outer step --------------------------------------------------------------------------------------------------
+
+
+def test_the_outer_step_is_nesterovs_and_a_node_that_kept_its_half_step_skips_it() -> None:
+    rng = np.random.default_rng(0)
+    outer, x = NesterovOuter(lr=0.7, momentum=0.9), rng.normal(size=(3, 4))
+    state, v = outer.init(x), np.zeros_like(x)
+    for kept in ([False, False, False], [False, True, False], [False, False, False]):
+        z = rng.normal(size=(3, 4))
+        degraded = np.array(kept)
+        delta = x - z
+        v = np.where(degraded[:, None], v, 0.9 * v + delta)
+        expected = np.where(degraded[:, None], z, x - 0.7 * (delta + 0.9 * v))
+        x, state = outer(x.copy(), z.copy(), state, Aggregated(degraded, np.zeros(3, dtype=np.int64)))
+        np.testing.assert_allclose(x, expected)
+        np.testing.assert_allclose(state["v"], v)
+
+
+def test_the_simulators_outer_step_is_the_one_of_the_plain_algorithm() -> None:
+    spec = BASE.replace(byzantine=0, nodes=12, pull=6, b_hat=1, local_steps=3, outer="nesterov", outer_lr=0.5)
+    run = simulation(spec, Quadratic())
+    problem = run.problem
+    x = run.state.x.copy()
+    v = np.zeros_like(x)
+    for _ in range(4):
+        before = x.copy()
+        _, info = algorithm.step(algorithm.Problem(problem.local, problem.deliver, problem.rule), _copied(run.state))
+        z, _ = problem.rule(info.half, info.received, problem.deliver.nodes(info.round), info.round)
+        v = 0.9 * v + (before - z)
+        x = before - 0.5 * ((before - z) + 0.9 * v)
+        run.step()
+        np.testing.assert_allclose(run.state.x, x, rtol=1e-12)
+
+
+def _copied(state: algorithm.State) -> algorithm.State:
+    local = {key: value.copy() for key, value in state.local.items()}
+    return algorithm.State(state.round, state.x.copy(), local, dict(state.network))

@@ -1,11 +1,13 @@
 """Runs of rpel in MLflow's file store and in Weights & Biases' offline files. Run by `make test-all`."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rpel
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.full
 SMALL: dict[str, Any] = {"nodes": 8, "byzantine": 1, "pull": 4, "rounds": 3, "eval_every": 2, "eval_size": 50}
@@ -38,6 +40,8 @@ def test_wandb_writes_its_files_offline(tmp_path: Path, monkeypatch: pytest.Monk
     run = rpel.simulate("linear", callbacks=[tracker], out=None, **SMALL)
     assert tracker.run.config["nodes"] == 8
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    written = file.read_bytes()
-    assert written.count(b"consensus") >= len(run.history)
+    until = time.monotonic() + PATIENCE  # a process of its own writes it
+    while (written := file.read_bytes()).count(b"consensus") < len(run.history):
+        assert time.monotonic() < until
+        time.sleep(0.1)
     assert str(run.accuracy_mean).encode() in written

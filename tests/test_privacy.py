@@ -321,7 +321,9 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(tmp_path: Path) -> None:
+def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = package.simulate(**RUN, out=tmp_path)
     stated = json.loads((run.path / "certificate.json").read_text())["privacy"]
     held = dirichlet(load().train_y, 5, 1.0, 20, seed=0)
@@ -335,6 +337,10 @@ def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(tmp_path: 
     rate = 20 / min(map(len, held))
     assert all(direct(4.0, rate, 2 * t, 1e-5) <= epsilon + 1e-9 for t, epsilon in enumerate(column, 1))
     assert 'sampling = "poisson"' in (run.path / "spec.toml").read_text()
+    rpel("report", str(run.path), "-o", str(tmp_path / "page.html"), capsys=capsys)
+    assert f"ε is at most {stated['epsilon']:.4g} at any honest node" in (tmp_path / "page.html").read_text("utf-8")
+    shown, _ = rpel("resume", str(run.path), capsys=capsys)
+    assert f"epsilon            at most {stated['epsilon']:.4g} at any honest node" in shown
 
 
 def test_a_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:

@@ -284,6 +284,9 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
         rows.append(("guarantee", guarantee.meaning))
     rows.append(("rule", survival(found["rule"], found["pull"], found["b_hat"]).sentence))
+    if spent := proof.get("privacy"):
+        of_all = f"at most {spent['epsilon']:.4g} at any honest node, median {spent['epsilon_median']:.4g}"
+        rows.append(("epsilon", f"{of_all} (delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g})"))
     sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]
     if found["path"] is not None:

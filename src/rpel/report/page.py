@@ -386,9 +386,20 @@ def _certificate(run: Run) -> str:
         f"<p><b>The plan:</b> {escape(plan)} <b>Guarantee:</b> "
         f"{escape(p.guarantee.meaning)}.</p><p><b>The sampling:</b> at most {p.max_observed} were met. "
         f'{_violations(run)}</p><p><b>The rule:</b> <span class="{fragile}">{escape(rule.sentence)}.</span></p>'
-        f"<figure>{drawing.histogram(p.histogram, p.b_hat)}"
+        f"{_privacy(run)}<figure>{drawing.histogram(p.histogram, p.b_hat)}"
         "<figcaption>how often a node met that many hostile peers in a round; the line is b_hat</figcaption>"
         f"</figure>{ends and f'<p>{lowest}: {ends}.</p>'}"
+    )
+
+
+def _privacy(run: Run) -> str:
+    said = run.certificate.privacy
+    if said is None:
+        return ""
+    return (
+        f"<p><b>The privacy:</b> ε is at most {said['epsilon']:.4g} at any honest node, median "
+        f"{said['epsilon_median']:.4g}, at δ = {said['delta']:g}: of one example, added or removed, in all that others "
+        f"saw. Noise multiplier {said['noise_multiplier']:g}.</p>"
     )
 
 

@@ -100,6 +100,13 @@ class Certificate(dict[str, Any]):
     def data(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self["data"].items()}
 
+    @property
+    def privacy(self) -> dict[str, float] | None:
+        """ε, its median over nodes, δ and the noise; None where nothing was noisy."""
+        said = self.get("privacy")
+        keys = ("epsilon", "epsilon_median", "delta", "noise_multiplier")
+        return None if said is None else {key: float(said[key]) for key in keys}
+
     def check(self) -> None:
         """An error where something is missing or of another kind than a run writes."""
         numbers = [self.pull, self.b_hat, self.max_observed, self.violations_total, self.threads, *self.histogram]
@@ -107,7 +114,7 @@ class Certificate(dict[str, Any]):
             float(number)  # OverflowError: a page could not sort by it
         if min(self.histogram, default=0) < 0:
             raise ValueError("certificate.json counts less than nothing")
-        _ = self.guarantee, self.violations, self.versions, self.data
+        _ = self.guarantee, self.violations, self.versions, self.data, self.privacy
 
 
 def certificate(

@@ -57,6 +57,12 @@ _ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is no
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 
+def _spent(runs: "Sequence[Run]") -> dict[str, Any]:
+    """What certificates say of privacy, of the run that spent most; nothing where none says anything."""
+    said = [run.certificate["privacy"] for run in runs if run.certificate.get("privacy") is not None]
+    return {"privacy": max(said, key=lambda one: one["epsilon"])} if said else {}
+
+
 class Run:
     """A finished run, in its folder or in memory; what lies on disk is read when it is first asked for.
 
@@ -301,7 +307,7 @@ class Run:
         plan, spec = self.certificate["plan"], self.spec
         setting = {key: getattr(spec, key) for key in ("name", "dataset", "model", "method", "rule", "attack", "seed")}
         setting |= {key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")}
-        proof = {key: self.certificate.get(key) for key in _PROVEN}
+        proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent([self])
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
         judged = {"measures": list(self.measures)}
@@ -554,7 +560,7 @@ class RunSet:
         runs = [run.summary() for run in self.runs]
         over = {key: [number(value) for value in self.interval(key)] for key in self.measures}
         intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
-        proof = {key: self.certificate.get(key) for key in _PROVEN}
+        proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent(self.runs)
         of_one = {"seed", *(key for key in self.runs[0].final if column(key).role is not Role.COST)}
         common = {key: value for key, value in runs[0].items() if key not in of_one}
         means = {key: values[0] for key, values in over.items()}

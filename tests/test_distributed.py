@@ -1,5 +1,6 @@
 """A run shared by several processes is, byte for byte, the run of one: every method, rules, attacks, faults."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rpel.attacks import ATTACKS
 from rpel.config.spec import Spec
@@ -21,9 +22,9 @@ from rpel.processes import free_memory
 from rpel.rules import PreAggregation, rule
 from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
-from rpel.simulation import distributed
+from rpel.simulation import launch
 from rpel.simulation.api import resume, simulate
-from rpel.simulation.distributed import LostError, Workers
+from rpel.simulation.communicator import Group, LostError
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.run import pinned
@@ -120,8 +121,8 @@ def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else
 def test_shards_and_what_is_sent_of_them_at_a_time_are_whole_units_and_cover_all_rows() -> None:
     for size in (1, 2, 3, 7):
         for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13), (400, 3)):
-            shards = Workers(0, size).shards(rows, unit)
-            pieces = [piece for shard in Workers(0, size).pieces(shards, unit) for piece in shard]
+            shards = Group(0, size).shards(rows, unit)
+            pieces = [piece for shard in Group(0, size).pieces(shards, unit) for piece in shard]
             for parts in (shards, pieces):
                 assert [i for part in parts for i in range(rows)[part]] == list(range(rows))
                 assert all(part.start % unit == 0 or part.start == rows for part in parts)
@@ -144,11 +145,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def started(out: Path, *more: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Any:
+def started(
+    out: Path, *more: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None, with_us: bool = False
+) -> Any:
     command = [sys.executable, *before, *RUN, "--out", str(out), *more]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
+        preexec_fn=_end_with_us if with_us else None,
+    )  # fmt: skip
 
 
 @pytest.mark.integration
@@ -215,9 +219,9 @@ def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Pa
 
 
 def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(distributed, "_JOINING", timedelta(milliseconds=10))
+    monkeypatch.setattr(launch, "_JOINING", timedelta(milliseconds=10))
     monkeypatch.setenv("RPEL_WORKERS", f"{tmp_path / 'store'},2,0")
-    with pytest.raises(LostError, match="worker 1 of 2 has not come"), distributed.joined(Spec(workers=2)):
+    with pytest.raises(LostError, match="worker 1 of 2 has not come"), launch.joined(Spec(workers=2)):
         pass
     assert "GLOO_SOCKET_IFNAME" not in os.environ  # the next group may meet at another interface
 
@@ -250,7 +254,23 @@ def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, t
 
 def torchrun(out: Path, *more: str, restarts: int = 0) -> Any:
     before = ("-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2")
-    return started(out, *more, before=(*before, f"--max-restarts={restarts}"))
+    return started(out, *more, before=(*before, f"--max-restarts={restarts}"), with_us=True)
+
+
+def _end_with_us() -> None:
+    """In torchrun, which looks after its workers: SIGTERM when the tests are gone, whichever way they end."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+@pytest.mark.integration
+def test_workers_end_with_the_torchrun_that_started_them_even_if_it_is_killed(tmp_path: Path) -> None:
+    process = torchrun(tmp_path, "--rounds", "50000")
+    path = reached(tmp_path, 5, process)
+    assert len(children(process.pid)) == 2
+    process.kill()
+    process.communicate()  # until nobody is left who could write
+    assert RunFolder(path).checkpoints, "they have saved"
+    assert not (path / "certificate.json").exists(), "and not gone on to the end"
 
 
 @pytest.mark.integration
@@ -310,25 +330,25 @@ def test_a_meeting_place_that_cannot_be_reached_is_one_sentence(monkeypatch: pyt
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    monkeypatch.setattr(distributed, "_JOINING", timedelta(seconds=1))
+    monkeypatch.setattr(launch, "_JOINING", timedelta(seconds=1))
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(ValueError, match=f"127.0.0.1:{port}, cannot be reached"), distributed.joined(Spec()):
+    with pytest.raises(ValueError, match=f"127.0.0.1:{port}, cannot be reached"), launch.joined(Spec()):
         pass
 
 
 def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun keeps its store over a restart: worker 1 of the first attempt is not worker 1 of the second."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(distributed, "_JOINING", timedelta(seconds=2))
+    monkeypatch.setattr(launch, "_JOINING", timedelta(seconds=2))
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     for key, value in (variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
         monkeypatch.setenv(key, value)
     for attempt, rank in enumerate((1, 0)):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         monkeypatch.setenv("RANK", str(rank))
-        with pytest.raises(LostError, match=f"worker {1 - rank} of 2 has not come"), distributed.joined(Spec()):
+        with pytest.raises(LostError, match=f"worker {1 - rank} of 2 has not come"), launch.joined(Spec()):
             pass
 
 
@@ -348,7 +368,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_memory_it_needs(tmp_path:
 
 
 def test_more_workers_than_nodes_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "start", lambda *_, **__: pytest.fail("a worker was started"))
+    monkeypatch.setattr(launch, "start", lambda *_, **__: pytest.fail("a worker was started"))
     with pytest.raises(ValueError, match="workers 100 are more than the 13 honest nodes: the nearest is 13"):
         simulate(nodes=16, byzantine=3, workers=100, out=None)
 

@@ -74,8 +74,13 @@ def start(
 
 
 def end_with_starter() -> None:
-    """In a process that :func:`start` made: when its starter is gone, SIGTERM, so that it saves and ends as always."""
+    """In a process that :func:`start` made: when its starter is gone, SIGTERM, so that it saves and ends as always.
+
+    So also in a worker that torchrun started: who kills torchrun itself means its workers, too.
+    """
     starter = os.environ.pop(_STARTER, None)
+    if starter is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        starter = str(os.getppid())
     if starter is not None:
         threading.Thread(target=_look, args=(int(starter),), daemon=True).start()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rpel.config.spec import Spec
 from rpel.runs.folder import RunFolder
-from rpel.simulation import distributed
+from rpel.simulation import launch
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned
@@ -19,7 +19,7 @@ from rpel.simulation.runner import Run
 
 def main(cases: Path, out: Path, size: int) -> None:
     received = []
-    with pinned(1), distributed.joined(Spec(workers=size)) as workers:
+    with pinned(1), launch.joined(Spec(workers=size)) as workers:
         for number, fields in enumerate(json.loads(cases.read_text())):
             spec = resolve(Spec(**fields))
             inputs = gather(spec, Objects())

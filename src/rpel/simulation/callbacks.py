@@ -26,7 +26,7 @@ from rpel.processes import Stop
 from rpel.runs.columns import Row, ends, headline
 from rpel.runs.folder import RunFolder, is_by_row
 from rpel.runs.journal import Journal, number
-from rpel.simulation.distributed import Workers
+from rpel.simulation.communicator import Communicator
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import Evaluation
 from rpel.simulation.methods import ResolvedSpec
@@ -213,7 +213,7 @@ class Checkpoint:
     measure: Measure
     metrics: Metrics
     folder: RunFolder | None
-    workers: Workers
+    workers: Communicator
     about: dict[str, str]
     journal: Journal | None = None
     saved: int = 0

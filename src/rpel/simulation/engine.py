@@ -25,8 +25,8 @@ from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.randomness import draws
+from rpel.simulation.communicator import ALONE, Communicator, Shards
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
-from rpel.simulation.distributed import ALONE, Shards, Workers
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
 from rpel.simulation.private import private
@@ -51,7 +51,7 @@ class Published:
 
     local: "MomentumSGD | TorchSteps"
     half: Models
-    workers: Workers
+    workers: Communicator
     pieces: list[Shards]
     mine: slice
 
@@ -77,7 +77,7 @@ class Simulation:
         self,
         spec: ResolvedSpec,
         task: Objective,
-        workers: Workers = ALONE,
+        workers: Communicator = ALONE,
         arrays: Backend | None = None,
         change: Callable[[Problem], Problem] | None = None,
         optimizer: Any = None,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.kernels.backend import Backend, backend
-from rpel.simulation.distributed import ALONE, Workers
+from rpel.simulation.communicator import ALONE, Communicator
 from rpel.tasks import Classification, Objective
 from rpel.types import Floats, Integers, Models
 
@@ -64,7 +64,7 @@ def gradient_norms(task: Objective, x: Models, local: Models) -> Floats:
 
 
 def spread(
-    x: Models, workers: Workers = ALONE, nodes: int | None = None, arrays: Backend | None = None
+    x: Models, workers: Communicator = ALONE, nodes: int | None = None, arrays: Backend | None = None
 ) -> tuple[Floats, float]:
     """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h, of all.
 

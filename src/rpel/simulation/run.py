@@ -23,9 +23,9 @@ from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Result, RunSet
 from rpel.runs.reuse import choose, resumed
-from rpel.simulation import distributed
+from rpel.simulation import launch
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
-from rpel.simulation.distributed import LostError, Workers
+from rpel.simulation.communicator import Communicator, LostError
 from rpel.simulation.inputs import Download, Inputs, Objects, available, code_versions, gather
 from rpel.simulation.methods import ResolvedSpec, remarks, resolve
 from rpel.simulation.runner import Run
@@ -86,11 +86,11 @@ def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[Resol
 
 
 @contextmanager
-def joined(spec: Spec, own: Objects) -> Iterator[Workers]:
+def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
     """The workers of this run. What was handed over from Python stays in this process; worker 0 speaks for all."""
     if spec.workers > 1 and own != Objects():
         raise ValueError("workers share runs whose data and model have names: with objects from Python, workers=1")
-    with distributed.joined(spec) as workers:
+    with launch.joined(spec) as workers:
         try:
             yield workers
         except (ValueError, Interrupted) as error:
@@ -129,7 +129,7 @@ def resume(
     except ValueError:  # a rule or an attack that is not here: a finished run can be returned all the same
         ours = versions(spec.device)
     folder = RunFolder(path if force else resumed(path, ours), tensorboard)
-    if not distributed.placed() and (found := stored(folder, ours)) is not None:
+    if not launch.placed() and (found := stored(folder, ours)) is not None:
         return found
     code = folder.code()
     if not force and code not in (None, ours["code"]):
@@ -156,7 +156,7 @@ def _run_one(
     progress: Progress | None,
     stop: Stop,
     force: bool,
-    workers: Workers,
+    workers: Communicator,
     callbacks: Sequence[Callback] = (),
 ) -> Result | None:
     """The stored result, or the rest of the run; None but for worker 0."""

@@ -29,7 +29,7 @@ from rpel.simulation.callbacks import (
     UserCallbacks,
     Write,
 )
-from rpel.simulation.distributed import ALONE, Workers
+from rpel.simulation.communicator import ALONE, Communicator
 from rpel.simulation.engine import Simulation
 from rpel.simulation.inputs import Inputs, build_task
 from rpel.simulation.methods import METHODS, ResolvedSpec
@@ -46,7 +46,7 @@ class Run:
         folder: RunFolder | None = None,
         progress: Progress | None = None,
         stop: Stop | None = None,
-        workers: Workers = ALONE,
+        workers: Communicator = ALONE,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""

@@ -19,7 +19,7 @@ from rpel.runs.record import Run, RunSet
 from rpel.simulation import cluster
 from rpel.simulation import run as runs_here
 from rpel.simulation.callbacks import Interrupted, Progress, tick
-from rpel.simulation.distributed import LostError
+from rpel.simulation.communicator import LostError
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import WHEN, placed, prepared, stored

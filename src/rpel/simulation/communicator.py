@@ -1,0 +1,278 @@
+"""What the processes that share one simulation say to each other: nothing (alone), or by torch.distributed.
+
+Every worker holds a shard of the honest nodes as its cohort and runs the same program on it; here is all that they say
+to each other. One process is alone, to which all of this is nothing.
+
+Invariants:
+- shards are whole units of local work, counted from row 0, and each victim is aggregated whole by one worker;
+- a sum over nodes goes through the workers in the order of rows, so its bits do not depend on how many there are;
+- what one worker refuses, all refuse, with the same sentence;
+- arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends, receives and
+  broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. So a backend that moves
+  device memory (NCCL) can take the place of the first and leave the second alone.
+"""
+
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rpel.runs.certificate import versions
+
+log = logging.getLogger("rpel")
+_PIECES = 8  # a sum goes through the workers in so many pieces, so that all of them add at the same time
+_SENT = 4  # a shard is sent in so many pieces, each while the next is computed, if they have so many units of work:
+_WORTH = 16
+
+T = TypeVar("T")
+Shards = list[slice]
+"""The rows of every worker."""
+
+
+class LostError(ValueError):
+    """A worker is gone; the same command goes on from the last checkpoint."""
+
+
+class Alone:
+    """One process that has all nodes.
+
+    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others.
+    """
+
+    rank, size, here, received = 0, 1, 1, 0
+
+    def shards(self, rows: int, unit: int) -> Shards:
+        """Contiguous, whole units but for the last, as equal as that allows.
+
+        >>> Alone().shards(10, unit=2)
+        [slice(0, 10, None)]
+        """
+        return divided(rows, unit, self.size)
+
+    def pieces(self, shards: Shards, unit: int) -> list[Shards]:
+        """Every shard cut into whole units, to be sent one piece after the other."""
+        return [list(shards)]
+
+    # --- rows ---
+
+    @contextmanager
+    def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
+        """Everybody's rows of a contiguous array to everybody, each sent once and straight to its place.
+
+        pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent while the
+        next is made.
+        """
+        yield lambda piece: None
+
+    def collect(self, array: NDArray[Any], shards: Shards) -> None:
+        """Everybody's rows to worker 0."""
+
+    def rows(self, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
+        """This worker's rows, joined by those of all others: (h, …)."""
+        return mine
+
+    # --- sums ---
+
+    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
+        """Add every worker's rows to total (d,), in the order of workers; add(columns) adds this worker's there.
+
+        The last worker has the result.
+        """
+        add(slice(0, len(total)))
+
+    def tell_last(self, array: NDArray[Any]) -> None:
+        """The last worker's array, to all."""
+
+    # --- words ---
+
+    def any(self, said: bool) -> bool:
+        """Whether any worker says so."""
+        return said
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        """What every worker finds. Where one refuses, all do: ValueError with the sentence of the first that did."""
+        return [work()]
+
+    def first(self, work: Callable[[], Any]) -> Any:
+        """What worker 0 finds, on every worker; also its refusal."""
+        return self.each(work if self.rank == 0 else lambda: None)[0]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What this worker finds, when no worker has refused."""
+        found: list[T] = []
+        self.each(lambda: found.append(work()))
+        return found[0]
+
+    def agree(self, name: str) -> None:
+        """ValueError if a worker would run something else than worker 0, or with other versions."""
+
+
+ALONE = Alone()
+Communicator = Alone
+"""What a simulation is given: all that a group does, one process does for itself."""
+
+
+class Group(Alone):
+    """The workers of torch.distributed's group, as one of them sees it."""
+
+    def __init__(self, rank: int = 0, size: int = 1, here: int = 1) -> None:
+        self.rank, self.size, self.here, self.received = rank, size, here, 0
+
+    def pieces(self, shards: Shards, unit: int) -> list[Shards]:
+        """Every shard cut into whole units, to be sent one piece after the other.
+
+        >>> Group(size=2).pieces([slice(0, 64), slice(64, 100)], unit=2)
+        [[slice(0, 32, None), slice(32, 64, None)], [slice(64, 100, None)]]
+        """
+        return [_cut(shard, unit) for shard in shards]
+
+    @contextmanager
+    def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
+        """Everybody's rows to everybody.
+
+        Receiving is asked for first: gloo is half as fast where data come before anybody waits for them. A backend that
+        runs what it is asked in order (NCCL) would wait for ever, so there a piece's receives go with its sends.
+        """
+        others = [(self.rank + k) % self.size for k in range(1, self.size)]
+        coming = [[(rank, _bytes(array[piece])) for piece in pieces[rank]] for rank in others]
+        ahead = dist.get_backend() == "gloo"
+        moving = self._moved([], [one for each in coming for one in each]) if ahead else []
+        taken = 0
+
+        def ready(piece: slice) -> None:
+            nonlocal taken
+            now = [] if ahead else [each[taken] for each in coming if taken < len(each)]
+            taken += 1
+            part = _bytes(array[piece])
+            moving.extend(self._moved([(rank, part) for rank in others], now))
+
+        yield ready
+        if not ahead:
+            moving.extend(self._moved([], [one for each in coming for one in each[taken:]]))
+        for one in moving:
+            one.wait()
+
+    def _moved(self, out: list[tuple[int, Tensor]], into: list[tuple[int, Tensor]]) -> list[Any]:
+        """Sends to and receives from these workers, begun at once; empty ones are left out on both sides."""
+        asked = [dist.P2POp(dist.irecv, part, rank) for rank, part in into if part.numel()]
+        asked += [dist.P2POp(dist.isend, part, rank) for rank, part in out if part.numel()]
+        self.received += sum(part.numel() for _, part in into)
+        return dist.batch_isend_irecv(asked) if asked else []
+
+    def collect(self, array: NDArray[Any], shards: Shards) -> None:
+        """Everybody's rows to worker 0."""
+        parts = [(rank, _bytes(array[shard])) for rank, shard in enumerate(shards)]
+        moving = self._moved([(0, parts[self.rank][1])], []) if self.rank else self._moved([], parts[1:])
+        for one in moving:
+            one.wait()
+
+    def rows(self, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
+        """This worker's rows, joined by those of all others: (h, …)."""
+        whole = np.empty((shards[-1].stop, *mine.shape[1:]), mine.dtype)
+        whole[shards[self.rank]] = mine
+        with self.gathering(whole, [[shard] for shard in shards]) as ready:
+            ready(shards[self.rank])
+        return whole
+
+    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
+        """Columns go from worker to worker in pieces: while one adds the next piece, the next one adds this piece."""
+        edges, sent = [len(total) * p // _PIECES for p in range(_PIECES + 1)], list[Any]()
+        for left, right in pairwise(edges):
+            if left == right:
+                continue
+            piece = _bytes(total[left:right])
+            if self.rank:
+                for one in self._moved([], [(self.rank - 1, piece)]):
+                    one.wait()
+            add(slice(left, right))
+            if self.rank < self.size - 1:
+                sent += self._moved([(self.rank + 1, piece)], [])
+        for one in sent:
+            one.wait()
+
+    def tell_last(self, array: NDArray[Any]) -> None:
+        """The last worker's array, to all."""
+        dist.broadcast(_bytes(array), src=self.size - 1)
+        self.received += 0 if self.rank == self.size - 1 else array.nbytes
+
+    def any(self, said: bool) -> bool:
+        """Whether any worker says so."""
+        word = torch.tensor([int(said)])
+        dist.all_reduce(word, dist.ReduceOp.MAX)
+        return bool(word.item())
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        """What every worker finds, or the refusal of the first that refuses."""
+        found, refused = None, None
+        try:
+            found = work()
+        except (ValueError, OSError) as error:
+            refused = error
+        everybody: list[Any] = [None] * self.size
+        dist.all_gather_object(everybody, (found, None if refused is None else str(refused), platform.node()))
+        for rank, (_, sentence, host) in enumerate(everybody):
+            if sentence is not None:
+                where = f"worker {rank} on {host}: " if rank else ""
+                raise ValueError(where + sentence) from refused
+        return [thing for thing, _, _ in everybody]
+
+    def agree(self, name: str) -> None:
+        """ValueError if a worker would run something else than worker 0, or with other versions."""
+        found = self.each(lambda: (name, versions(), _processor(), platform.node()))
+        first, ours, processor, _ = found[0]
+        for rank, (other, theirs, its, host) in enumerate(found):
+            if theirs != ours:
+                key = next(key for key in theirs if key != "code" and theirs[key] != ours[key])
+                raise ValueError(
+                    f"worker {rank} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
+                    "install the same everywhere"
+                )
+            if other != first:
+                raise ValueError(
+                    f"worker {rank} on {host} would run {other} and worker 0 {first}: "
+                    "give all of them the same specification and the same data"
+                )
+            if its != processor and self.rank == 0:
+                log.warning("worker %d has another processor (%s): the last bits may differ", rank, its)
+
+
+def divided(rows: int, unit: int, size: int) -> Shards:
+    """Rows shared out among so many workers: contiguous, whole units but for the last, as equal as that allows.
+
+    >>> divided(10, unit=2, size=3)
+    [slice(0, 2, None), slice(2, 6, None), slice(6, 10, None)]
+    """
+    units = -(-rows // unit)
+    ends = [min(rows, units * r // size * unit) for r in range(size + 1)]
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+def _cut(shard: slice, unit: int) -> Shards:
+    units = -(-(shard.stop - shard.start) // unit)
+    count = max(1, min(_SENT, units // _WORTH))
+    edges = [min(shard.stop, shard.start + units * p // count * unit) for p in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _bytes(array: "NDArray[Any] | Tensor") -> Tensor:
+    """The same memory, as bytes, wherever it is; the array is contiguous."""
+    if isinstance(array, Tensor):
+        return array.reshape(-1).view(torch.uint8)
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

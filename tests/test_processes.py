@@ -64,8 +64,12 @@ SLEEP = ["-n", "1", "-r", "1", "import time; time.sleep(600)"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
-def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_their_own(tmp_path: Path) -> None:
+def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
+    assert start(["--version"], out, err).wait(120) == 0
+    monkeypatch.chdir(tmp_path)
     asleep = start(SLEEP, tmp_path / "out-asleep", tmp_path / "err-asleep", module="timeit")
     version, wrong = start(["--version"], out, tmp_path / "err-version"), start(["plan", "--nodes", "x"], out, err)
     assert int(Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
@@ -75,6 +79,7 @@ def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_t
         asleep.wait(0.1)
     assert asleep.poll() is None
     assert Path(f"/proc/{asleep.pid}/cmdline").read_text().split("\0")[1:6] == ["-m", "timeit", *SLEEP[:3]]
+    assert Path(f"/proc/{asleep.pid}/cwd").resolve() == tmp_path.resolve()  # its starter's folder now, not at first
     assert os.getsid(asleep.pid) == asleep.pid  # Ctrl-C in the starter's terminal does not reach it
     asleep.kill()
     assert asleep.wait(60) == -signal.SIGKILL

@@ -150,7 +150,7 @@ class _Nursery:
 
     def start(self, arguments: list[str], module: str, more: dict[str, str], files: tuple[int, int]) -> _Forked:
         with self._lock:
-            request = json.dumps({"arguments": arguments, "module": module, "more": more})
+            request = json.dumps({"arguments": arguments, "module": module, "more": more, "folder": os.getcwd()})
             socket.send_fds(self.link, [request.encode()], files)
             while "born" not in (told := self._hear(None)):
                 continue
@@ -254,6 +254,7 @@ def _grow_up(request: dict[str, Any], files: list[int]) -> None:
         for target, descriptor in enumerate(files, start=1):
             os.dup2(descriptor, target)
             os.close(descriptor)
+        os.chdir(request["folder"])
         os.environ.update(request["more"], **{_STARTER: str(os.getppid())})
         sys.argv = [request["module"], *request["arguments"]]
         _show([sys.executable, "-m", *sys.argv])

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
 from rpel.peer.client import Client
-from rpel.peer.desk import Desk
+from rpel.peer.serve_policy import ServePolicy
 from rpel.peer.transport import HttpsTransport
 from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
 
@@ -44,7 +44,7 @@ async def serve(folder: Path, d: int) -> None:
     """Both servers in one process; prints their ports, ends with its standard input."""
     own, client = held(folder)
     sig, x = signature(d), model(signature(d), 1)
-    store = MemoryStore(sig, desk=Desk(bodies=10**9))
+    store = MemoryStore(sig, desk=ServePolicy(bodies=10**9))
     store.put(1, x)
     ours = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, store)
     await ours.start()

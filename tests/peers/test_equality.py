@@ -1,7 +1,7 @@
 """Fault-free real peers and the simulator are the same algorithm: same coins, same models, to 1e-6.
 
 Twelve peers over real TLS on loopback. Only their clock is the test's: a round begins when all have ended the one
-before it, so that nothing depends on how fast the machine is. Coins are handed in, which only a program can do.
+before it, so that nothing depends on how fast the machine is. Draws are handed in, which only a program can do.
 """
 
 import threading

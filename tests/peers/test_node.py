@@ -25,7 +25,7 @@ import pytest
 from rpel import certificates
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity, wire
-from rpel.peer.identity import News
+from rpel.peer.identity import MembershipWatcher
 from rpel.peer.models import initial_body
 from rpel.peer.node import Node, Round, from_os
 from rpel.peer.protocol import make_ready, sizes
@@ -438,7 +438,7 @@ def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
 
 def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = found(tmp_path, 5, byzantine=1)
-    now, news = files.membership, News(files.configs[0])
+    now, news = files.membership, MembershipWatcher(files.configs[0])
     assert news.due(now, round=9) is None
     replace(now, run="another", from_round=2).save(tmp_path / "members.next.toml")
     with caplog.at_level("WARNING", "rpel"):
@@ -454,7 +454,7 @@ def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     new = successor(files, from_round=7)
     (files.folder / "peer-3" / "peer.next.key").unlink()
     new.save(tmp_path / "members.next.toml")
-    news = News(files.configs[3])
+    news = MembershipWatcher(files.configs[3])
     with caplog.at_level("WARNING", "rpel"):
         assert news.due(files.membership, round=6) is None
         due = news.due(files.membership, round=7)

@@ -17,9 +17,10 @@ import pytest
 from rpel import cli
 from rpel.config.membership import Membership
 from rpel.operations.join import MEMORY_FILE, join
+from rpel.operations.watch import Observer
 from rpel.peer import protocol
 from rpel.peer.api import run
-from rpel.peer.identity import News
+from rpel.peer.identity import MembershipWatcher
 from rpel.peer.metrics import Metrics
 from rpel.peer.node import Node
 from rpel.peer.protocol import Checkpoint
@@ -126,15 +127,21 @@ def test_a_membership_whose_round_has_begun_is_refused_unless_the_others_hold_it
     files = found(tmp_path, 4)
     later = announced(files, from_round=5)
     with caplog.at_level(logging.WARNING, "rpel"):
-        assert News(files.configs[0]).due(files.membership, 8) is None
+        assert MembershipWatcher(files.configs[0]).due(files.membership, 8) is None
     assert "this peer would be split off" in caplog.text
-    assert News(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8) == later
-    assert News(files.configs[0], force=True).due(files.membership, 8) == later
-    assert News(files.configs[0]).due(files.membership, 8, at_start=True) == later
-    assert News(files.configs[0]).due(files.membership, 5) == later
-    early = News(files.configs[0])
+    assert MembershipWatcher(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8) == later
+    assert MembershipWatcher(files.configs[0], force=True).due(files.membership, 8) == later
+    assert MembershipWatcher(files.configs[0]).due(files.membership, 8, at_start=True) == later
+    assert MembershipWatcher(files.configs[0]).due(files.membership, 5) == later
+    early = MembershipWatcher(files.configs[0])
     assert early.due(files.membership, 4) is None
     assert early.due(files.membership, 6) == later  # it was there in time
+
+
+def test_an_observer_that_begins_after_a_change_asks_by_the_new_membership(tmp_path: Path) -> None:
+    files = found(tmp_path, 2, rounds=1000, soon=-60.0)
+    later = announced(files, from_round=2)
+    assert Observer.of(files.configs[0]).standing.membership == later
 
 
 def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +149,7 @@ def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptur
     later = announced(files, from_round=5)
     announced(files, from_round=3)
     with caplog.at_level(logging.WARNING, "rpel"):
-        assert News(files.configs[0]).due(later, 7) is None
+        assert MembershipWatcher(files.configs[0]).due(later, 7) is None
     assert "its from_round is 3, and 5 is in force" in caplog.text
 
 

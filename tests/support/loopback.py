@@ -15,8 +15,8 @@ import numpy as np
 from rpel import certificates
 from rpel.config.membership import Member, Membership
 from rpel.peer import identity
-from rpel.peer.desk import Desk
 from rpel.peer.limits import Limits
+from rpel.peer.serve_policy import ServePolicy
 from rpel.peer.store import Body
 from rpel.peer.transport import HttpsTransport
 from rpel.peer.wire import Signature
@@ -82,7 +82,7 @@ class MemoryStore:
 
     sig: Signature
     ahead: float = 0.0
-    desk: Desk = field(default_factory=Desk)
+    desk: ServePolicy = field(default_factory=ServePolicy)
     files: dict[int, int] = field(default_factory=dict)
     answered: list[tuple[int, int, int]] = field(default_factory=list)
     signatures: dict[int, bytes] = field(default_factory=dict)

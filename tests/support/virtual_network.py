@@ -17,9 +17,9 @@ import numpy as np
 
 from rpel.peer import protocol
 from rpel.peer.clock import RoundClock
-from rpel.peer.desk import SERVED, Desk
 from rpel.peer.evidence import Proof, Signed, Witness
-from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Report, Terms, Want
+from rpel.peer.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Terms
+from rpel.peer.serve_policy import SERVED, ServePolicy
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -141,7 +141,7 @@ class Peer:
         if self.up or self.retired:
             return
         self.up, self.incarnation = True, self.incarnation + 1
-        self.desk = Desk()
+        self.desk = ServePolicy()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
         self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
@@ -226,7 +226,7 @@ class Peer:
             return
         getattr(self, f"on_{kind.lower()}")(want)
 
-    def on_recall(self, want: Want) -> None:
+    def on_recall(self, want: Effect) -> None:
         memory = self.disk.memory()
         if memory.record is not None:
             self.momentum = self.disk.records[memory.record.round][1].copy()
@@ -238,7 +238,7 @@ class Peer:
             self.net.recalled(self, memory)
         self.later(0.01, self.go, memory)
 
-    def on_askclocks(self, want: Want) -> None:
+    def on_askclocks(self, want: Effect) -> None:
         self.later(0.05, self.go, self.clock_offsets())
 
     def clock_offsets(self) -> list[float]:

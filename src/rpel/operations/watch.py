@@ -17,7 +17,7 @@ from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.client import Answer, Client
 from rpel.peer.clock import RoundClock
-from rpel.peer.identity import News, Standing, take
+from rpel.peer.identity import MembershipWatcher, Standing, take
 from rpel.peer.models import initial_model
 from rpel.peer.wire import Signature
 from rpel.types import Models, Outcome, PullResult
@@ -41,7 +41,7 @@ class Observer:
         """Everything that a peer.toml names, read and checked; ValueError unless its key is a member's."""
         written = Membership.load(config.members)
         clock = RoundClock(written.epoch, written.period, wall=time.time, ticks=time.monotonic)
-        standing = take(config, News(config).due(written, clock.round()) or written)
+        standing = take(config, MembershipWatcher(config).due(written, clock.round(), at_start=True) or written)
         signature, initial = initial_model(config, standing.membership)
         client = Client(standing.membership, standing.certificate, standing.key, signature, clock.position)
         return cls(standing, signature, initial, clock, client)

@@ -359,7 +359,7 @@ def kept(folder: Path, membership: Membership) -> list[Proof]:
     return found
 
 
-class Notary:
+class EquivocationDetector:
     """Signs what its peer serves, judges what others signed, and keeps proofs as files."""
 
     def __init__(self, folder: Path, last: int) -> None:

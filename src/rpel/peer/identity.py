@@ -228,7 +228,7 @@ def _later(path: Path) -> Path:
     return path.with_name(f"{path.stem}.next{path.suffix}")
 
 
-class News:
+class MembershipWatcher:
     """The file in which a coming membership is announced, looked at before each round.
 
     It is read in a thread of its own: whatever it holds, it neither ends a peer nor holds up a round.

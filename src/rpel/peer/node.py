@@ -25,15 +25,15 @@ from rpel.config.peer import Config
 from rpel.peer import protocol, wire
 from rpel.peer.background import Background, Woken
 from rpel.peer.clock import RoundClock, ticks
-from rpel.peer.desk import Desk
-from rpel.peer.evidence import Notary
-from rpel.peer.identity import News, no_core_dumps, read_key, take
+from rpel.peer.evidence import EquivocationDetector
+from rpel.peer.identity import MembershipWatcher, no_core_dumps, read_key, take
 from rpel.peer.journal import AUDIT_FILE, Journal, Repeats
 from rpel.peer.learner import Learner
 from rpel.peer.limits import Limits, reserve_descriptors
 from rpel.peer.metrics import Metrics, Pages
 from rpel.peer.models import MODEL_FILE, export, initial_body, initial_model
-from rpel.peer.protocol import Checkpoint, Coins, Memory, Pulled, Record, Report, Terms, Want
+from rpel.peer.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Sampler, Terms
+from rpel.peer.serve_policy import ServePolicy
 from rpel.peer.store import Body, Store
 from rpel.peer.transport import HttpsTransport, Pulls
 from rpel.rules import rule
@@ -81,17 +81,17 @@ class Node:
     """One peer from its start to its end: a context manager, inside which :meth:`live` is the training."""
 
     def __init__(
-        self, config: Config, coins: Coins = from_os, progress: Progress | None = None, force: bool = False
+        self, config: Config, coins: Sampler = from_os, progress: Progress | None = None, force: bool = False
     ) -> None:
         """Read and check everything; nothing is opened yet. ``coins`` other than the system's are for tests; ``force``:
         a membership that comes too late, or an older one, is taken all the same."""
         self.config, self._coins, self.progress = config, coins, progress
-        self._news = News(config, self._held_by_others, force)
+        self._news = MembershipWatcher(config, self._held_by_others, force)
         self.standing = take(config, self._in_force(Membership.load(config.members)))
         m = self.standing.membership
         self.signature = initial_model(config, m)[0]
         self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
-        self.desk, self.metrics = Desk(), Metrics()
+        self.desk, self.metrics = ServePolicy(), Metrics()
         self.unready, self._digest = "starting", ""
         self._blocked = ""  # why no round can be played
         self._progress_at = 0.0  # where the clock was when this peer was ready or last ended a round
@@ -118,7 +118,7 @@ class Node:
             no_core_dumps()
             reserve_descriptors(len(self.standing.membership.members))
             self._store = opened.enter_context(Store(self.config.state_dir, self.signature))
-            self.notary = Notary(self.config.state_dir / "evidence", self._store.last_round)
+            self.notary = EquivocationDetector(self.config.state_dir / "evidence", self._store.last_round)
             self._appoint()
             self._journal = Journal(
                 self.config.log, self.config.state_dir / AUDIT_FILE, self.config.id, self.notary.sign_line
@@ -225,7 +225,7 @@ class Node:
         finally:
             living.close()
 
-    def _begun(self, learner: Learner) -> Generator[Want, Any, None]:
+    def _begun(self, learner: Learner) -> Generator[Effect, Any, None]:
         """The protocol's wants, after everything it needs is compiled."""
         terms = self.standing.terms
         self._compile(self.standing.membership)
@@ -277,7 +277,7 @@ class Node:
         last = self.metrics.last
         return Round(number) if last is None else Round(number, last.outcome, last.asked, last.received, last.trim)
 
-    def answer(self, want: Want, learner: Learner) -> Any:
+    def answer(self, want: Effect, learner: Learner) -> Any:
         """Do what the protocol wants, anything but a local step, and return what it is to be sent."""
         match want:
             case protocol.Recall():

@@ -36,7 +36,7 @@ from rpel.randomness import stream
 from rpel.rules import Rule, rule
 from rpel.types import Models, Outcome, PullResult, Received
 
-Coins = Callable[[int, int, int, int], tuple[int, ...]]
+Sampler = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
 _AHEAD = 0.05
 """Of a period: how far a peer's clock may have been ahead of the one it adopts after a restart."""
@@ -200,8 +200,8 @@ class Tell:
     report: Report
 
 
-Want = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | Save | Tell
-Wants = Generator[Want, Any, None]
+Effect = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | Save | Tell
+Effects = Generator[Effect, Any, None]
 
 
 # --- the rounds -------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class State:
     behind: bool = False
 
 
-def rounds(terms: Terms, clock: RoundClock, coins: Coins, initial: Callable[[], Models]) -> Wants:
+def rounds(terms: Terms, clock: RoundClock, coins: Sampler, initial: Callable[[], Models]) -> Effects:
     """From start to the last round, under the invariants above. ``initial()`` is everybody's first model (d,), anew."""
     memory: Memory = yield Recall()
     for t in memory.published:
@@ -252,7 +252,7 @@ def rounds(terms: Terms, clock: RoundClock, coins: Coins, initial: Callable[[], 
     yield Sleep(clock.start(terms.rounds + 1))  # the others may still be pulling
 
 
-def _agree(clock: RoundClock, terms: Terms) -> Generator[Want, Any, int]:
+def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int]:
     """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median.
 
     Returns how many told.
@@ -288,7 +288,7 @@ def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
     return State(kept.x, kept.round, max(memory.last_round, kept.round), kept.degraded, kept.fresh, kept.behind)
 
 
-def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, State]:
+def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, State]:
     """The round that was recorded and did not end: its own draw again if it still runs, else its half-step stands."""
     began = clock.position()
     if record.half is not None:
@@ -301,7 +301,7 @@ def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
     return state if record.half is None else replace(state, x=np.array(record.half), round=record.round)
 
 
-def _round(t: int, state: State, terms: Terms, clock: RoundClock, coins: Coins) -> Generator[Want, Any, State]:
+def _round(t: int, state: State, terms: Terms, clock: RoundClock, coins: Sampler) -> Generator[Effect, Any, State]:
     """One round of Algorithm 1."""
     began = clock.position()
     half: Models | None = None
@@ -331,7 +331,7 @@ class _Came:
     behind: bool = False
 
 
-def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Want, Any, _Came]:
+def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, _Came]:
     """Lines 8-9 with the draw of the record, or catching up as invariant 5 says."""
     trusted = record.half is not None and state.degraded < terms.patience
     b_hat = terms.rule.f or 0
@@ -357,7 +357,7 @@ def _answers(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
 
 def _kept(
     record: Record, state: State, came: _Came, terms: Terms, clock: RoundClock, began: float
-) -> Generator[Want, Any, State]:
+) -> Generator[Effect, Any, State]:
     """Keep what the round came to, say so, and go on."""
     if came.x is not None:
         fresh = state.fresh or came.outcome is Outcome.CAUGHT_UP

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rpel.config.membership import Membership
-from rpel.peer.desk import GONE, Decision, Desk
 from rpel.peer.http import CLOCK, INIT, MODEL, SEEN, STATUS, Line, Reply, Request, Socket, json_reply, reply_head
 from rpel.peer.identity import leaf_fingerprint
 from rpel.peer.limits import Gate, Limits, Pace, Stage, Ticket
+from rpel.peer.serve_policy import GONE, Decision, ServePolicy
 from rpel.peer.store import Body
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
@@ -35,7 +35,7 @@ class Service(Protocol):
     """What the server asks of its peer. All of it is called in the event loop's thread, and must be quick."""
 
     @property
-    def desk(self) -> Desk: ...
+    def desk(self) -> ServePolicy: ...
 
     def open_body(self, round: int) -> Body | None:
         """The half-step of a published round; round 0: the common initial model."""
@@ -338,7 +338,7 @@ class Server:
             desk.done(member, round, full=line.sent > 0)
         return None
 
-    async def _published(self, desk: Desk, round: int) -> Decision:
+    async def _published(self, desk: ServePolicy, round: int) -> Decision:
         """Wait until the round is published, will never be, or patience ends."""
         try:
             async with asyncio.timeout(self.limits.patience):

@@ -16,7 +16,7 @@ from typing import Any
 from rpel.config.membership import Membership
 from rpel.config.peer import listen_address
 from rpel.peer.client import Answer, Client
-from rpel.peer.evidence import Notary
+from rpel.peer.evidence import EquivocationDetector
 from rpel.peer.identity import KeyFile, Standing, server_context
 from rpel.peer.intake import FIRST, Intake
 from rpel.peer.limits import Limits
@@ -91,7 +91,7 @@ class Pulls:
     def __init__(
         self,
         transport: HttpsTransport,
-        notary: Notary,
+        notary: EquivocationDetector,
         metrics: Metrics,
         alarm: Callable[[], None],
         next_members: Path,

@@ -15,7 +15,7 @@ SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
 
 @dataclass(frozen=True)
 class Decision:
-    """serve: send it; wait: it may come yet (ask again by :meth:`Desk.look`); refuse: with this status code."""
+    """serve: send it; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this status code."""
 
     kind: Literal["serve", "wait", "refuse"]
     code: int
@@ -24,10 +24,10 @@ class Decision:
 _SERVE, _WAIT = Decision("serve", SERVED), Decision("wait", EARLY)
 
 
-class Desk:
+class ServePolicy:
     """What is published and who is being served. Every request that was not refused ends with one :meth:`done`.
 
-    >>> desk = Desk()
+    >>> desk = ServePolicy()
     >>> desk.request(member=3, round=1).kind, desk.publish(1), desk.look(1).kind
     ('wait', [], 'serve')
     >>> desk.done(member=3, round=1, full=True)

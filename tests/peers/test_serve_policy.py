@@ -3,11 +3,11 @@
 import pytest
 
 from rpel.peer.clock import RoundClock
-from rpel.peer.desk import EARLY, GONE, TOO_MANY, Decision, Desk
+from rpel.peer.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
 
 
 def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
-    desk = Desk()
+    desk = ServePolicy()
     assert [desk.request(7, round).kind for round in (1, 2)] == ["wait", "wait"]
     third = desk.request(7, round=1)  # of which it may have one more body
     assert (third.kind, third.code) == ("refuse", TOO_MANY)
@@ -17,7 +17,7 @@ def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
 
 
 def test_initial_models_are_given_as_often_as_half_steps_and_again_in_the_next_period() -> None:
-    desk = Desk()
+    desk = ServePolicy()
     for period in (-3, -2, 1):  # before the first round, too
         for _ in range(2):
             assert desk.request(7, round=0, period=period).kind == "serve"
@@ -29,7 +29,7 @@ def test_initial_models_are_given_as_often_as_half_steps_and_again_in_the_next_p
 
 @pytest.mark.parametrize(("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)])
 def test_the_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int) -> None:
-    desk = Desk()
+    desk = ServePolicy()
     desk.skip(3)
     desk.publish(4)
     found = desk.request(0, round)
@@ -37,7 +37,7 @@ def test_the_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int)
 
 
 def test_a_round_further_ahead_is_refused_at_once() -> None:
-    desk = Desk()
+    desk = ServePolicy()
     desk.publish(4)
     for round in (7, 8, 24, 10**9):
         found = desk.request(0, round)

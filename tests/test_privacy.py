@@ -409,3 +409,10 @@ def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
     one, two = (package.simulate(**fields, attack="label_flip", threads=threads) for threads in (1, 2))
     assert (one.models == two.models).all()
     assert one.accuracy_worst > 0.5
+
+
+def test_other_optimisers_outer_steps_and_codes_see_only_what_is_noisy_already() -> None:
+    fields = {**RUN, "rounds": 2, "partition": "iid", "optimizer": "adamw", "lr": 0.01}
+    run = package.simulate(**fields, outer="nesterov", wire="int8")
+    examples = [len(part) for part in iid(np.zeros(load().size, np.int64), 5, 20, seed=0)]
+    assert run.certificate["privacy"]["epsilon"] == direct(4.0, 20 / min(examples), 4, 1e-5)

@@ -16,6 +16,9 @@ from rpel import attack, cli, rule
 from rpel.config.record import parse_pairs
 from rpel.operations.drill import MISBEHAVIOURS, drill
 from rpel.operations.redteam import Deed, RedTeam
+from rpel.peer import wire
+from rpel.peer.evidence import of_member, sign
+from rpel.peer.identity import read_key
 from rpel.peer.node import Node
 from rpel.peer.protocol import make_ready
 from rpel.peer.transport import HttpsTransport
@@ -53,9 +56,11 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
     net = found(folder, HONEST + 1, rounds=2, period=600.0, soon=0.0, byzantine=1)
     stores = [MemoryStore(SIGNATURE) for _ in range(HONEST)]
     transports = []
-    for own, store, x in zip(net.configs, stores, MODELS, strict=False):
+    for number, (own, store, x) in enumerate(zip(net.configs, stores, MODELS, strict=False)):
         store.ahead = time.time() - net.membership.epoch - asyncio.get_running_loop().time()
         store.put(1, x)
+        digest = bytes.fromhex(wire.digest(SIGNATURE, x))
+        store.signatures[1] = sign(read_key(own.key), of_member(net.membership, number), 1, digest)
         transports.append(
             HttpsTransport(net.membership, own.certificate, own.key, own.listen, SIGNATURE, store, clock_timeout=60.0)
         )

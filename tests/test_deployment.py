@@ -56,7 +56,7 @@ def test_the_unit_runs_a_command_that_exists_within_bounds_and_does_not_restart_
     unit = {key: value for key, value in pairs}  # noqa: C416 (of keys given twice the last counts)
     for key in ("MemoryMax", "TasksMax", "IPAddressDeny", "IPAddressAllow", "StartLimitBurst", "StartLimitIntervalSec"):
         assert unit[key], key
-    assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2 3")
     _, group, command, *arguments = shlex.split(unit["ExecStart"])
     found = typer.main.get_command(app).commands[group].commands[command]  # type: ignore[attr-defined]
     assert str(found.make_context(command, arguments).params["config"]) == "/etc/rpel/peer.toml"

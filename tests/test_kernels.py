@@ -550,15 +550,16 @@ def test_an_import_of_the_fast_twin_does_not_load_torch() -> None:
 
 
 def test_a_long_wait_for_another_process_that_compiles_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "LONG", 0.0)
     cache.explain.cache_clear()
     held, waited = threading.Event(), threading.Event()
-    caplog.set_level(logging.WARNING, "rpel")
+    said: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
             waited.set()
 
     def wait() -> None:
@@ -576,4 +577,4 @@ def test_a_long_wait_for_another_process_that_compiles_is_explained(
     finally:
         logging.getLogger("rpel").removeHandler(listener)
         waiting.join()
-    assert "waiting for another process that is compiling kernels" in caplog.text
+    assert "compiling kernels" in said[0]

@@ -323,7 +323,7 @@ def facts(base: Spec) -> str:
     """The setting in a few words.
 
     >>> facts(Spec(nodes=100, byzantine=10, alpha="inf"))
-    'mnist-sample, n = 100, b = 10, s = 14, 60 rounds, alpha inf, 1 local step'
+    'mnist-sample, n = 100, b = 10, s = 26, 60 rounds, alpha inf, 1 local step'
     """
     from rpel.simulation.methods import resolve
 

@@ -17,6 +17,7 @@ from rpel.kernels.backend import backend
 from rpel.learning import Aggregation, MomentumSGD, aggregate
 from rpel.models import model
 from rpel.runs.certificate import certificate
+from rpel.simulation.communicator import Group
 from rpel.simulation.delivery import Roster
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluation import spread
@@ -414,3 +415,13 @@ def test_the_nodes_of_violations_are_those_of_the_round_when_attackers_roam() ->
         hostile, node = roster.hostile(found["round"]), found["node"]
         assert not hostile[node]
         assert hostile[Pull(20, 6, 0).sample(found["round"], np.array([node]))[0]].sum() == found["count"]
+
+
+def test_workers_without_a_unit_of_work_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Together(Quadratic):
+        unit = 8  # as many nodes as an engine takes at once
+
+    with caplog.at_level("WARNING", "rpel"):
+        Simulation(resolve(BASE), Together(), Group(0, 4, 4))
+    assert "2 of 4 workers" in caplog.text
+    assert "2 units" in caplog.text

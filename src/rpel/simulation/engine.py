@@ -8,6 +8,7 @@ rows are the half-step models of all nodes; the rows behind them hold gradients 
 the exchange. Nothing else of that size is ever made.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -31,10 +32,11 @@ from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gra
 from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
 from rpel.simulation.private import private
 from rpel.tasks import Objective
-from rpel.text import human_bytes
+from rpel.text import count, human_bytes
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
 from rpel.wire import Wire
 
+log = logging.getLogger("rpel")
 _CHOSEN = "chosen", "chosen_local"
 _ANSWER = 64
 """Bytes of an answer beside the model it brings: who is asked, in which row it stands, in which order they come."""
@@ -96,6 +98,12 @@ class Simulation:
         self.unit: int = getattr(task, "unit", 1)
         self.shards = workers.shards(h, self.unit)
         self.mine = self.shards[workers.rank]
+        busy = sum(shard.start < shard.stop for shard in self.shards)
+        if busy < workers.size and workers.rank == 0:
+            log.warning(
+                "%d of %d workers have nothing to do: %d nodes are %s of local work",
+                workers.size - busy, workers.size, h, count(-(-h // self.unit), "unit"),
+            )  # fmt: skip
         self.rows: Integers = np.arange(h)[self.mine]
         behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
         initial = task.initial()

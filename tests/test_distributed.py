@@ -229,7 +229,7 @@ def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("other", "sentence"),
-    [("specification", "would run"), ("code", "has code"), ("folder", "must be one folder that all machines see")],
+    [("specification", "would run"), ("code", "has source"), ("folder", "must be one folder that all machines see")],
 )
 def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, tmp_path: Path) -> None:
     source = ROOT / "src"

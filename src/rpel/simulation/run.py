@@ -67,7 +67,8 @@ def run(
             folder = None
             if keep:
                 place = partial(placed, resolved, inputs, reuse=reuse, force=force)
-                folder = RunFolder(workers.first(place), tensorboard)
+                chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
+                folder = RunFolder(Path(resolved.out) / chosen.name, tensorboard)
             if (
                 result := _run_one(resolved, inputs, folder, progress, stop, force, workers, own.callbacks)
             ) is not None:

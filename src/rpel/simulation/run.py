@@ -7,7 +7,7 @@ evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -62,15 +62,14 @@ def run(
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
             resolved, inputs = workers.together(partial(prepared, one, own, download))
-            for remark in remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ():
-                log.info("%s", remark)
+            said = remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ()
             folder = None
             if keep:
                 place = partial(placed, resolved, inputs, reuse=reuse, force=force)
                 chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
                 folder = RunFolder(Path(resolved.out) / chosen.name, tensorboard)
             if (
-                result := _run_one(resolved, inputs, folder, progress, stop, force, workers, own.callbacks)
+                result := _run_one(resolved, inputs, folder, progress, stop, force, workers, own.callbacks, said)
             ) is not None:
                 runs.append(result)
             if workers.any(stop.asked) and seed != seeds[-1]:
@@ -159,6 +158,7 @@ def _run_one(
     force: bool,
     workers: Communicator,
     callbacks: Sequence[Callback] = (),
+    remarks: Iterable[str] = (),
 ) -> Result | None:
     """The stored result, or the rest of the run; None but for worker 0."""
     workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
@@ -169,6 +169,8 @@ def _run_one(
         stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
         spec = spec.model_copy(update={"threads": count})
         run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers, callbacks))
+        for remark in remarks:  # once nothing is wrong any more
+            log.info("%s", remark)
         if folder is not None:
             workers.first(lambda: stack.enter_context(folder.locked()))
             workers.each(folder.check_shared)

@@ -23,11 +23,12 @@ test: lint
 	$(PYTEST)
 
 # Everything: 10,000 fault schedules, whole matrices, and all that needs further packages. Allow an hour.
-test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-trackers/.installed $(VENV)-flower/.installed
+test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-trackers/.installed $(VENV)-flower/.installed $(VENV)-opacus/.installed
 	$(PYTEST) -m ""
 	$(VENV)-trainers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trainers.py
 	$(VENV)-trackers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trackers.py
 	$(VENV)-flower/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_flower.py
+	$(VENV)-opacus/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_opacus.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -101,9 +102,15 @@ $(VENV)-flower/.installed: pyproject.toml
 		'flwr[simulation]==1.41.0' pytest hypothesis pytest-xdist
 	@touch $@
 
+$(VENV)-opacus/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-opacus
+	$(VENV)-opacus/bin/python -m pip install --quiet --disable-pip-version-check -e '.[privacy]' torch==2.13.0 \
+		opacus==1.6.0 pytest hypothesis pytest-xdist
+	@touch $@
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("rpel needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-trackers $(VENV)-flower build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-trackers $(VENV)-flower $(VENV)-opacus build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis

@@ -19,11 +19,11 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
-from rpel.peer import identity
-from rpel.peer.client import Client
-from rpel.peer.transport import HttpsTransport
+from rpel.peer.io import identity
+from rpel.peer.io.client import Client
+from rpel.peer.io.snapshot import Snapshot
 from support.flood import Flood, stall
-from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
+from support.loopback import Credentials, Ends, MemoryStore, credentials, membership, model, signature
 
 SIG = signature(176_050)
 NAMES = ("server", "hostile", "a", "b", "c", "d")
@@ -41,7 +41,7 @@ def members(folder: Path, port: int) -> Membership:
 async def serve(folder: Path) -> None:
     """Publish a round every 200 ms; prints the port, ends with its standard input."""
     own, store, x = held(folder, "server"), MemoryStore(SIG), model(SIG, 1)
-    transport = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", SIG, store)
+    transport = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", SIG, store)
     await transport.start()
     transport.rotate(members(folder, transport.port), own.certificate, own.key)
     print(transport.port, flush=True)
@@ -52,7 +52,7 @@ async def serve(folder: Path) -> None:
         await asyncio.sleep(PERIOD)
         round += 1
         store.files[round] = file
-        for gone in store.desk.publish(round):
+        for gone in store.policy.publish(round):
             del store.files[gone]
         transport.announce()
 
@@ -85,8 +85,11 @@ class Victims:
     def __init__(self, folder: Path, port: int) -> None:
         everybody = members(folder, port)
         self._row = np.zeros(SIG.d, np.float32)
-        self._clients = [
-            Client(everybody, held(folder, n).certificate, held(folder, n).key, SIG, lambda: 0.0) for n in NAMES[2:]
+        self._members = [
+            Client(SIG, lambda: 0.0).member(
+                Snapshot(everybody, number, held(folder, name).certificate, held(folder, name).key), 0
+            )
+            for number, name in enumerate(NAMES[2:], 2)
         ]
         self.newest = 0
 
@@ -94,12 +97,12 @@ class Victims:
         """Seconds of each pull of a round that is published."""
         loop, found = asyncio.get_running_loop(), []
         for i in range(count):
-            client = self._clients[i % len(self._clients)]
-            status = await client.status(0, loop.time() + 10)
+            server = self._members[i % len(self._members)]
+            status = await server.status(loop.time() + 10)
             assert isinstance(status, dict), status
             self.newest = int(status["round"])
             begin = loop.time()
-            answer = await client.pull(0, self.newest, self._row, begin + 10)
+            answer = await server.fetch(self.newest, self._row, begin + 10)
             found.append(loop.time() - begin)
             assert answer.result == "ok", answer
             await asyncio.sleep(0.03)

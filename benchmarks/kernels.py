@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import machine
-from rpel.kernels import compiled as kernels
-from rpel.kernels import pool as threads
-from rpel.kernels.cache import compiled
-from rpel.kernels.plain import OPERATIONS, Operation
-from rpel.kernels.sorting import network, operate, ranks
+from rpel.backend import compiled as kernels
+from rpel.backend import pool as threads
+from rpel.backend.cache import compiled
+from rpel.backend.plain import OPERATIONS, Operation
+from rpel.backend.sorting import network, operate, ranks
 
 Array = NDArray[Any]
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rpel.backend.pool import set_threads
 from rpel.data import Dataset, from_arrays, iid, load, virtual
-from rpel.kernels.pool import set_threads
 from rpel.models import model, unflatten
 from rpel.randomness import draws, sample_without_replacement
 from rpel.tasks import Classification

@@ -20,7 +20,7 @@ if not Path(os.environ.get("RPEL_CACHE", "")).name.startswith(_PREFIX):  # else 
     os.environ["RPEL_CACHE"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["RPEL_CACHE"], ignore_errors=True)
 
-from rpel.kernels import pool as threads  # noqa: E402  (after the folder is chosen)
+from rpel.backend import pool as threads  # noqa: E402  (after the folder is chosen)
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:

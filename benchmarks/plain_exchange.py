@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from rpel.config.membership import Membership
-from rpel.peer import identity
+from rpel.peer.io import identity
 
 PORT = 7444
 

@@ -18,11 +18,11 @@ from aiohttp import web
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.config.membership import Member, Membership
-from rpel.peer import identity
-from rpel.peer.client import Client
-from rpel.peer.serve_policy import ServePolicy
-from rpel.peer.transport import HttpsTransport
-from support.loopback import Credentials, MemoryStore, credentials, membership, model, signature
+from rpel.peer.core.serve_policy import ServePolicy
+from rpel.peer.io import identity
+from rpel.peer.io.client import Client
+from rpel.peer.io.snapshot import Snapshot
+from support.loopback import Credentials, Ends, MemoryStore, credentials, membership, model, signature
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}
 
@@ -44,9 +44,9 @@ async def serve(folder: Path, d: int) -> None:
     """Both servers in one process; prints their ports, ends with its standard input."""
     own, client = held(folder)
     sig, x = signature(d), model(signature(d), 1)
-    store = MemoryStore(sig, desk=ServePolicy(bodies=10**9))
+    store = MemoryStore(sig, policy=ServePolicy(bodies=10**9))
     store.put(1, x)
-    ours = HttpsTransport(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, store)
+    ours = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, store)
     await ours.start()
     ours.rotate(members(folder, ours.port), own.certificate, own.key)
     body = sig.header + x.tobytes()
@@ -70,14 +70,15 @@ async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) ->
     loop, sig = asyncio.get_running_loop(), signature(d)
     server, own = held(folder)
     row = np.zeros(d, np.float32)
-    client = Client(members(folder, ports[0]), own.certificate, own.key, sig, loop.time)
+    client = Client(sig, loop.time)
+    member = client.member(Snapshot(members(folder, ports[0]), 1, own.certificate, own.key), 0)
     context = identity.client_context(own.certificate, own.key, server.pem)
     mine, theirs = [], []
     target = memoryview(bytearray(sig.size))
     async with aiohttp.ClientSession(auto_decompress=False, read_bufsize=1 << 20) as session:
         for _ in range(repeats):
             begin = loop.time()
-            answer = await client.pull(0, 1, row, begin + 60)
+            answer = await member.fetch(1, row, begin + 60)
             mine.append(loop.time() - begin)
             assert answer.result == "ok", answer
             begin = loop.time()

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 import machine
 import rpel
-from rpel.kernels import compiled, plain
-from rpel.kernels.sorting import network
+from rpel.backend import compiled, plain
+from rpel.backend.sorting import network
 
 Array = NDArray[Any]
 
@@ -187,7 +187,7 @@ def report_graph_rules(case: Case) -> None:
 
 PREPARE = """
 import time, numpy as np
-from rpel.kernels import compiled
+from rpel.backend import compiled
 start = time.perf_counter()
 compiled.prepare({m}, {f}, "trimmed_mean", mixed=True, dtype=np.float32)
 print(time.perf_counter() - start)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from rpel.backend.pool import threads
 from rpel.config.spec import Spec
 from rpel.data import balanced_subset, load, virtual
-from rpel.kernels.pool import threads
 from rpel.models import model
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation

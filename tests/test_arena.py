@@ -11,7 +11,8 @@ import pytest
 from rpel import arena
 from rpel.arena import Standings
 from rpel.config.spec import Spec, load, to_toml
-from rpel.experiments.sweep import CellRun
+from rpel.runs.certificate import Certificate
+from rpel.runs.record import Run, Table
 from support.browser import in_chromium
 from support.waiting import PATIENCE
 
@@ -24,14 +25,17 @@ def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) 
     seeds = max(len(values) for by_attack in rules.values() for values in by_attack.values())
     numbers = ",".join(map(str, range(seeds)))
     tried = arena.trials(TINY, arena.contestants(list(rules)), arena.opponents(attacks), numbers)
-    states = []
-    for trial in tried:
-        value = rules[trial.contestant.rule][trial.opponent.name][trial.seed]
-        state = CellRun(trial.cell, "failed" if value is None else "done", error="it broke" if value is None else "")
-        if value is not None:
-            state.result = {"accuracy_mean": value + 0.1, "accuracy_worst": value, "bytes": 1000, "rounds": 2}
-        states.append(state)
-    return arena.standings(TINY, tried, states)
+    values = [rules[trial.contestant.rule][trial.opponent.name][trial.seed] for trial in tried]
+    ends = [ended(trial.seed, value) for trial, value in zip(tried, values, strict=True)]
+    return arena.standings(TINY, tried, ends)
+
+
+def ended(seed: int, worst: float | None) -> Run | str:
+    """A run of two rounds with this accuracy of its worst node, or the sentence in its place."""
+    if worst is None:
+        return "it broke"
+    rows = [{"round": t, "accuracy_mean": worst + 0.1, "accuracy_worst": worst, "bytes": 1000} for t in (1, 2)]
+    return Run(TINY.replace(seed=seed), history=Table(rows), certificate=Certificate())
 
 
 def test_the_best_worst_case_comes_first_however_good_the_average() -> None:
@@ -114,7 +118,7 @@ def test_without_names_all_rules_and_attacks_take_part() -> None:
 
 def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
     found = played({"mean": {"alie": [None]}}, ["alie"])
-    scores = tuple(type(s)(s.contestant, s.opponent, {}, 0, "<script>x</script>") for s in found.scores)
+    scores = tuple(type(s)(s.contestant, s.opponent, (), "<script>x</script>") for s in found.scores)
     text = arena.page(Standings(found.base, found.contestants, found.opponents, scores))
     assert text.count("<script") == 2
     assert not re.search(r"https?:|@import|url\(", text)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel.attacks import ATTACKS, Attack, View
 from rpel.attacks.forgeries import FACTORS
-from rpel.kernels import compiled, plain
+from rpel.backend import compiled, plain
 from rpel.randomness import stream
 from rpel.rules import RoundContext
 from support.paths import ROOT

@@ -13,7 +13,8 @@ from support.waiting import PATIENCE
 PLAN_KEYS = {
     "nodes", "byzantine", "rounds", "pull", "b_hat", "fraction", "probability", "confidence", "feasible",
     "best_below_half", "messages_per_round", "messages_all_to_all", "bytes_per_round", "method", "kappa", "alpha",
-    "lambda", "theorem_applies", "alternatives",
+    "lambda", "theorem_applies", "alternatives", "wire", "bytes_per_message", "shortest_period",
+    "memory", "window",
 }  # fmt: skip
 
 
@@ -27,8 +28,14 @@ def test_plan_as_json_has_the_promised_keys() -> None:
     found = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
     assert found.keys() >= PLAN_KEYS
     assert (found["pull"], found["b_hat"]) == (16, 8)
-    assert found["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa"}
+    assert found["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa", "window"}
     assert found["bytes_per_round"] is None
+
+
+def test_plan_with_memory_prints_windows_messages_and_what_is_kept() -> None:
+    text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--memory", "2").stdout
+    for part in ("s = 8", "b_hat = 8", "8 of 17 models", "99.8895 %", "800 against 9,900", "window", "keeps 8 models"):
+        assert part in text
 
 
 def test_plan_prints_the_answer_its_certainty_and_its_neighbours() -> None:

@@ -200,7 +200,7 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert out == ""
     assert len(err.strip().splitlines()) == 1, err
     assert all(word in err for word in words), err
-    assert not os.listdir(tmp_path)
+    assert set(os.listdir(tmp_path)) <= {"kernels"}  # which a process makes that is the first to load them
 
 
 def test_show_does_not_import_torch() -> None:

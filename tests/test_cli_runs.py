@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rpel import cli
 from rpel.config.spec import presets
 from rpel.simulation.api import simulate
 from support.commands import loads_none_of, rpel
@@ -24,6 +25,15 @@ def test_a_bare_command_prints_its_help_as_help(words: list[str], capsys: pytest
     assert out.startswith("Usage: rpel")
     assert "Commands:" in out
     assert err == ""
+
+
+def test_the_help_that_imports_no_command_says_what_the_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
+    helps = []
+    for made in (cli._listed(), cli._whole()):
+        made(["--help"], prog_name="rpel", standalone_mode=False)
+        helps.append(capsys.readouterr().out)
+    assert helps[0] == helps[1]
+    assert "reproduce" in helps[0]
 
 
 def test_help_names_rules_and_attacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -556,6 +556,15 @@ def test_a_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
     assert mirror.asked == list(mirror.files)
 
 
+def test_the_four_hospitals_files_are_downloaded_as_published(mirror: Server, shared_data: Path) -> None:
+    files = [f"heart-disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")]
+    mirror.files = {file: (shared_data / file).read_bytes() for file in files}
+    found = load("heart-disease")
+    assert found.writers is not None
+    assert np.bincount(found.writers).tolist() == [228, 221, 93, 150]
+    assert mirror.asked == files
+
+
 def test_cifar_download_is_the_public_archive(mirror: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     content = archive(small_cifar(monkeypatch))
     remote = Remote(formats.CIFAR_ARCHIVES[1], _md5(content), ())
@@ -628,7 +637,7 @@ def test_a_damaged_file_in_the_cache_is_named_with_the_remedy(
 
 def test_public_mirrors_are_https_and_every_file_has_a_digest() -> None:
     remotes = [remote for source in datasets.SOURCES.values() for remote in source.remotes]
-    assert len(remotes) == 10
+    assert len(remotes) == 14
     assert all(url.startswith("https://") for remote in remotes for url in remote.urls)
     assert all(len(remote.md5) == 32 for remote in remotes)
     unpacked = [known.unpacked for known in datasets.MNIST_DIGESTS + datasets.FASHION_DIGESTS]

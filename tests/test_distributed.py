@@ -59,6 +59,21 @@ CASES: list[dict[str, Any]] = [
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
     {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},  # shards sent in pieces
     MANY,
+    {"memory": 2, "pull": 6, "rounds": 4},
+    {
+        "asynchronous": True,
+        "speeds": "lognormal:0.3+stragglers:0.3,4",
+        "jitter": 0.2,
+        "max_age": 2.0,
+        "rounds": 2,
+        "model": "mnist",
+        "dataset": "mnist-sample",
+        "nodes": 9,
+        "pull": 6,
+        "batch_size": 5,
+        "attack": "fang",
+    },
+    {"memory": 3, "pull": 5, "rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
 ]
 
 

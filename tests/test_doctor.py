@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rpel import doctor
 from rpel.certificates import create
 from rpel.cli import main
+from rpel.doctor import Check, examine
 from rpel.experiments.bench import Measurement, fastest
-from rpel.operations import doctor
-from rpel.operations.doctor import Check, examine
 
 
 def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
@@ -34,8 +34,8 @@ def test_a_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Cap
     assert all(set(row) == {"check", "ok", "detail", "remedy"} for row in rows)
     names = {row["check"] for row in rows}
     assert names >= {
-        "python", "packages", "threads", "vector units", "kernels", "kernel cache", "data sets", "disk", "memory",
-        "clock",
+        "python", "packages", "threads", "vector units", "bfloat16", "kernels", "kernel cache", "data sets", "disk",
+        "memory", "clock",
     }  # fmt: skip
     assert "all is well" in rpel("doctor", capsys=capsys)
 

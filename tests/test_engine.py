@@ -11,9 +11,9 @@ import rpel
 from rpel import data, theory
 from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View, declare
+from rpel.backend import compiled
+from rpel.backend.base import backend
 from rpel.config.spec import load
-from rpel.kernels import compiled
-from rpel.kernels.backend import backend
 from rpel.learning import Aggregation, MomentumSGD, aggregate
 from rpel.models import model
 from rpel.runs.certificate import certificate

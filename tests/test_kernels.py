@@ -22,26 +22,26 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
+from rpel.backend import cache, compiled, coordinates, distances, plain, sorting
+from rpel.backend.plain import OPERATIONS, Operation
+from rpel.backend.torch import Torch
 from rpel.files import locked
-from rpel.kernels import cache, compiled, coordinates, distances, plain, sorting, tensor
-from rpel.kernels.plain import OPERATIONS, Operation
 from support.waiting import PATIENCE
 
 Array = NDArray[Any]
-FAST = ("compiled", "tensor")
+FAST = ("compiled", "torch")
 SOURCE = Path(rpel.__file__).parents[1]
 
 
 def call(twin: str, name: str, *arguments: Any, **options: Any) -> Array:
     """A primitive of a twin, NumPy in and out; torch gets a budget so small that it must work in pieces."""
-    if twin != "tensor":
+    if twin != "torch":
         module: ModuleType = {"plain": plain, "compiled": compiled}[twin]
         return np.asarray(getattr(module, name)(*arguments, **options))
-    tensors = [torch.from_numpy(a.copy()) if isinstance(a, np.ndarray) else a for a in arguments]
-    extra = {key: torch.from_numpy(a.copy()) if isinstance(a, np.ndarray) else a for key, a in options.items()}
-    if name != "nearest":
-        extra["budget_bytes"] = 20_000
-    return np.asarray(getattr(tensor, name)(*tensors, **extra).numpy())
+    arrays = Torch(budget=20_000)
+    table, *rest = arguments
+    first = table if name == "nearest" else torch.from_numpy(table.copy())
+    return np.asarray(getattr(arrays, name)(first, *rest, **options))
 
 
 class Case:
@@ -145,7 +145,7 @@ def as_int32(mix: Array | None) -> Array | None:
     return mix.astype(np.int32) if mix is not None and mix.dtype.kind == "i" else mix
 
 
-@pytest.mark.parametrize("twin", ["generic", "tensor"])
+@pytest.mark.parametrize("twin", ["generic", "torch"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(case=cases, share=st.floats(0, 1))
 @settings(deadline=None, max_examples=25)
@@ -168,7 +168,7 @@ def near_median_by_index(x: Array, f: int) -> Array:
     return np.array(found)
 
 
-@pytest.mark.parametrize("twin", ["plain", "generic", "specialised", "tensor"])
+@pytest.mark.parametrize("twin", ["plain", "generic", "specialised", "torch"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
     table: Array = np.random.default_rng(3).integers(-3, 4, (9, 300)).astype(dtype)
@@ -177,7 +177,7 @@ def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
     table[:, 41] = [-2, 0, 0, 0, 0, 0, 0, 0, 2]
     for f in range(5):
         rows = np.array([[3, 1, 4, 0, 5, 8, 2, 6, 7], np.arange(9)])
-        if twin in ("plain", "tensor"):
+        if twin in ("plain", "torch"):
             found = call(twin, "coordinatewise", table, rows, "meamed", f)
         else:
             out = np.empty((2, 300), dtype)
@@ -290,8 +290,28 @@ def test_neighbours_found_on_the_way_and_beforehand_give_the_same_bits(
     kept = compiled.nearest(compiled.squared_distances(table, index), m - f)
     result = compiled.coordinatewise(table, index, operation, f, m - f)
     same(result, compiled.coordinatewise(table, index, operation, f, kept))
-    for twin in ("plain", "tensor"):
+    for twin in ("plain", "torch"):
         close(call(twin, "coordinatewise", table, index[:5], operation, f, m - f), result[:5], table.dtype)
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-9, 1e-7, 3e-6, 1e-3])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e18, 1e30])
+@pytest.mark.parametrize("h", [3, 200])
+def test_neighbours_of_float32_rows_are_those_of_exact_distances(step: float, scale: float, h: int) -> None:
+    """Rows whose distances from the first differ by tiny shares, some of them held several times."""
+    rng = np.random.default_rng(8)
+    m, k, d = 13, 7, 1500
+    table = rng.normal(size=(40, d)) * np.sqrt(1 + step * rng.permutation(40))[:, None]
+    table[20:] = table[:20] * (1 + step)
+    table[0] = 0
+    table[5], table[6] = 1e8, -1e8
+    single = (table * scale).clip(-3e38, 3e38).astype(np.float32)
+    index = np.stack([rng.choice(40, m, replace=True) for _ in range(h)])
+    expected = compiled.nearest(compiled.squared_distances(single, index), k)
+    same(distances.neighbours(single, index, k), expected)
+    kept = np.empty_like(expected)
+    distances.neighbours_of(single, index, k, kept)
+    same(kept, expected)
 
 
 def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
@@ -416,7 +436,7 @@ import logging, sys, numpy as np
 said = []
 logging.getLogger("rpel").setLevel(logging.INFO)
 logging.getLogger("rpel").addHandler(type("Kept", (logging.Handler,), {"emit": lambda self, x: said.append(x)})())
-import rpel.kernels.compiled as kernels
+import rpel.backend.compiled as kernels
 from numba.core import event
 with event.install_recorder("numba:compile") as compiling:
     for dtype in sys.argv[1:]:
@@ -467,7 +487,7 @@ def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> N
 def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> None:
     source, cache = clone(tmp_path / "clone"), tmp_path / "cache"
     before = compilations(start_probe(cache, "float32", source=source))
-    with (source / "rpel" / "kernels" / "vectors.py").open("a") as file:
+    with (source / "rpel" / "backend" / "vectors.py").open("a") as file:
         file.write("\n# edited\n")
     assert compilations(start_probe(cache, "float32", source=source)) == before
 
@@ -498,8 +518,8 @@ def test_a_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_el
 
 
 REMOVED = """
-import shutil, sys, numpy as np, rpel.kernels.compiled as kernels
-from rpel.kernels.cache import folder
+import shutil, sys, numpy as np, rpel.backend.compiled as kernels
+from rpel.backend.cache import folder
 shutil.rmtree(folder())
 assert kernels.finite_rows(np.zeros((2, 3))).all()
 assert any(folder().rglob("*finite*.nbi"))
@@ -522,7 +542,7 @@ def test_processes_that_compile_at_the_same_time_compile_everything_once_and_rig
 
 WORK = """
 import numpy as np, rpel
-from rpel.kernels.cache import folder
+from rpel.backend.cache import folder
 table, index = np.zeros((5000, 1000), np.float32), np.arange(5000)[:, None] % [[1000, 900, 800, 700, 600]]
 for _ in range(2):
     rpel.rule("trimmed_mean", f=1).aggregate(table, index)  # 2.5e7 values a call
@@ -545,7 +565,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_an_import_of_the_fast_twin_does_not_load_torch() -> None:
-    code = "import sys, rpel.kernels.compiled, rpel.kernels.plain; sys.exit('torch' in sys.modules)"
+    code = "import sys, rpel.backend.compiled, rpel.backend.plain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

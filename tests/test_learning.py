@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel.learning import aggregate
-from rpel.peer.clock import RoundClock
-from rpel.peer.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
 from rpel.types import Outcome, PullResult, Received
 
 Array = NDArray[Any]

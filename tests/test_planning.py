@@ -13,7 +13,8 @@ from scipy import stats
 
 import rpel
 from rpel import hypergeometric, planning
-from rpel.planning import comfortable, max_byzantine_cdf, mis_specified, plan, quantiles, simulate_max
+from rpel.planning import comfortable, max_byzantine_cdf, mis_specified, plan, pullers, quantiles, simulate_max
+from rpel.types import WireName
 
 # docs/reference.md, section 2.
 TABLE = [
@@ -222,6 +223,30 @@ def test_probability_falls_with_the_true_number_of_hostile_nodes() -> None:
 def test_costs_are_counted_in_models_and_in_bytes() -> None:
     p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050)
     assert (p.messages_per_round, p.messages_all_to_all, p.bytes_per_round) == (1500, 9900, 1500 * 4 * 176_050)
+
+
+@pytest.mark.parametrize(("wire", "message"), [("float32", 704_200), ("bfloat16", 352_100), ("int8", 178_802)])
+def test_a_code_makes_messages_smaller_and_the_period_shorter(wire: WireName, message: int) -> None:
+    p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050, wire=wire, upstream="20Mbit")
+    assert (p.bytes_per_message, p.bytes_per_round) == (message, 1500 * message)
+    asked = stats.binom.ppf(0.99, 99, 15 / 99)
+    assert p.shortest_period == pytest.approx(asked * message * 8 / 20e6 / 0.6)
+
+
+@given(nodes=st.integers(2, 3000), share=st.floats(0, 1))
+def test_pullers_are_the_quantile_of_a_binomial(nodes: int, share: float) -> None:
+    pull = 1 + int(share * (nodes - 2))
+    assert abs(pullers(nodes, pull) - stats.binom.ppf(0.99, nodes - 1, pull / (nodes - 1))) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"wire": "int4"}, "int8"), ({"upstream": "20MB"}, "20Mbit"), ({"upstream": "-1"}, "-1"),
+     ({"upstream": "20Mbit", "parameters": None}, "parameters")],
+)  # fmt: skip
+def test_a_line_that_cannot_be_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        plan(**{"nodes": 10, "byzantine": 1, "rounds": 5, "parameters": 9, **fields})
 
 
 def test_a_third_given_as_a_float_is_a_third() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 import rpel
 from rpel import testing
 from rpel.attacks import declare
+from rpel.backend import compiled
 from rpel.data import Dataset
-from rpel.kernels import compiled
 from rpel.learning import aggregate
 from rpel.rules import FunctionRule, Group, PreAggregation, Rule
 from rpel.types import Received

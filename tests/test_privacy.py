@@ -177,6 +177,8 @@ GROUPED = nn.Sequential(
     nn.Conv2d(1, 4, 5, stride=3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Dropout(0.0), nn.Flatten(), nn.Linear(256, 10)
 )
 
+WIDE = nn.Sequential(nn.Flatten(), nn.Linear(784, 80), nn.Tanh(), nn.Linear(80, 10))  # nodes one by one, examples not
+
 
 def task(network: "str | nn.Module" = "linear", dataset: Dataset | None = None, fast: bool = True) -> Classification:
     data = dataset or load()
@@ -207,7 +209,7 @@ def looped(private: PrivateGradients, x: np.ndarray, node: int, norm: float) -> 
     return total, norms
 
 
-@pytest.mark.parametrize("network", ["linear", "mlp", "mnist", GROUPED])
+@pytest.mark.parametrize("network", ["linear", "mlp", "mnist", GROUPED, WIDE])
 @pytest.mark.parametrize("share", [0.5, 1e9])
 def test_sums_of_clipped_gradients_equal_a_plain_loop_over_examples(network: "str | nn.Module", share: float) -> None:
     made = task(network)
@@ -220,8 +222,38 @@ def test_sums_of_clipped_gradients_equal_a_plain_loop_over_examples(network: "st
         assert np.abs(g[node] - expected / BATCH).max() <= 1e-4 * np.abs(expected / BATCH).max()
 
 
-def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explode() -> None:
-    made = task("mlp")
+def test_examples_at_once_equal_one_by_one_with_frozen_layers_and_dropout() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.Dropout(0.4), nn.Tanh(), nn.Linear(20, 10))
+    module[1].bias.requires_grad_(False)
+    made = task(module)
+    at_once, one_by_one = (PrivateGradients(task(module, fast=fast), 0.7) for fast in (True, False))
+    one_by_one.engine = one_by_one.task.engine
+    x, local = at(made), made.local_state(NODES)
+    found, expected = (one.gradient(x, local, np.arange(NODES), 3, 0)[0] for one in (at_once, one_by_one))
+    assert type(at_once.engine) is not type(one_by_one.engine)
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_an_engine_keeps_to_the_examples_that_are_there() -> None:
+    for network in ("linear", "mnist", GROUPED):
+        private = PrivateGradients(task(network), 0.5)
+        x, rows = torch.from_numpy(at(private.task)[:1]), private.task.examples.held[0][None, :6]
+        inputs, labels = private.task.examples.batch(rows, np.array([0]), torch.float32)
+        seeds, local = np.zeros((1, 6), np.int64), torch.from_numpy(private.task.local_state(1))
+        some, few, nobody = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+        there = torch.tensor([[True, False, True, False, False, True]])
+        private.engine.clipped(x, local, inputs, labels, seeds, there, 0.5, some)
+        kept = [0, 2, 5]
+        every = torch.ones(1, 3, dtype=torch.bool)
+        private.engine.clipped(x, local, inputs[:, kept], labels[:, kept], seeds[:, kept], every, 0.5, few)
+        assert torch.allclose(some, few, atol=1e-6)
+        private.engine.clipped(x, local, inputs, labels, seeds, there & False, 0.5, nobody)
+        assert not nobody.any()
+
+
+@pytest.mark.parametrize("network", ["mlp", "mnist", GROUPED])
+def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explode(network: "str | nn.Module") -> None:
+    made = task(network)
     x = 1e4 * at(made)
     x[1, 0] = np.nan
     g, _ = PrivateGradients(made, 0.01).gradient(x, made.local_state(NODES), np.arange(NODES), 1, 0)
@@ -341,6 +373,16 @@ def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     assert f"ε is at most {stated['epsilon']:.4g} at any honest node" in (tmp_path / "page.html").read_text("utf-8")
     shown, _ = rpel("resume", str(run.path), capsys=capsys)
     assert f"epsilon            at most {stated['epsilon']:.4g} at any honest node" in shown
+
+
+def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (package.simulate(**{**RUN, "rounds": 2, "noise_multiplier": s}, out=tmp_path) for s in (4.0, 8.0))
+    found = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"]["epsilon"]
+    stated = [run.certificate["privacy"]["epsilon"] for run in (a, b)]
+    assert [found["a"], found["b"], found["difference"]] == pytest.approx([*stated, stated[1] - stated[0]], rel=1e-6)
+    assert "epsilon" in rpel("compare", str(a.path), str(b.path), capsys=capsys)[0]
 
 
 def test_a_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:

@@ -1,14 +1,21 @@
 """A run is, number for number, what the paper's algorithm gives when it is computed plainly, node by node."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rpel import data
+from rpel.attacks import Attack
+from rpel.backend import compiled
 from rpel.graphs import Graph
 from rpel.randomness import stream
+from rpel.simulation.api import simulate
+from rpel.simulation.delivery import Roster
 from support.plain import PARAMETERS, Case, examples, gradient, hostile, network
+from support.runs import TINY, tiny
 
 AT_NODE_0 = 1
 """A seed that places a hostile node at number 0, which is also what a careless reader takes padding for."""
@@ -127,3 +134,60 @@ def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nod
     most = set(np.argsort(-adjacency.sum(axis=1), kind="stable")[:3].tolist())
     assert most != set(chosen)
     assert np.load(path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]
+
+
+# --- once is enough --------------------------------------------------------------------------------------------------
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:
+    """The calls of a function from now on."""
+    calls, function = list[tuple[Any, ...]](), getattr(place, name)
+
+    def counting(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments, **keywords)
+
+    monkeypatch.setattr(place, name, counting)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"attack": "label_flip"}, {"attack": "backdoor"}, {"method": "gts"}],
+    ids=lambda fields: "-".join(map(str, fields.values())) or "alie",
+)
+def test_attack_and_network_are_built_once_and_non_finite_rows_looked_for_once_a_round(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, drawn = counted(monkeypatch, Attack, "__init__"), counted(monkeypatch, Roster, "__init__")
+    looked = counted(monkeypatch, compiled, "finite_rows")
+    tiny(None, **fields)
+    assert (len(built), len(drawn)) == (1, 1)
+    assert len(looked) == TINY["rounds"]
+
+
+def test_seeds_of_one_setting_load_their_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = counted(monkeypatch, data, "load")
+    both = simulate(**{**TINY, "seeds": "0,1", "rounds": 1})
+    assert len(loaded) == 1
+    assert [run.spec.seed for run in both.runs] == [0, 1]
+
+
+def test_a_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep, primitives = list[int](), ("coordinatewise", "moments", "momentum_step", "finite_rows")
+    ours = str(Path(data.__file__).parents[1])
+
+    def watch(name: str) -> None:
+        function = getattr(compiled, name)
+
+        def watching(*arguments: Any, **keywords: Any) -> Any:
+            deep.append(sum(frame.filename.startswith(ours) for frame in traceback.extract_stack()))
+            return function(*arguments, **keywords)
+
+        monkeypatch.setattr(compiled, name, watching)
+
+    for name in primitives:
+        watch(name)
+    tiny(None, rounds=1)
+    assert len(deep) >= len(primitives)
+    assert max(deep) <= 15

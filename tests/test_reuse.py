@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from rpel.config.spec import Spec, to_toml
+from rpel.experiments.reproduce import prepare
 from rpel.plugins import load, named
 from rpel.runs.certificate import versions
 from rpel.runs.folder import RunFolder
@@ -140,6 +142,27 @@ def test_a_report_shows_the_run_of_the_running_code_and_else_all(
     runs, said = shown()
     assert runs == 2
     assert "by several other codes, all shown" in said
+
+
+def test_reproduce_takes_the_runs_of_the_running_code_and_others_only_if_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def folders(**more: Any) -> list[Path]:
+        return list(prepare(["alie-mean-s3-b1"], "smoke", tmp_path, **more).specs)
+
+    def finish(path: Path, code: str) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "spec.toml").write_text(to_toml(Spec()))
+        (path / "certificate.json").write_text(json.dumps({"versions": {"code": code}}))
+
+    first, *others = folders()
+    finish(first, "0" * 64)
+    assert folders(reuse=True) == [first, *others]
+    assert caplog.text == ""
+    assert folders() == [first.with_name(f"{first.name}-{versions()['code'][:8]}"), *others]
+    assert f"{first} not reused (made by other code" in caplog.text
+    finish(first, versions()["code"])
+    assert folders() == [first, *others]
 
 
 # --- objects from Python ---------------------------------------------------------------------------------------------

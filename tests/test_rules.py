@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import rules as A
-from rpel.kernels import compiled, plain, tensor
+from rpel.backend import compiled, plain
+from rpel.backend.torch import Torch
 from rpel.randomness import stream
-from rpel.rules.base import Group
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
 
@@ -67,18 +67,14 @@ def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
-@pytest.mark.parametrize("kernels", [plain, compiled, tensor], ids=["plain", "compiled", "tensor"])
+@pytest.mark.parametrize("kernels", [plain, compiled, Torch()], ids=["plain", "compiled", "torch"])
 def test_many_victims_over_one_table_get_what_each_would_get_alone(
     name: str, parameters: dict[str, Any], m: int, f: int, kernels: Any
 ) -> None:
     rule = rpel.rule(name, **parameters)
     table, index = table_and_index(m)
-    given_table = torch.from_numpy(table) if kernels is tensor else table
     alone = rule(table[index])  # one batch, so that a shuffling rule deals the same cards
-    if kernels is tensor:
-        found = rule.compute(Group(tensor, given_table, index, rule.f or 0, np.arange(len(index)))).numpy()
-    else:
-        found = rule.aggregate(given_table, index, kernels=kernels)
+    found = rule.aggregate(kernels.array(table), index, kernels=kernels)
     np.testing.assert_allclose(found, alone, rtol=0, atol=1e-9)
     out = np.empty_like(alone)
     assert rule.aggregate(table, index, out=out) is out
@@ -394,7 +390,7 @@ def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
-@pytest.mark.parametrize("kernels", [plain, compiled, tensor], ids=["plain", "compiled", "tensor"])
+@pytest.mark.parametrize("kernels", [plain, compiled, Torch()], ids=["plain", "compiled", "torch"])
 def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict[str, Any], kernels: Any) -> None:
     rule = rpel.rule(name, **parameters)
     table, index = table_and_index(7)
@@ -403,11 +399,7 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
     w = np.where(index >= 0, metropolis_like(12, 7), 0.0)
     hostile = np.random.default_rng(2).random(index.shape) < 0.3
     hostile[:, 0] = False
-    models = torch.from_numpy(table) if kernels is tensor else table
-    if kernels is tensor:
-        found = np.asarray(rule.aggregate(models, index, weights=w, hostile=hostile))
-    else:
-        found = rule.aggregate(models, index, weights=w, hostile=hostile, kernels=kernels)
+    found = np.asarray(rule.aggregate(kernels.array(table), index, weights=w, hostile=hostile, kernels=kernels))
     np.testing.assert_allclose(found[4], table[index[4, 0]], atol=1e-12)
     for i in range(12):
         here = index[i] >= 0

@@ -55,7 +55,7 @@ def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
     assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
     proof = json.loads((path / "certificate.json").read_text())
     promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data rule"
-    promised += " objects privacy"
+    promised += " objects privacy aggregations"
     assert set(proof) == set(promised.split())
     assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
     counts, nodes = np.load(path / "counts.npz"), np.load(path / "nodes.npz")
@@ -585,6 +585,16 @@ def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == ""
 
 
+def test_pandas_gets_all_rounds_of_all_seeds(finished: Result) -> None:
+    pytest.importorskip("pandas")
+    both = rpel.RunSet([finished, rpel.Run(finished.spec.replace(seed=1), history=finished.history)])
+    frame = both.to_pandas()
+    assert list(frame.columns) == ["seed", *finished.history.columns]
+    assert frame["seed"].tolist() == [0] * TINY["rounds"] + [1] * TINY["rounds"]
+    np.testing.assert_array_equal(frame["loss"], np.tile(finished.history["loss"], 2))
+    assert frame.groupby("seed")["accuracy_mean"].count().tolist() == [len(finished.evaluated)] * 2
+
+
 def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpel.runs.record.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
@@ -679,7 +689,7 @@ def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Pa
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:
-    from rpel.kernels.pool import threads
+    from rpel.backend.pool import threads
 
     before = threads(), torch.get_num_threads()
     assert tiny(None, threads=1).certificate["threads"] == 1

@@ -136,7 +136,7 @@ def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:
     assert [state.reused for state in again.states] == [True, True, False, True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     file, out = tmp_path / "long.toml", tmp_path / "out"
     text = SMALL + "byzantine = 1\nrounds = 600\ncheckpoint_every = 0\n[grid]\nattack = ['foe', 'alie']\n"
@@ -172,7 +172,7 @@ def finished(file: Path, out: Path) -> list[Path]:
     return [Path(run["path"]) for state in states if state.result for run in state.result.get("runs", [state.result])]
 
 
-@pytest.mark.parametrize("seeds", ["0", "0,1"])
+@pytest.mark.parametrize("seeds", [pytest.param("0", marks=pytest.mark.full), "0,1"])
 def test_a_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str) -> None:
     file, out = tmp_path / "grid.toml", tmp_path / "out"
     file.write_text(SMALL + f"rounds = 1\nseeds = '{seeds}'\n[grid]\nbyzantine = [0, 1]\n", "utf-8")

@@ -256,8 +256,8 @@ def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Pa
 @pytest.mark.integration
 def test_a_peer_finds_the_task_of_the_example_package_by_name(installed: Path) -> None:
     code = (
-        "import numpy as np; from rpel.config.peer import check_task; from rpel.peer.learner import task_learner;"
-        "from rpel.peer.wire import Signature;"
+        "import numpy as np; from rpel.config.peer import check_task; from rpel.peer.io.learner import task_learner;"
+        "from rpel.peer.core.wire import Signature;"
         "shapes = {'0.weight': (16, 2), '0.bias': (16,), '2.weight': (2, 16), '2.bias': (2,)};"
         "signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype('float32'));"
         "learner = task_learner(check_task('quadrants'), index=1, nodes=4, run='r', hyperparameters={'lr': 0.5},"

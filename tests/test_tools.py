@@ -55,7 +55,14 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
     assert len(list(check_tests.faults("def test_a():\n    x.same()", support))) == 1
 
 
-@pytest.mark.parametrize(("tool", "page"), [("scale_results", "scale.md"), ("arena_results", "results/arena.md")])
+@pytest.mark.parametrize(
+    ("tool", "page"),
+    [
+        ("scale_results", "scale.md"),
+        ("arena_results", "results/arena.md"),
+        ("federations_results", "results/federations.md"),
+    ],
+)
 def test_the_tables_of_a_page_are_what_its_kept_runs_say(tool: str, page: str, tmp_path: Path) -> None:
     for folder in ("docs", "tools"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

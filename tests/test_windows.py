@@ -1,11 +1,15 @@
 """The exact law of hostile answers in windows of several rounds, against published values and against draws."""
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.planning import max_byzantine_cdf, window_probability, window_quantile
+from rpel.planning import max_byzantine_cdf, plan, window_probability, window_quantile
+from rpel.planning.windows import window_holds
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,57 @@ def test_longer_windows_are_bounded_from_below_and_too_long_ones_refused() -> No
     assert window_quantile(100, 10, 8, 200, 2, 0.99) == 8
     with pytest.raises(ValueError, match="33"):
         window_probability(100, 10, 40, 200, 3, 8)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "byzantine", "memory"), [(100, 10, 2), (60, 9, 3), (40, 4, 4)])
+def test_a_plan_with_memory_has_the_smallest_pull_whose_window_is_feasible(
+    nodes: int, byzantine: int, memory: int
+) -> None:
+    found = plan(nodes=nodes, byzantine=byzantine, rounds=50, memory=memory)
+    tried = [
+        s
+        for s in range(1, (nodes - 1) // memory + 1)
+        if 2 * window_quantile(nodes, byzantine, s, 50, memory, 0.99) < memory * s + 1
+    ]
+    assert (found.pull, found.window) == (tried[0], memory * tried[0])
+    assert found.probability == window_probability(nodes, byzantine, found.pull, 50, memory, found.b_hat) >= 0.99
+    assert (found.fraction, found.theorem_applies, found.alpha) == (found.b_hat / (found.window + 1), False, None)
+    assert found.messages_per_round == nodes * found.pull
+    assert {choice.window for choice in found.alternatives} <= {memory * s for s in range(nodes)}
+
+
+def test_bounds_decide_about_windows_as_the_chain_does() -> None:
+    """What is neither certain by Boole nor hopeless is walked; the others must have come to the same."""
+    for memory, pull in ((2, 8), (2, 16), (3, 5), (3, 11)):
+        exact = [window_probability(200, 30, pull, 300, memory, k) for k in range(memory * pull)]
+        for p in (0.5, 0.9, 0.99, 0.9999):
+            holds = [window_holds(200, 30, pull, 300, memory, k, p) for k in range(memory * pull)]
+            assert holds == [value >= p for value in exact]
+
+
+def test_a_million_nodes_with_memory_are_planned_in_milliseconds() -> None:
+    plan(nodes=1000, byzantine=100, rounds=200, memory=2)
+    began = time.process_time()
+    found = plan(nodes=10**6, byzantine=10**5, rounds=200, memory=3)
+    assert (found.pull, found.window, found.b_hat) == (14, 42, 21)
+    assert time.process_time() - began < 0.5, "some 20 ms on an idle machine"
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"memory": 0}, ["memory 0", "at least 1"]),
+        ({"memory": 3, "pull": 40}, ["120 different peers", "33"]),
+        ({"memory": 2, "method": "simulate"}, ["simulate", "exact"]),
+        ({"memory": 2, "method": "bound"}, ["bound", "exact"]),
+        ({"memory": 100}, ["memory 100", "99"]),
+    ],
+)
+def test_a_plan_with_memory_that_cannot_be_is_one_sentence(question: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as refused:
+        plan(nodes=100, byzantine=10, rounds=200, **question)
+    assert all(word in str(refused.value) for word in words)
+    assert "\n" not in str(refused.value)

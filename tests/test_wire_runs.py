@@ -1,11 +1,13 @@
 """Runs whose models travel in a code: what line 9 sees, what is counted, and that float32 is as ever."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rpel
+from rpel.attacks import View
 from rpel.types import WireName
 from rpel.wire import Wire
 from support.simulations import BASE, Quadratic, simulation
@@ -47,3 +49,53 @@ def test_bytes_are_those_of_the_messages_and_accuracy_stays() -> None:
 def test_workers_change_no_byte_of_a_coded_run(tmp_path: Any) -> None:
     runs = [rpel.simulate("linear", wire="int8", workers=p, out=tmp_path / str(p), **SMALL) for p in (1, 2)]
     assert np.array_equal(runs[0].models, runs[1].models)
+
+
+def test_the_strongest_attack_weighs_only_vectors_that_the_code_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its search gives to the victims' rule are rows that came through the code."""
+    seen: list[np.ndarray[Any, Any]] = []
+    plain = View.with_forged
+
+    def watched(view: View, forged: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        table = plain(view, forged)
+        seen.append(table[len(view.honest) :].copy())
+        return table
+
+    monkeypatch.setattr(View, "with_forged", watched)
+    rpel.simulate("linear", wire="int8", attack="strongest", **SMALL | {"rounds": 1})
+    assert len(seen) > 10
+    for rows in seen:
+        again = np.empty_like(rows)
+        Wire("int8").through(rows, again)
+        np.testing.assert_allclose(again, rows, rtol=1e-6)
+        blocks = np.abs(rows[:, :256])
+        codes = np.rint(blocks / np.maximum(blocks.max(axis=1, keepdims=True) / 127, 1e-30))
+        assert len(np.unique(codes)) <= 128
+
+
+def huge_entry(view: View) -> np.ndarray[Any, Any]:
+    """The mean of what the victim received, with one entry in each block so large that the rest of it becomes 0."""
+    forged = view.moments()
+    forged[:, ::256] = 1e30
+    return forged
+
+
+def test_a_huge_entry_in_a_block_spoils_the_liars_own_row_and_no_other() -> None:
+    """The scale belongs to a row: what honest nodes say arrives as if nobody had lied."""
+    honest = []
+    for attack in ("foe", huge_entry):
+        run = simulation(BASE.replace(wire="int8", rule=None))
+        coded: Any = run.problem.deliver
+        coded = replace(coded, network=replace(run.network, attack=rpel.attack(attack)))
+        run.problem = replace(run.problem, deliver=coded)
+        received = run.advance().received
+        honest.append(received.table[: run.nodes].copy())
+        forged = received.table[run.nodes : -run.nodes]
+    np.testing.assert_array_equal(honest[0], honest[1])
+    assert len(forged)
+    assert (np.count_nonzero(forged, axis=1) == 1).all()
+
+
+def test_huge_entries_harm_no_run_whose_rule_survives_liars() -> None:
+    runs = [rpel.simulate("linear", wire="int8", attack=a, **SMALL | {"rounds": 20}) for a in ("none", huge_entry)]
+    assert runs[1].accuracy_worst > runs[0].accuracy_worst - 0.05

@@ -33,10 +33,8 @@ def standings(runs: list[KeptRun], unable: tuple[str, ...] = ()) -> Standings:
 
 
 def _score(one: Contestant, other: Opponent, error: str, runs: list[KeptRun]) -> Score:
-    mine = [run for run in runs if contestant(run) == one and opponent(run) == other]
-    last = {run.spec["seed"]: run.rows[-1] for run in mine}
-    ends = {seed: (row["accuracy_mean"] or 0.0, row["accuracy_worst"] or 0.0) for seed, row in sorted(last.items())}
-    return Score(one, other, ends, max((sum(row["bytes"] for row in run.rows) for run in mine), default=0), error)
+    mine = [run.record for run in runs if contestant(run) == one and opponent(run) == other]
+    return Score(one, other, tuple(sorted(mine, key=lambda run: run.spec.seed)), error)
 
 
 def contestant(run: KeptRun) -> Contestant:

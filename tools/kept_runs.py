@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpel.config.spec import Spec
+from rpel.runs.certificate import Certificate
+from rpel.runs.record import Run, Table
+
 SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
 
 
@@ -24,6 +28,11 @@ class KeptRun:
     def evaluated(self) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["accuracy_mean"] is not None]
 
+    @property
+    def record(self) -> Run:
+        """The same as all of rpel reads it."""
+        return Run(Spec(**self.spec), history=Table(self.rows), certificate=Certificate(self.proof))
+
 
 class Archive:
     """A tar file with NAME/FILE of each run; equal runs give equal bytes."""
@@ -35,10 +44,11 @@ class Archive:
             with tarfile.open(path, "r:xz") as tar:
                 self.files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
-    def take(self, folder: Path) -> None:
-        """Add every finished run below the folder."""
+    def take(self, folder: Path, also: tuple[str, ...] = ()) -> None:
+        """Add every finished run below the folder; ``also``: more of its files."""
         for proof in sorted(folder.rglob("certificate.json")):
-            self.files |= {f"{proof.parent.name}/{name}": (proof.parent / name).read_bytes() for name in SMALL}
+            names = (*SMALL, *also)
+            self.files |= {f"{proof.parent.name}/{name}": (proof.parent / name).read_bytes() for name in names}
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

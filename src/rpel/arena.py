@@ -7,27 +7,26 @@ shown with its sentence and stops nothing; a rule's rank is its worst case over 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
-from string import Template
 from typing import Any
 
 from rpel.config.record import parse_seeds
 from rpel.config.spec import MethodName, Spec
 from rpel.errors import nearest
-from rpel.experiments.sweep import Cell, CellRun
+from rpel.experiments.sweep import Cell
 from rpel.files import write_text
-from rpel.report.drawing import HeatCell, heat_map, scatter
+from rpel.report.drawing import HeatCell, scatter
 from rpel.report.groups import latex_table
-from rpel.report.page import TableCell, document, number, size, sorting_table, template, words
-from rpel.runs.record import Table, interval
+from rpel.report.page import TableCell, number, rendered, size, words
+from rpel.runs.record import Run, Table, interval
 from rpel.text import count, value_text
+from rpel.types import ROBUST_RULE
 
 ADAPTIVE = ("alie", "foe", "dissensus", "min_max")
 """What --strongest searches the factor of; ipm is the same family as foe."""
-OWN_RULE = "nnm+trimmed_mean"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[
         if name not in known:
             raise ValueError(f"there is no method {name!r}; {nearest(name, known)}")
     if not rules:
-        rules = [OWN_RULE] if "rpel" in methods else [] if methods else every_rule()
+        rules = [ROBUST_RULE] if "rpel" in methods else [] if methods else every_rule()
     rivals = [name for name in methods if name != "rpel"]
     return [*(Contestant("rpel", r) for r in rules), *(Contestant(name, METHODS[name].rule) for name in rivals)]
 
@@ -105,7 +104,7 @@ def every_rule() -> list[str]:
     """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
     from rpel.rules.registry import about
 
-    return [OWN_RULE, *(name for name, _ in about() if _takes_models(name))]
+    return [ROBUST_RULE, *(name for name, _ in about() if _takes_models(name))]
 
 
 def _takes_models(name: str) -> bool:
@@ -162,13 +161,22 @@ def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """One contestant against one opponent: accuracies (mean, worst) by seed; without any, why there is none."""
+    """One contestant against one opponent: a run for each seed; where one is missing, why."""
 
     contestant: Contestant
     opponent: Opponent
-    ends: dict[int, tuple[float, float]]
-    bytes: int = 0
+    runs: tuple[Run, ...]
     error: str = ""
+
+    @cached_property
+    def ends(self) -> dict[int, tuple[float, float]]:
+        """By seed what the run is judged by, mean and worst node."""
+        return {run.spec.seed: (run.end(f"{run.key}_mean"), run.end(f"{run.key}_worst")) for run in self.runs}
+
+    @cached_property
+    def bytes(self) -> int:
+        """Sent in a run."""
+        return max((int(run.total("bytes")) for run in self.runs), default=0)
 
     @property
     def missing(self) -> str:
@@ -273,23 +281,19 @@ class Standings:
         }
 
 
-def standings(base: Spec, played: Sequence[Trial], states: Sequence[CellRun]) -> Standings:
-    """The scores of a sweep over these trials, in their order."""
-    found: dict[tuple[str, str], list[tuple[Trial, CellRun]]] = {}
-    for trial, state in zip(played, states, strict=True):
-        found.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, state))
+def standings(base: Spec, played: Sequence[Trial], ends: Sequence[Run | str]) -> Standings:
+    """The scores of these trials, in their order: of each its run, or why there is none."""
+    found: dict[tuple[str, str], list[tuple[Trial, Run | str]]] = {}
+    for trial, end in zip(played, ends, strict=True):
+        found.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, end))
     who = tuple(dict.fromkeys(trial.contestant for trial in played))
     against = {trial.opponent.label: trial.opponent for trial in played}
     return Standings(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in found.values()))
 
 
-def _score(pairs: Sequence[tuple[Trial, CellRun]]) -> Score:
-    first = pairs[0][0]
-    done = {trial.seed: state.result for trial, state in pairs if state.result is not None}
-    errors = [state.error or state.status for _, state in pairs if state.result is None]
-    ends = {seed: (result["accuracy_mean"], result["accuracy_worst"]) for seed, result in done.items()}
-    sent = max((int(result["bytes"]) * int(result["rounds"]) for result in done.values()), default=0)
-    return Score(first.contestant, first.opponent, ends, sent, errors[0] if errors else "")
+def _score(pairs: Sequence[tuple[Trial, Run | str]]) -> Score:
+    trial, runs = pairs[0][0], tuple(end for _, end in pairs if isinstance(end, Run))
+    return Score(trial.contestant, trial.opponent, runs, next((end for _, end in pairs if isinstance(end, str)), ""))
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -337,23 +341,25 @@ def page(found: Standings) -> str:
     runs = sum(len(score.ends) for score in found.scores)
     seeds = max((len(score.ends) for score in found.scores), default=0)
     points = [(r.contestant.label, r.bytes / 1e6, r.worst_case) for r in ranks if r.worst_case is not None]
-    body = Template(template("arena.html")).substitute(
+    return rendered(
+        "arena.html",
+        title="rpel arena",
+        data={},
         summary=f"{len(found.contestants)} rules and methods, {len(found.opponents)} attacks, {count(runs, 'run')}.",
-        facts=f"<div><dt>setting</dt><dd>{escape(facts(found.base))}</dd></div>",
+        setting=facts(found.base),
         interval="their 95 % t-interval" if seeds > 2 else "the lowest and the highest",
-        ranking=sorting_table("ranking", "Ranking", [_ranked(place, rank) for place, rank in enumerate(ranks, 1)]),
+        ranking=[_ranked(place, rank) for place, rank in enumerate(ranks, 1)],
+        rules=[rank.contestant.label for rank in ranks],
+        attacks=[other.label for other in found.opponents],
         worst=_heat(found, ranks, "worst"),
         mean=_heat(found, ranks, "mean"),
         unable=_unable(found),
         scatter=scatter(points, "megabytes sent"),
     )
-    return document("rpel arena", body, {})
 
 
-def _heat(found: Standings, ranks: Sequence[Rank], column: str) -> str:
-    names = [other.label for other in found.opponents]
-    lines = [[_heat_cell(found.score(rank.contestant, other), column) for other in found.opponents] for rank in ranks]
-    return heat_map(column, "rule", [rank.contestant.label for rank in ranks], names, lines)
+def _heat(found: Standings, ranks: Sequence[Rank], column: str) -> list[list[HeatCell]]:
+    return [[_heat_cell(found.score(rank.contestant, other), column) for other in found.opponents] for rank in ranks]
 
 
 def _heat_cell(score: Score, column: str) -> HeatCell:
@@ -364,17 +370,17 @@ def _heat_cell(score: Score, column: str) -> HeatCell:
     return HeatCell(score.number(column), who + "; ".join(numbers))
 
 
-def _unable(found: Standings) -> str:
+def _unable(found: Standings) -> list[dict[str, str]]:
     """What could not run, with the reason; a reason that all attacks share is said once."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for s in found.scores:
         if s.error:
             reasons.setdefault((s.contestant.label, s.error), []).append(s.opponent.label)
-    items = ""
-    for (who, why), names in reasons.items():
-        against = "all attacks" if len(names) == len(found.opponents) else ", ".join(names)
-        items += f"<li><b>{escape(who)}</b> against {escape(against)}: {escape(why)}</li>"
-    return f"<section><h2>Without result</h2><ul>{items}</ul></section>" if items else ""
+    every = len(found.opponents)
+    return [
+        {"rule": who, "attacks": "all attacks" if len(names) == every else ", ".join(names), "reason": why}
+        for (who, why), names in reasons.items()
+    ]
 
 
 def _ranked(place: int, rank: Rank) -> dict[str, TableCell]:

@@ -5,11 +5,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rpel.kernels.backend import Backend, backend
+from rpel.backend.base import Backend, backend
+from rpel.backend.moving import Moving
 from rpel.rules import RoundContext, Rule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
@@ -48,7 +49,14 @@ class MomentumSGD:
     def init(self) -> tuple[Models, Arrays]:
         """All nodes with the common initial model, momenta zero."""
         x = self.backend.repeated(self.task.initial(), self.nodes)
-        return x, {"momentum": self.backend.zeros_like(x), "buffers": self.task.local_state(self.nodes)}
+        return x, self.remembers(x)
+
+    def remembers(self, x: Models) -> Arrays:
+        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
+        return {
+            "momentum": self.backend.zeros_like(x),
+            "buffers": self.backend.array(self.task.local_state(len(x))),
+        }
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
@@ -122,6 +130,8 @@ def aggregate(
     Non-finite models are looked for here, once, and the rule is told.
     """
     kernels, context = kernels or backend("numba"), context or rule.context
+    if received.moves is not None:
+        kernels = cast(Backend, Moving(kernels, received.moves))
     finite = np.asarray(kernels.finite_rows(received.table))
     present = received.index >= 0
     usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
@@ -133,10 +143,11 @@ def aggregate(
     if not kept.any():
         given |= {"weights": weights, "hostile": hostile, "context": context, "out": out}
         return rule.aggregate(received.table, received.index, **given), done
-    x = np.array(half) if out is None else out
-    x[kept] = half[kept]
+    x = kernels.copy(half) if out is None else out
+    kernels.put(x, kept, kernels.take(half, kept))
     if not kept.all():
         some = ~kept
         given |= {key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))}
-        x[some] = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
+        found = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
+        kernels.put(x, some, found)
     return x, done

@@ -13,15 +13,15 @@ Plain twin: the torch optimiser itself, in a loop of one's own.
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rpel.backend.base import Backend, backend
 from rpel.errors import nearest
-from rpel.kernels.backend import Backend, backend
 from rpel.learning import Gradients
 from rpel.types import Arrays, Integers, Models, Schedule
 
@@ -83,6 +83,27 @@ class Place:
     dtype: torch.dtype
 
 
+@lru_cache(maxsize=4)
+def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, ...]:
+    """What an optimiser remembers of parameters of these shapes after a step, found by taking one."""
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    made = make(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    found, at = [], 0
+    for number, parameter in enumerate(parameters):
+        for name, value in made.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor | int | float) or value is None:
+                continue
+            tensor = torch.as_tensor(value)
+            if not tensor.is_floating_point() and tensor.dtype != torch.int64:
+                raise ValueError(f"optimizer {type(made).__name__} remembers {name} as {tensor.dtype}")
+            found.append(Place(number, name, slice(at, at + tensor.numel()), tuple(tensor.shape), tensor.dtype))
+            at += tensor.numel()
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class TorchSteps:
     """Lines 3-6 with a torch optimiser in the place of lines 5 and 6, ``steps`` times a round.
@@ -103,9 +124,13 @@ class TorchSteps:
     def init(self) -> tuple[Models, Arrays]:
         """All nodes with the common initial model; no optimiser remembers anything yet."""
         x = self.backend.repeated(self.task.initial(), self.nodes)
+        return x, self.remembers(x)
+
+    def remembers(self, x: Models) -> Arrays:
+        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
         width = max((place.columns.stop for place in self.places), default=0)
-        taken = {"optimizer": np.zeros((self.nodes, width), x.dtype), "steps": np.zeros((self.nodes, 1), np.int64)}
-        return x, taken | {"buffers": self.task.local_state(self.nodes)}
+        taken = {"optimizer": self.backend.zeros(len(x), width, x), "steps": np.zeros((len(x), 1), np.int64)}
+        return taken | {"buffers": self.backend.array(self.task.local_state(len(x)))}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
@@ -126,29 +151,11 @@ class TorchSteps:
         """Whether many nodes may step as one tensor."""
         return type(self.make([nn.Parameter(torch.zeros(1))])) in _EACH_NUMBER
 
-    @cached_property
-    def places(self) -> tuple[Place, ...]:
-        """What the optimiser of one node remembers after a step, found by taking one."""
-        parameters = [nn.Parameter(torch.zeros(shape)) for shape in self._shapes]
-        made = self.make(parameters)
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        made.step()
-        found, at = [], 0
-        for number, parameter in enumerate(parameters):
-            for name, value in made.state.get(parameter, {}).items():
-                if not isinstance(value, Tensor | int | float) or value is None:
-                    continue
-                tensor = torch.as_tensor(value)
-                if not tensor.is_floating_point() and tensor.dtype != torch.int64:
-                    raise ValueError(f"optimizer {type(made).__name__} remembers {name} as {tensor.dtype}")
-                found.append(Place(number, name, slice(at, at + tensor.numel()), tuple(tensor.shape), tensor.dtype))
-                at += tensor.numel()
-        return tuple(found)
-
     @property
-    def _shapes(self) -> Sequence[tuple[int, ...]]:
-        return [(sum(int(np.prod(shape)) for shape in self.shapes),)] if self.together else self.shapes
+    def places(self) -> tuple[Place, ...]:
+        """What the optimiser of one node remembers after a step."""
+        together = (sum(int(np.prod(shape)) for shape in self.shapes),)
+        return _places(self.make, (together,) if self.together else tuple(self.shapes))
 
     def _alike(self, taken: Integers) -> Iterable[Any]:
         """Nodes that step as one tensor: those that have taken as many steps; else each by itself."""
@@ -160,7 +167,7 @@ class TorchSteps:
 
     def _step(self, x: Models, g: Models, kept: Models, taken: int, t: int) -> None:
         """One step of some nodes, x (c, d) and what they remember written to."""
-        whole, gradient = torch.from_numpy(x), torch.from_numpy(np.ascontiguousarray(g))
+        whole, gradient, kept_ = _tensor(x), _tensor(g).contiguous(), _tensor(kept)
         parameters = self._cut(whole)
         for parameter, part in zip(parameters, self._cut(gradient), strict=True):
             parameter.grad = part.detach()
@@ -172,11 +179,8 @@ class TorchSteps:
         made.step()
         for place in self.places:
             value = torch.as_tensor(made.state[parameters[place.parameter]][place.name])
-            torch.from_numpy(kept)[:, place.columns] = (
-                value.detach()
-                .to(torch.from_numpy(kept).dtype)
-                .reshape(len(x) if value.dim() and self.together else 1, -1)
-            )
+            rows = len(x) if value.dim() and self.together else 1
+            kept_[:, place.columns] = value.detach().to(kept_.dtype).reshape(rows, -1)
 
     def _cut(self, rows: Tensor) -> list[nn.Parameter]:
         """The parameters of these nodes, as views: of many nodes their rows, of one the tensors of its model."""
@@ -187,7 +191,7 @@ class TorchSteps:
 
     def _restored(self, kept: Models, place: Place) -> Any:
         """A tensor of the state, as the optimiser left it; counts of steps are common to nodes that step together."""
-        found = torch.from_numpy(kept)[:, place.columns]
+        found = _tensor(kept)[:, place.columns]
         if not place.shape:
             return found[0, 0].to(place.dtype).clone()
         kind = found.dtype if place.dtype.is_floating_point else place.dtype
@@ -197,3 +201,8 @@ class TorchSteps:
         factor = self.lr(t) / self.lr(1)
         for group in made.param_groups:
             group["lr"] = group["lr"] * factor
+
+
+def _tensor(x: Any) -> Tensor:
+    """The same memory as a tensor, wherever it is."""
+    return x if isinstance(x, Tensor) else torch.from_numpy(x)

@@ -11,13 +11,15 @@ number of steps and fall with the noise; that is all that is relied on here.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from rpel.errors import BudgetSpentError
 from rpel.types import Floats
 
 RELATION = "add or remove one example"
@@ -141,6 +143,67 @@ def weak_delta(delta: float, examples: int) -> str | None:
         f"target_delta {delta:g} is not below 1/{examples}, one over the examples of a node: a mechanism that gives "
         f"one example away would pass; the usual is at most {1 / examples / 10:.0e}"
     )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """ε of some nodes, round by round. rates: (h,) with which each draws its examples; steps: per round.
+
+    first: rounds up to this one are not counted. A round counts whether or not a step was taken in it.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    delta: float
+    rates: Floats
+    steps: int
+    rounds: int
+    target: float | None = None
+    first: int = 0
+
+    @cached_property
+    def whole(self) -> tuple[float, float]:
+        """The largest and the median ε of the nodes after the last round."""
+        return largest_and_median(self.noise_multiplier, self.rates, self._steps(self.rounds), self.delta)
+
+    @cached_property
+    def affordable(self) -> int:
+        """The last round that the target allows."""
+        if self.target is None or self.whole[0] <= self.target:
+            return self.rounds
+        worst, most = float(self.rates.max()), self._steps(self.rounds)
+        return self.first + steps_within(self.target, self.noise_multiplier, worst, most, self.delta) // self.steps
+
+    def after(self, t: int) -> float:
+        """An upper bound of the largest ε after round t; in the last round what the certificate says."""
+        if t == self.rounds:
+            return self.whole[0]
+        quick = epsilon_quickly(self.noise_multiplier, float(self.rates.max()), self._steps(t), self.delta)
+        return min(quick, self.whole[0]) if t < self.rounds else quick
+
+    def of(self, rate: float, t: int) -> float:
+        """ε of a node with that rate after round t."""
+        return epsilon(self.noise_multiplier, rate, self._steps(t), self.delta)
+
+    def check(self, t: int) -> None:
+        """BudgetSpentError where round t would pass the target."""
+        if self.target is not None and t > self.affordable:
+            raise BudgetSpentError(
+                f"stopped before round {t} of {self.rounds}, which would pass target_epsilon {self.target:g} (delta "
+                f"{self.delta:g}) with noise_multiplier {self.noise_multiplier:g}: take more noise or {t - 1} rounds"
+            )
+
+    def statement(self) -> dict[str, Any]:
+        """For the certificate."""
+        largest, median = self.whole
+        return {
+            "epsilon": largest, "epsilon_median": median, "delta": self.delta, "relation": RELATION,
+            "accountant": ACCOUNTANT, "version": version(), "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": self.max_grad_norm, "sampling": "poisson", "steps": self._steps(self.rounds),
+        }  # fmt: skip
+
+    def _steps(self, t: int) -> int:
+        return self.steps * max(0, t - self.first)
 
 
 @lru_cache(maxsize=1024)

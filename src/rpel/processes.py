@@ -94,7 +94,7 @@ def _look(starter: int) -> None:
 # --- the nursery ------------------------------------------------------------------------------------------------------
 
 _SIMULATOR = "rpel.cli", "rpel.simulation.run", "matplotlib.figure", "matplotlib.backends.backend_svg"
-_PEER = "rpel.cli", "rpel.operations.join", "rpel.peer.api"
+_PEER = "rpel.cli", "rpel.peer.ops.join", "rpel.peer.api"
 _PRELOADED = {"peer": _PEER, "network": _PEER, "red-team": _PEER}
 """What children that begin with this word will import; all others are runs."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rpel.attacks import Attack, View
 from rpel.attacks import attack as attack_by_name
-from rpel.kernels import compiled, plain
+from rpel.backend import compiled, plain
 from rpel.rules import PreAggregation, RoundContext, Rule
 from rpel.rules import rule as rule_by_name
 
@@ -208,7 +208,7 @@ def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alo
     if alone:
         peers[2] = -1
     table: Array = np.concatenate([models, np.full((5, 9), np.nan, dtype)])
-    given = {
+    given: dict[str, Any] = {
         "before": (models - 0.1 * coins.normal(size=models.shape)).astype(dtype),
         "graph": np.array([np.delete(coins.permutation(12), 0)[:4] for _ in range(12)]),
     }

@@ -18,6 +18,12 @@ Models = Floats
 Arrays = dict[str, Any]
 """What a part of Algorithm 1 remembers from round to round: arrays by name, checkpointed with the run."""
 
+CONFIDENCE = 0.99
+"""How sure a plan is, over all nodes and rounds, unless another probability is asked for."""
+
+ROBUST_RULE = "nnm+trimmed_mean"
+"""The paper's rule, which is taken where nobody names another."""
+
 WireName = Literal["float32", "bfloat16", "int8"]
 """What a pulled model is made of."""
 
@@ -98,8 +104,26 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True)
+class Moves:
+    """Remembered answers, moved along with the node that remembers them; row r is past[base[r]] + (x[own[r]] −
+    past[back[r]]).
+
+    x is the table beside which they stand, past (p, d) what earlier rounds left: base (r,) the answers, back (r,) the
+    half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞ if not finite.
+    """
+
+    past: Models
+    own: Integers
+    base: Integers
+    back: Integers
+    largest: Floats
+
+
+@dataclass(frozen=True)
 class Received:
     """What the network returned: a table of models and, for each node, the rows it has (h, m), own first, −1 absent.
+
+    ``moves`` are remembered answers, which the index names as rows behind the table.
 
     ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for the one
     baseline that is told; ``met`` (h,) counts the hostile peers that each node asked.
@@ -110,6 +134,7 @@ class Received:
     weights: Floats | None = None
     hostile: NDArray[np.bool_] | None = None
     met: Integers | None = None
+    moves: Moves | None = None
 
 
 @dataclass(frozen=True)

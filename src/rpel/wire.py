@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels import pool
-from rpel.kernels.cache import compiled
 from rpel.types import Floats, Models, WireName
 
 BLOCK = 256
@@ -70,6 +68,14 @@ class Wire:
             if out is not x:
                 out[:] = x
             return
+        if not isinstance(x, np.ndarray):
+            from rpel.backend.torch import through
+
+            for row in range(len(x)):  # a row at a time: nothing of the table's size is made
+                through(self.name, x[row], out[row], BLOCK)
+            return
+        from rpel.backend import codes, pool  # the planner asks for sizes and needs no numba
+
         narrow = np.ascontiguousarray(x, np.float32)
         bits = narrow.view(np.int32)
         room = out if out.dtype == np.float32 else np.empty_like(narrow)
@@ -77,9 +83,9 @@ class Wire:
         def some(begin: int, end: int) -> None:
             rows = slice(begin, end)
             if self.name == "int8":
-                _through_int8(narrow[rows], bits[rows], room[rows])
+                codes.through_int8(narrow[rows], bits[rows], room[rows])
             else:
-                _through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32))
+                codes.through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32))
 
         pool.run(some, len(x), small=x.size < 1 << 16)
         if room is not out:
@@ -110,47 +116,3 @@ def _int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]
 
 def _all_or_nothing(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x if np.isfinite(x).all() else np.full_like(x, np.nan)
-
-
-@compiled
-def _through_int8(x: Models, bits: NDArray[np.int32], out: Models) -> None:
-    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x, whose order is that of |x|."""
-    d = x.shape[1]
-    for i in range(len(x)):
-        largest = np.int32(0)
-        for left in range(0, d, 256):
-            right = min(d, left + 256)
-            most = np.int32(0)
-            for c in range(left, right):
-                most = max(most, bits[i, c] & np.int32(0x7FFFFFFF))
-            largest = max(largest, most)
-            scale = np.float32(0)
-            for c in range(left, right):
-                if bits[i, c] & np.int32(0x7FFFFFFF) == most:
-                    scale = abs(x[i, c]) / np.float32(127)
-                    break
-            if scale < np.float32(2.0**-126):
-                for c in range(left, right):
-                    out[i, c] = 0
-            else:
-                for c in range(left, right):
-                    out[i, c] = (np.rint(x[i, c] / scale) + np.float32(0)) * scale  # no negative zero
-        if largest >= np.int32(0x7F800000):  # something is not finite
-            for c in range(d):
-                out[i, c] = np.nan
-
-
-@compiled
-def _through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    """The same; ``out`` are the bits of the result."""
-    d = x.shape[1]
-    for i in range(len(x)):
-        largest = np.int32(0)
-        for c in range(d):
-            even = (bits[i, c] >> np.int32(16)) & np.int32(1)
-            rounded = (bits[i, c] + np.int32(0x7FFF) + even) & np.int32(-65536)
-            largest = max(largest, max(rounded & np.int32(0x7FFFFFFF), bits[i, c] & np.int32(0x7FFFFFFF)))
-            out[i, c] = rounded
-        if largest >= np.int32(0x7F800000):
-            for c in range(d):
-                out[i, c] = np.int32(0x7FC00000)

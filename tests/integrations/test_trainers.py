@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from rpel.peer.wire import Signature
+from rpel.peer.core.wire import Signature
 from rpel.types import Models
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import takewhile
 from pathlib import Path
@@ -26,9 +25,9 @@ from rpel import cli
 from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer.protocol import Checkpoint, make_ready
-from rpel.peer.store import Store
-from rpel.peer.wire import Signature, digest
+from rpel.peer.core.protocol import Checkpoint, make_ready
+from rpel.peer.core.wire import Signature, digest
+from rpel.peer.io.store import Store
 from rpel.rules import rule
 from rpel.types import Outcome
 from support.paths import ROOT
@@ -164,7 +163,7 @@ def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> No
 
 def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2, rounds=2)
-    files.membership = replace(files.membership, pull=1, b_hat=0)
+    files.membership = files.membership.replace(pull=1, b_hat=0)
     files.membership.save(tmp_path / "members.toml")
 
     def work(i: int) -> list[int]:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rpel import cli
-from rpel.operations import demo
-from rpel.operations.demo import Demonstration, Scene
+from rpel.peer.ops import demo
+from rpel.peer.ops.demo import Demonstration, Scene
 from rpel.processes import ChildError, Children, Stop
+from rpel.types import ROBUST_RULE
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -122,7 +123,7 @@ def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Pat
     said: list[str] = []
     with pytest.raises(ChildError, match=r"4 peers were not up within 1 s"):
         demo._network(
-            Demonstration(4, 0, 2), demo.ROBUST, tmp_path / "robust", 1.0, 0.3, shown.append, said.append, Stop()
+            Demonstration(4, 0, 2), ROBUST_RULE, tmp_path / "robust", 1.0, 0.3, shown.append, said.append, Stop()
         )
     assert [sentence.partition(":")[0] for sentence in said] == ["not all peers were up in time"] * 2
     assert shown == []

@@ -14,17 +14,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from torch import nn
 
+from rpel.backend.pool import set_threads, threads
 from rpel.config.peer import Config
-from rpel.config.spec import Spec
-from rpel.kernels.pool import set_threads, threads
-from rpel.peer.clock import RoundClock
-from rpel.peer.learner import TaskLearner, built_in, training
-from rpel.peer.node import Node
-from rpel.peer.store import Store
-from rpel.peer.wire import Reordering, Signature
+from rpel.config.spec import Spec, Training
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.wire import Reordering, Signature
+from rpel.peer.io.learner import TaskLearner, built_in, training
+from rpel.peer.io.model_files import MODEL_FILE
+from rpel.peer.io.node import Node
+from rpel.peer.io.store import Store
 from rpel.randomness import stream
+from rpel.simulation.api import simulate
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
 from rpel.tasks import Objective, Task
@@ -62,15 +65,21 @@ class Paced(Node):
     """A peer whose time is the shared clock's."""
 
     def __init__(self, config: Config, together: Together) -> None:
-        def coins(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
+        def sampler(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
             return tuple(int(other) for other in Pull(nodes, s, seed=0).sample(round, np.array([me]))[0])
 
-        super().__init__(config, coins=coins)
+        super().__init__(config, sampler=sampler)
         self._together = together
-        self.clock = RoundClock(0.0, PERIOD, wall=lambda: together.now, ticks=lambda: together.now)
+        self.clock = self.service.clock = RoundClock(0.0, PERIOD, wall=lambda: together.now, ticks=lambda: together.now)
 
     def sleep(self, until: float) -> None:
         self._together.sleep(until)
+
+    def _ask_clocks(self) -> list[float]:
+        """Until all tell: whoever slept here alone would have the others wait for it in the first round."""
+        while len(offsets := super()._ask_clocks()) < NODES - 1:
+            pass
+        return offsets
 
 
 class LeastSquares:
@@ -107,15 +116,19 @@ class LeastSquares:
         raise NotImplementedError
 
 
-def by_peers(files: NetworkFiles, task: Objective | list[Objective]) -> Models:
+def by_peers(
+    files: NetworkFiles, task: Objective | list[Objective], hyper: Training | None = None, steps: int = 1
+) -> Models:
     """The models (n, d) after the last round of real peers, with one task or one each."""
-    together, hyper = Together(), training(HYPER)
+    together, hyper = Together(), hyper or training(HYPER)
     tasks = task if isinstance(task, list) else [task] * NODES
     nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
         try:
-            for _ in nodes[place].live(TaskLearner(tasks[place], place, hyper, signature=nodes[place].signature)):
+            signature = nodes[place].signature
+            learner = TaskLearner(tasks[place], place, hyper, local_steps=steps, signature=signature)
+            for _ in nodes[place].live(learner):
                 pass
         except BaseException:
             together.everybody.abort()
@@ -139,12 +152,13 @@ def _last(node: Node) -> Models:
     return kept.x
 
 
-def by_simulator(task: Objective, rounds: int) -> Models:
+def by_simulator(task: Objective, rounds: int, hyper: Training | None = None, **others: Any) -> Models:
     """The models (n, d) after the last round of the simulator."""
-    hyper = training(HYPER)
+    hyper = hyper or training(HYPER)
     spec = Spec(
         nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=rounds, lr=hyper.lr, momentum=hyper.momentum,
-        weight_decay=hyper.weight_decay, attack="none",
+        weight_decay=hyper.weight_decay, optimizer=hyper.optimizer, optimizer_params=hyper.optimizer_params,
+        attack="none", **others,
     )  # fmt: skip
     run = Simulation(resolve(spec), task)
     for _ in range(rounds):
@@ -181,6 +195,47 @@ def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_pat
     assert real.dtype == np.float64
     assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6
+
+
+def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
+    task, rounds = LeastSquares(), 20
+    table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}}
+    hyper = training({**HYPER, **table}, rounds=rounds)
+    files = found(
+        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, initial=task.initial(),
+        signature=Signature.of({"x": task.initial()}), outer="nesterov", outer_lr=0.6, outer_momentum=0.8,
+    )  # fmt: skip
+    real = by_peers(files, task, hyper, steps=3)
+    outer = {"outer": "nesterov", "outer_lr": 0.6, "outer_momentum": 0.8}
+    simulated = by_simulator(task, rounds, hyper, local_steps=3, **outer)
+    without = by_simulator(task, rounds, hyper, local_steps=3)
+    assert np.abs(simulated - without).max() > 1e-2, "the outer step changes nothing"
+    assert np.abs(real - simulated).max() <= 1e-6
+
+
+def test_one_task_object_hands_over_the_same_model_from_a_simulation_and_from_a_network(
+    tmp_path: Path, one_thread: None
+) -> None:
+    coins = np.random.default_rng(0)
+    inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
+    parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
+    task = Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), parts, parts[0])
+    signature = Signature.of(task.module.named_parameters())
+    initial = np.concatenate([value.detach().numpy().ravel() for _, value in task.module.named_parameters()])
+    files = found(tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=initial)
+    by_peers(files, [task.of_member(i, batch_size=4, seed=0) for i in range(NODES)])
+    fields = {key: HYPER[key] for key in ("lr", "momentum", "weight_decay")}
+    result = simulate(
+        task=task, nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=4, batch_size=4, attack="none", **fields
+    )
+    for i, config in enumerate(files.configs):
+        handed_over, simulated = load_file(config.state_dir / MODEL_FILE), result.state_dict(i)
+        assert set(handed_over) == set(simulated)
+        for name, value in simulated.items():
+            np.testing.assert_allclose(handed_over[name], value.numpy(), atol=1e-6)
+    assert np.abs(result.models - initial).max() > 1e-3, "nothing was learned"
+    with pytest.raises(ValueError, match="train is a list for 12 members"):
+        task.of_member(12, batch_size=4, seed=0)
 
 
 def test_tasks_of_members_with_their_own_data_agree_with_one_task_of_all_in_the_simulator(

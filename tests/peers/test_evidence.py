@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from rpel import certificates
 from rpel.config.membership import Member, Membership
-from rpel.operations.redteam import RedTeam
-from rpel.peer import evidence, wire
-from rpel.peer.evidence import Proof, Signed, Witness, keep, of_member, sign, verify
-from rpel.peer.journal import Audit, check_audit, verify_audit
-from rpel.peer.node import Node, SecondInstanceError
-from rpel.peer.protocol import make_ready
+from rpel.peer.core import evidence, wire
+from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, sign
+from rpel.peer.core.protocol import make_ready
+from rpel.peer.io import detector
+from rpel.peer.io.detector import keep, verify
+from rpel.peer.io.journal import Audit, check_audit, verify_audit
+from rpel.peer.io.node import Node, SecondInstanceError
+from rpel.peer.ops.redteam import RedTeam
 from rpel.rules import rule
 from support.loopback import loopback, model, signature
 from support.loopback import membership as a_membership
@@ -67,7 +69,7 @@ def test_two_signed_half_steps_of_one_round_are_a_proof_for_anybody(network: Net
         "format", "facts", "member", "fingerprint", "round", "digests", "signatures", "certificate",
     ]  # fmt: skip
     assert (verify(path, m).member, verify(path, m).round) == (1, 4)
-    later = replace(m, rounds=99, pull=2, from_round=7)  # another membership of the same network
+    later = m.replace(rounds=99, pull=2, from_round=7)  # another membership of the same network
     assert verify(path, later).round == 4
 
 
@@ -115,24 +117,38 @@ def test_a_key_that_is_no_members_any_longer_is_cleared(network: Network, tmp_pa
     m, _ = network
     path = keep(tmp_path, proof(network), m)
     fresh = certificates.create("peer-1")[1]
-    rotated = replace(m, members=(m.members[0], Member.of("peer-1", m.members[1].url, fresh), m.members[2]))
+    rotated = m.replace(members=(m.members[0], Member.of("peer-1", m.members[1].url, fresh), m.members[2]))
     with pytest.raises(ValueError, match="no member's"):
         verify(path, rotated)
-    assert evidence.kept(tmp_path, m) != []
-    assert evidence.kept(tmp_path, rotated) == []
+    assert detector.proofs(tmp_path, m) != []
+    assert detector.proofs(tmp_path, rotated) == []
 
 
 # --- what a peer makes of what it is told ----------------------------------------------------------------------------
 
 
-def witness(network: Network, me: int = 0, last: int = 0) -> Witness:
+class Under(Witness):
+    """A witness, and the membership under which it is asked here."""
+
+    def __init__(self, roster: Roster, last: int = 0) -> None:
+        super().__init__(last)
+        self.roster = roster
+
+    def seen_by(self, member: int, round: int, signed: Signed) -> None:
+        self.saw(self.roster, member, round, signed)
+
+    def told(self, round: int, content: dict[str, Any]) -> list[Proof]:
+        return self.hear(self.roster, round, content)
+
+
+def witness(network: Network, me: int = 0, last: int = 0) -> Under:
     m, _ = network
     pins = tuple(member.fingerprint for member in m.members)
 
     def verified(member: int, round: int, digest: bytes, signature: bytes) -> bool:
         return evidence.signed_by(m.members[member].certificate, of_member(m, member), round, digest, signature)
 
-    return Witness(me, pins, verified, last)
+    return Under(Roster(me, pins, verified), last)
 
 
 def told(*entries: tuple[int, Signed]) -> dict[str, Any]:
@@ -142,27 +158,26 @@ def told(*entries: tuple[int, Signed]) -> dict[str, Any]:
 def test_what_was_seen_and_what_is_told_of_it_make_a_proof_that_is_passed_on(network: Network) -> None:
     two = proof(network)
     first, second = witness(network), witness(network, me=2)
-    first.saw(1, 4, two.first)
-    assert first.hear(4, told((1, two.first))) == []
-    assert [found.round for found in first.hear(4, told((1, two.second)))] == [4]
-    assert first.convicted == {two.fingerprint}
-    assert first.hear(4, told((1, two.second))) == []  # once
-    passed_on = second.hear(9, first.seen(9))
+    first.seen_by(1, 4, two.first)
+    assert first.told(4, told((1, two.first))) == []
+    assert [found.round for found in first.told(4, told((1, two.second)))] == [4]
+    assert first.excluded(first.roster) == {two.fingerprint}
+    assert first.told(4, told((1, two.second))) == []  # once
+    passed_on = second.told(9, first.seen(first.roster, 9))
     assert [found.member for found in passed_on] == [1]
-    second.rotate(2, ("a", "b", "c"))
-    assert second.convicted == set()
+    assert second.excluded(replace(second.roster, pins=("a", "b", "c"))) == set()
 
 
 def test_two_that_others_saw_make_a_proof_too(network: Network) -> None:
     two = proof(network)
     for digest in DIGESTS:  # nor does a liar hide it who tells the right hash with a wrong signature
         here = witness(network)
-        assert here.hear(4, told((1, Signed(digest, b"nonsense")))) == []
-        assert here.hear(4, told((1, two.first))) == []
-        assert len(here.hear(4, told((1, two.second)))) == 1
+        assert here.told(4, told((1, Signed(digest, b"nonsense")))) == []
+        assert here.told(4, told((1, two.first))) == []
+        assert len(here.told(4, told((1, two.second)))) == 1
     here = witness(network)
-    assert here.hear(4, told((1, two.first))) == []
-    assert len(here.hear(4, told((1, two.second)))) == 1
+    assert here.told(4, told((1, two.first))) == []
+    assert len(here.told(4, told((1, two.second)))) == 1
 
 
 JSON = st.recursive(
@@ -173,11 +188,11 @@ JSON = st.recursive(
 
 
 @given(content=st.dictionaries(st.sampled_from(["seen", "proofs"]), JSON, max_size=2))
-def test_whatever_a_hostile_member_tells_nobody_is_convicted_by_it(network: Network, content: dict[str, Any]) -> None:
+def test_whatever_a_hostile_member_tells_nobody_is_excluded_by_it(network: Network, content: dict[str, Any]) -> None:
     here, two = witness(network), proof(network)
-    here.saw(1, 4, two.first)
-    assert here.hear(4, content) == []
-    assert here.impostor == 0
+    here.seen_by(1, 4, two.first)
+    assert here.told(4, content) == []
+    assert here.duplicate_key == 0
 
 
 def test_of_one_reply_no_more_is_verified_than_a_peer_may_have_pulled() -> None:
@@ -188,30 +203,29 @@ def test_of_one_reply_no_more_is_verified_than_a_peer_may_have_pulled() -> None:
         verified.append(member)
         return True
 
-    here = Witness(0, (), count)
-    here.rotate(0, tuple(map(str, range(300))), most=8)
+    here = Under(Roster(0, tuple(map(str, range(300))), count, most=8))
     for member in range(1, 300):
-        here.saw(member, 4, Signed(b"a", b"1"))
-    here.hear(4, told(*((member, Signed(b"b", b"2")) for member in range(1, 300))))
+        here.seen_by(member, 4, Signed(b"a", b"1"))
+    here.told(4, told(*((member, Signed(b"b", b"2")) for member in range(1, 300))))
     assert len(set(verified)) == 8
-    assert len(here.convicted) == 8
+    assert len(here.excluded(here.roster)) == 8
 
 
 def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one_is_not(network: Network) -> None:
     two = proof(network, member=0)
     here = witness(network, last=3)
-    here.hear(4, told((0, Signed(two.first.digest, b"forged"))))
-    assert here.impostor == 0
-    here.hear(3, told((0, replace(proof(network, 0, 3).first))))  # it may have signed that before it started
-    assert here.impostor == 0
-    here.hear(4, told((0, two.first)))
-    assert here.impostor == 4
+    here.told(4, told((0, Signed(two.first.digest, b"forged"))))
+    assert here.duplicate_key == 0
+    here.told(3, told((0, replace(proof(network, 0, 3).first))))  # it may have signed that before it started
+    assert here.duplicate_key == 0
+    here.told(4, told((0, two.first)))
+    assert here.duplicate_key == 4
     signing = witness(network, last=3)
     signing.recorded(4, two.first.digest)
-    signing.hear(4, told((0, two.first)))
-    assert signing.impostor == 0
-    signing.hear(4, told((0, two.second)))
-    assert signing.impostor == 4
+    signing.told(4, told((0, two.first)))
+    assert signing.duplicate_key == 0
+    signing.told(4, told((0, two.second)))
+    assert signing.duplicate_key == 4
 
 
 def test_a_proof_against_the_own_key_from_the_time_of_this_peer_is_noticed_if_both_signatures_are_right(
@@ -220,14 +234,14 @@ def test_a_proof_against_the_own_key_from_the_time_of_this_peer_is_noticed_if_bo
     two = proof(network, member=0, round=4)
     entry = [0, 4, *_text(two.first), *_text(two.second)]
     here = witness(network, last=3)
-    here.hear(20, {"proofs": [[*entry[:4], *_text(Signed(two.second.digest, b"forged"))]]})
-    assert here.impostor == 0
-    here.hear(20, {"proofs": [entry]})
-    assert here.impostor == 4
+    here.told(20, {"proofs": [[*entry[:4], *_text(Signed(two.second.digest, b"forged"))]]})
+    assert here.duplicate_key == 0
+    here.told(20, {"proofs": [entry]})
+    assert here.duplicate_key == 4
     later = witness(network, last=4)  # it began after that: another peer ran before it, and need not run now
-    later.hear(20, {"proofs": [entry]})
-    assert later.impostor == 0
-    assert later.convicted == set()
+    later.told(20, {"proofs": [entry]})
+    assert later.duplicate_key == 0
+    assert later.excluded(later.roster) == set()
 
 
 def _text(signed: Signed) -> list[str]:
@@ -237,10 +251,10 @@ def _text(signed: Signed) -> list[str]:
 def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:
     s = 30
     key = ec.generate_private_key(ec.SECP256R1())
-    here = Witness(0, tuple(map(str, range(s + 1))), lambda *_: True)
+    here = Under(Roster(0, tuple(map(str, range(s + 1))), lambda *_: True))
     for member in range(1, s + 1):
-        here.saw(member, 10**9, Signed(bytes(32), sign(key, {"run": "x"}, 10**9, bytes(32))))
-    assert len(json.dumps(here.seen(10**9))) <= 170 * s
+        here.seen_by(member, 10**9, Signed(bytes(32), sign(key, {"run": "x"}, 10**9, bytes(32))))
+    assert len(json.dumps(here.seen(here.roster, 10**9))) <= 170 * s
 
 
 def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_parameters(tmp_path: Path) -> None:
@@ -256,7 +270,7 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
             listening = await asyncio.start_server(proxy.connected, *proxy.at)
             members = net.membership.members
             url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            m = a_membership([members[0], replace(members[1], url=url)])
+            m = a_membership([members[0], members[1].replace(url=url)])
             for transport, papers in zip(net.transports, own, strict=True):
                 transport.rotate(m, papers.certificate, papers.key)
             net.transports[0].client.signed = signed
@@ -269,7 +283,7 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
             row = np.zeros(large.d, large.dtype)
             assert (await net.transports[0].pull(1, 5, row, deadline)).result == "ok"
             if signed:
-                seen = await net.transports[0].client.seen(1, 4, deadline)
+                seen = await net.transports[0].client.member(net.transports[0].now, 1).seen(4, deadline)
                 assert isinstance(seen, dict)
                 assert len(seen["seen"]) == 8
             await net.transports[0].client.close()
@@ -286,12 +300,12 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
 
 def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    Audit(path, lambda digest: b"").write({"round": 1})
+    Audit(path).write({"round": 1}, sign=lambda digest: b"")
     with path.open("a") as file:
         file.write('{"round": 2, "outc')  # the power failed
-    again = Audit(path, lambda digest: b"")
-    again.write({"round": 2})
-    again.write({"round": 3})
+    again = Audit(path)
+    for round in (2, 3):
+        again.write({"round": round}, sign=lambda digest: b"")
     assert [line["round"] for line in check_audit(path)] == [1, 2, 3]
     assert path.stat().st_mode & 0o077 == 0
     path.write_text(path.read_text().replace('"round": 2', '"round": 9'))
@@ -305,9 +319,10 @@ def test_an_audit_log_told_anew_is_not_the_one_that_its_member_signed(network: N
 
     def written(key: ec.EllipticCurvePrivateKey, outcome: str) -> list[dict[str, Any]]:
         path.unlink(missing_ok=True)
-        audit = Audit(path, lambda digest: evidence.sign_line(key, of_member(m, 1), digest))
+        audit = Audit(path)
         for round in (1, 2):
-            audit.write({"member": "peer-1", "round": round, "outcome": outcome})
+            line = {"member": "peer-1", "round": round, "outcome": outcome}
+            audit.write(line, sign=lambda digest: evidence.sign_line(key, of_member(m, 1), digest))
         return verify_audit(path, m)
 
     assert [line["round"] for line in written(keys[1], "aggregated")] == [1, 2]
@@ -319,7 +334,7 @@ def test_an_audit_log_told_anew_is_not_the_one_that_its_member_signed(network: N
         verify_audit(path, m)
     written(keys[1], "aggregated")
     with pytest.raises(ValueError, match="in this network"):
-        verify_audit(path, replace(m, run="founded anew"))
+        verify_audit(path, m.replace(run="founded anew"))
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +387,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
     for peer, config in zip(running, files.configs[:4], strict=True):
         (path,) = (config.state_dir / "evidence").glob("*.json")
         assert verify(path, files.membership).member == 4
-        assert peer.node.notary.convicted == ("peer-4",)
+        assert peer.node.service.detector.excluded(peer.node.now) == ("peer-4",)
         assert peer.node.summary()["outcomes"]["aggregated"] >= 3
         lines = [json.loads(text) for text in (config.state_dir.parent / "rounds.jsonl").read_text().splitlines()]
         assert lines[-1]["results"]["peer-4"] == "refused"
@@ -384,7 +399,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
 def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
-    copy = replace(files.configs[3], state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
+    copy = files.configs[3].replace(state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
     second = Running(Node(copy), QuadraticLearner(9))
     with ended([*running, second]):
         for peer in (*running, second):
@@ -393,5 +408,5 @@ def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> No
             second.join()
         for peer in running:
             peer.join()
-    assert all(peer.node.notary.convicted == () for peer in running)
+    assert all(peer.node.service.detector.excluded(peer.node.now) == () for peer in running)
     assert running[3].node.summary()["round"] == 8

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import rpel
-from rpel.peer.learner import seed_of
+from rpel.peer.io.learner import seed_of
 from support.namespaces import possible
 from support.paths import ROOT
 from support.waiting import pace

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rpel import certificates
-from rpel.peer import identity
+from rpel.peer.io import identity
 
 NOW = datetime.now(UTC)
 

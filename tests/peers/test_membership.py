@@ -4,7 +4,6 @@ import json
 import logging
 import tomllib
 from collections.abc import Callable
-from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def network(**changes: Any) -> Membership:
         "run": "ward-7", "nodes": 4, "byzantine": 1, "rounds": 50, "epoch": 1.8e9,
         "hyperparameters": {"lr": 0.5, "layers": [3, 4], "net": {"b": True, "a": "x"}},
     }  # fmt: skip
-    return replace(Founding(**terms).membership("a" * 64, "b" * 64), **{"members": members, **changes})
+    return Founding(**terms).membership("a" * 64, "b" * 64).replace(**{"members": members, **changes})
 
 
 def written(path: Path, content: dict[str, Any]) -> Path:
@@ -94,19 +93,19 @@ def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_pa
 
 
 def test_the_hash_sees_every_field_and_every_member() -> None:
-    m = network()
+    m = network().replace(outer="nesterov")
     other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
     first = m.members[0]
     changes: dict[str, Any] = {
-        f.name: {str: "other", int: 7, float: 1.25, bool: True}[type(getattr(m, f.name))]
-        for f in fields(m)
-        if f.name not in ("members", "hyperparameters")
+        key: {str: "other", int: 7, float: 1.25, bool: True}[type(value)]
+        for key, value in m.given().items()
+        if key not in ("members", "hyperparameters")
     }
-    versions = [replace(m, **{key: value}) for key, value in changes.items()]
-    versions += [replace(m, hyperparameters=table) for table in ({}, {**m.hyperparameters, "lr": 0.25})]
-    versions += [replace(m, members=(replace(first, **{f.name: "x"}), *m.members[1:])) for f in fields(Member)]
-    versions += [replace(m, members=(other, *m.members[1:])), replace(m, members=tuple(reversed(m.members)))]
-    assert len(changes) == len(fields(Membership)) - 2
+    versions = [m.model_copy(update={key: value}) for key, value in changes.items()]  # also such as are refused
+    versions += [m.replace(hyperparameters=table) for table in ({}, {**m.hyperparameters, "lr": 0.25})]
+    versions += [m.replace(members=(first.replace(**{key: "x"}), *m.members[1:])) for key in Member.model_fields]
+    versions += [m.replace(members=(other, *m.members[1:])), m.replace(members=tuple(reversed(m.members)))]
+    assert len(changes) == len(Membership.model_fields) - 2
     assert len({v.hash for v in [m, *versions]}) == len(versions) + 1
 
 
@@ -123,7 +122,7 @@ def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
 
 def test_entries_can_be_appended_to_a_draft_until_it_is_complete(tmp_path: Path) -> None:
     m, path = network(), tmp_path / "members.toml"
-    replace(m, members=()).save(path)
+    m.replace(members=()).save(path)
     for count, member in enumerate(m.members):
         assert len(Membership.load(path, draft=True).members) == count
         with pytest.raises(ValueError, match=f"nodes is 4, but there are {count} members"):
@@ -230,8 +229,8 @@ def test_what_is_wrong_is_one_sentence_that_names_it(tmp_path: Path, change: Cha
 
 def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Path) -> None:
     m = network()
-    twin = replace(m.members[0], id="peer-9", url="https://peer-9.example:7443")
-    replace(m, members=(*m.members[:3], twin)).save(tmp_path / "members.toml")
+    twin = m.members[0].replace(id="peer-9", url="https://peer-9.example:7443")
+    m.replace(members=(*m.members[:3], twin)).save(tmp_path / "members.toml")
     with pytest.raises(ValueError, match="'peer-0' and 'peer-9' have the same fingerprint"):
         Membership.load(tmp_path / "members.toml")
 
@@ -258,7 +257,7 @@ def test_a_file_made_to_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: 
 
 def test_several_members_of_one_organisation_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     m = network()
-    replace(m, members=tuple(replace(x, organisation="Trust") for x in m.members)).save(tmp_path / "m.toml")
+    m.replace(members=tuple(x.replace(organisation="Trust") for x in m.members)).save(tmp_path / "m.toml")
     with caplog.at_level(logging.WARNING, "rpel"):
         Membership.load(tmp_path / "m.toml")
     assert "4 members are of 'Trust'" in caplog.text

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rpel.peer.journal import Repeats, RoundLog, line
-from rpel.peer.metrics import Metrics, Pages
-from rpel.peer.protocol import Report
+from rpel.peer.core.protocol import Report
+from rpel.peer.io.journal import Repeats, RoundLog, line
+from rpel.peer.io.metrics import Metrics, Pages
 
 NAMES = ("ada", "bob", "cyd")
 

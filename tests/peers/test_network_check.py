@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from rpel import cli
-from rpel.operations.check import MARGIN, Checked, suggestion
-from rpel.peer.node import Node
+from rpel.peer.io.node import Node
+from rpel.peer.ops.check import MARGIN, Checked, suggestion
 from rpel.types import Health
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
 from support.waiting import PATIENCE
@@ -85,7 +84,7 @@ def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_another_members_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
-        replace(net.membership, rounds=7).save(tmp_path / "members.toml")
+        net.membership.replace(rounds=7).save(tmp_path / "members.toml")
         told = checked(net, capsys, status=1)
     assert [member["same_membership"] for member in told["members"]] == [False] * 3
     assert {member["health"] for member in told["members"]} == {"other_membership"}
@@ -98,7 +97,7 @@ def test_a_wrong_clock_is_named(
 ) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)) for i in range(3)]
-    monkeypatch.setattr(peers[1].node, "position", lambda: peers[1].node.clock.position() - 3600)
+    monkeypatch.setattr(peers[1].node.service, "position", lambda: peers[1].node.clock.position() - 3600)
     for peer in peers:
         peer.start()
     with ended(peers):

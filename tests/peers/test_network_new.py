@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,14 @@ from rpel import certificates, cli, models
 from rpel.config.membership import Founding, Membership
 from rpel.config.peer import Config
 from rpel.config.record import parse_pairs
-from rpel.operations.found import Founded, new, notes, parse_epoch
-from rpel.operations.join import join, usual_listen
-from rpel.peer import identity, wire
-from rpel.peer.evidence import Proof, Signed, keep, of_member, sign
-from rpel.peer.learner import seed_of
+from rpel.peer.core import wire
+from rpel.peer.core.evidence import Proof, Signed, of_member, sign
+from rpel.peer.io import identity
+from rpel.peer.io.detector import keep
+from rpel.peer.io.learner import seed_of
+from rpel.peer.io.model_files import load
+from rpel.peer.ops.found import Founded, new, notes, parse_epoch
+from rpel.peer.ops.join import join, usual_listen
 from support.waiting import PATIENCE
 
 EPOCH = 4e9
@@ -48,14 +50,14 @@ def found(folder: Path, **options: Any) -> Founded:
 
 
 def test_founding_says_where_pulling_saves_nothing_and_from_how_many_peers_on_it_does() -> None:
-    seven = Founding("", 7, 2, 100, EPOCH)
+    seven = Founding(run="", nodes=7, byzantine=2, rounds=100, epoch=EPOCH)
     assert seven.plan.pull == 6
     (said,) = [note for note in notes(seven) if "saves nothing" in note]
     assert "s = 6 is all the others" in said
     first = int(said.split("n = ")[1].split()[0])
-    pulls = {nodes: replace(seven, nodes=nodes).plan.pull for nodes in range(8, first + 20)}
+    pulls = {nodes: seven.replace(nodes=nodes).plan.pull for nodes in range(8, first + 20)}
     assert all((pull < nodes - 1) == (nodes >= first) for nodes, pull in pulls.items()), pulls
-    assert not any("saves nothing" in note for note in notes(replace(seven, nodes=first)))
+    assert not any("saves nothing" in note for note in notes(seven.replace(nodes=first)))
 
 
 # --- network new -----------------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert m == result.membership
     assert m.init_sha256 == hashlib.sha256((tmp_path / "init.safetensors").read_bytes()).hexdigest()
-    sig, flat = wire.load(tmp_path / "init.safetensors")
+    sig, flat = load(tmp_path / "init.safetensors")
     assert m.model_header_sha256 == sig.sha256
     module = models.model("mnist", seed=5)
     assert dict(zip(sig.names, sig.shapes, strict=True)) == models.shapes(module)
@@ -139,6 +141,19 @@ def test_a_schedule_survives_the_file(tmp_path: Path) -> None:
     assert Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
 
 
+def test_optimiser_rate_by_name_and_outer_step_are_in_the_file_that_all_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--local-steps", "5"]
+    local = ["--optimizer", "adamw", "--optimizer-params", "eps=1e-6", "--hyperparameters", "lr=cosine(0.01, warmup=5)"]
+    rpel(capsys, *base, *local, "--outer", "nesterov", "--outer-lr", "0.5", "--out", str(tmp_path))
+    m = Membership.load(tmp_path / "members.toml", draft=True)
+    assert (m.outer, m.outer_lr, m.outer_momentum) == ("nesterov", 0.5, 0.9)
+    assert {key: m.hyperparameters[key] for key in ("optimizer", "optimizer_params", "lr")} == {
+        "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}, "lr": "cosine(0.01, warmup=5)",
+    }  # fmt: skip
+
+
 def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) -> None:
     model = tmp_path / "mine.safetensors"
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model, metadata={"format": "np"})
@@ -153,7 +168,7 @@ def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> N
     named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     safetensors.numpy.save_file(named, tmp_path / "trained.safetensors")
     found(tmp_path / "net", model=tmp_path / "trained.safetensors")
-    sig, flat = wire.load(tmp_path / "net" / "init.safetensors")
+    sig, flat = load(tmp_path / "net" / "init.safetensors")
     assert sig == wire.Signature.of(module.named_parameters())
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
     with pytest.raises(ValueError, match="is not a model of task 'mnist'"):
@@ -218,6 +233,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (["--hyperparameters", "lrr=1"], "'lr'"),
         (["--hyperparameters", "lr=fast"], "lr"),
         (["--hyperparameters", "{lr"], "JSON"),
+        (["--optimizer", "adamm"], "'adam'"),
+        (["--optimizer", "adam", "--optimizer-params", "beta=1"], "'betas'"),
+        (["--outer", "nesterof"], "nesterov"),
+        (["--outer-lr", "0.5"], "goes with outer nesterov"),
         (["--rule", "trimmedmean"], "'trimmed_mean'"),
         (["--rule", "nnm"], "'nnm+trimmed_mean'"),
         (["--puls", "3"], "--puls"),
@@ -375,7 +394,7 @@ def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys:
     }  # fmt: skip
     m = Membership.load(result.members)
     assert [member.id for member in m.members] == ["c0", "c1", "c2", "c3"]
-    assert replace(m, members=()) == result.membership
+    assert m.replace(members=()) == result.membership
     text = rpel(capsys, "network", "members", *members).out
     assert max(map(len, text.splitlines())) <= 80
     for member in m.members:

@@ -4,6 +4,7 @@ What depends on how fast this machine is right now is not asserted, except that 
 numbers.
 """
 
+import asyncio
 import json
 import logging
 import os
@@ -11,11 +12,13 @@ import resource
 import subprocess
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -24,12 +27,15 @@ import pytest
 
 from rpel import certificates
 from rpel.config.membership import Member, Membership
-from rpel.peer import identity, wire
-from rpel.peer.identity import MembershipWatcher
-from rpel.peer.models import initial_body
-from rpel.peer.node import Node, Round, from_os
-from rpel.peer.protocol import make_ready, sizes
-from rpel.peer.store import Store
+from rpel.peer.core import wire
+from rpel.peer.core.protocol import Pull, make_ready, sizes
+from rpel.peer.io import identity
+from rpel.peer.io.client import RemoteMember
+from rpel.peer.io.http import Connection
+from rpel.peer.io.model_files import initial_body
+from rpel.peer.io.node import Node, Round, from_os
+from rpel.peer.io.store import Store
+from rpel.peer.io.watcher import MembershipWatcher
 from rpel.rules import rule
 from rpel.types import Models, Outcome
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
@@ -131,8 +137,8 @@ def test_the_peer_is_ready_while_it_lives_and_says_so(finished: Finished) -> Non
 def test_after_the_end_a_new_start_gives_the_last_model_and_no_round(finished: Finished) -> None:
     files, running, _ = finished
     again = Running(Node(files.configs[1]), QuadraticLearner(1))
-    last = replace(files.membership, byzantine=0)  # nobody else is there to tell the time
-    again.node.standing = replace(again.node.standing, membership=last)
+    last = files.membership.replace(byzantine=0)  # nobody else is there to tell the time
+    again.node.service.now = replace(again.node.now, membership=last)
     again.start().join()
     assert again.rounds == []
     assert isinstance(again.learner, QuadraticLearner)
@@ -153,7 +159,7 @@ def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path
         with Store(files.configs[4].state_dir, SIGNATURE) as store:
             memory = store.memory()
         assert memory.last_round < first.rounds[-1].number == 3
-        assert 3 not in first.node.desk.published
+        assert 3 not in first.node.service.policy.published
         assert isinstance(first.learner, QuadraticLearner)
 
         second = Running(Node(files.configs[4]), QuadraticLearner(4)).start()
@@ -180,7 +186,7 @@ def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
         peer.start(fail).join()
     with Store(files.configs[0].state_dir, SIGNATURE) as store:
         assert store.memory().last_round == 0
-    assert peer.node.desk.published == []
+    assert peer.node.service.policy.published == []
 
 
 def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None:
@@ -189,15 +195,17 @@ def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None
     peer.entered.wait(PATIENCE)
     peer.node.stop()
     assert peer.join().rounds == []
-    assert "stopp" in peer.node.unready
+    assert "stopp" in peer.node.service.unready
 
 
 def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=12, period=0.3, soon=1.0, byzantine=0, no_shows=1)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
-    peer.node.standing = replace(peer.node.standing, membership=_needing_answers(files))
+    peer.node.service.now = replace(peer.node.now, membership=_needing_answers(files))
     reports: list[str] = []
-    peer.node.progress = lambda report, _: reports.append(f"{report.outcome} {report.frozen} {peer.node.unready}")
+    peer.node.progress = lambda report, _: reports.append(
+        f"{report.outcome} {report.frozen} {peer.node.service.unready}"
+    )
     peer.start().join()
     assert reports
     assert all(report.startswith("local_only") for report in reports)
@@ -208,7 +216,7 @@ def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -
 
 def _needing_answers(files: NetworkFiles) -> Membership:
     """One hostile model may be among three, so two answers are needed; but nobody need tell the time."""
-    return replace(files.membership, pull=3, b_hat=1, byzantine=0)
+    return files.membership.replace(pull=3, b_hat=1, byzantine=0)
 
 
 class NeverFinite(QuadraticLearner):
@@ -227,7 +235,7 @@ def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path)
         for peer in running:
             peer.join()
     assert [one["outcome"] for one in lines(files, 4)] == ["caught_up"] * 4
-    assert running[4].node.desk.published == []
+    assert running[4].node.service.policy.published == []
     for peer in running[:4]:
         assert peer.node.summary()["outcomes"]["aggregated"] == 4
         assert isinstance(peer.learner, QuadraticLearner)
@@ -235,7 +243,7 @@ def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path)
 
 
 def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = found(tmp_path, 2, rounds=2, period=0.5, soon=0.5)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
@@ -243,25 +251,39 @@ def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
     async def broken(*_: object) -> None:
         raise LookupError("never seen before")
 
-    def arrange(running: Running, _: Round) -> bool:
-        running.node.transport.pull = broken  # type: ignore[method-assign, assignment]
-        return False
-
-    assert peer.start(arrange).join().node.summary()["pulls"]["malformed"] == len(peer.rounds) > 0
+    monkeypatch.setattr(RemoteMember, "fetch", broken)
+    assert peer.start().join().node.summary()["pulls"]["malformed"] == len(peer.rounds) > 0
     assert "asking peer-1 failed" in caplog.text
 
 
-def test_a_request_of_somebody_who_is_about_to_leave_is_still_counted(tmp_path: Path) -> None:
-    """The server has a new membership a moment after the peer: an error then would leave the connection unanswered."""
-    node = Node(found(tmp_path, 2).configs[0])
-    node.served(member=2, code=200, sent=8)
-    assert b'rpel_serve_total{code="200",peer="former-2"} 1.0' in node.metrics.text()
+def test_a_pull_is_at_most_six_frames_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the driver, which is given the effect, to the connection that waits for its reply."""
+    files, driver, usual = found(tmp_path, 2, soon=60.0), threading.get_ident(), Connection.get
+    seen: list[list[str]] = []
+
+    async def get(self: Connection, *rest: Any) -> Any:
+        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[driver])]
+        frames += [frame for task in asyncio.all_tasks() for frame in task.get_stack()]
+        frames += [frame for frame, _ in traceback.walk_stack(None)]
+        ours = {frame.f_code.co_qualname for frame in frames if "/rpel/peer/io/" in frame.f_code.co_filename}
+        seen.append(sorted(ours - {"Intake.watch", "Line._serve", "Line._one", "Background._run"}))
+        return await usual(self, *rest)
+
+    with Node(files.configs[0]) as node, Node(files.configs[1]):
+        monkeypatch.setattr(Connection, "get", get)
+        node.answer(Pull(1, (1,), None, node.clock.position() + 2.0), QuadraticLearner(0))
+    assert seen
+    assert {"Node.answer", "Pulls.round", "RemoteMember.fetch"} <= set(seen[0])
+    assert len(seen[0]) + 1 <= 6, seen[0]  # and Connection.get itself
 
 
-def test_a_draw_from_before_a_change_may_name_those_who_left(tmp_path: Path) -> None:
-    standing = Node(found(tmp_path, 2).configs[0]).standing
-    assert standing.names_to(0) == ("peer-0", "peer-1")
-    assert standing.names_to(3) == ("peer-0", "peer-1", "former-2", "former-3")
+def test_a_request_is_counted_for_the_member_it_began_with_whoever_left_meanwhile(tmp_path: Path) -> None:
+    node = Node(found(tmp_path, 3).configs[0])
+    before = node.now
+    fewer = before.membership.replace(nodes=2, members=before.membership.members[:2])
+    node.service.now = replace(before, membership=fewer)
+    node.service.served(before, member=2, code=200, sent=8)
+    assert b'rpel_serve_total{code="200",peer="peer-2"} 1.0' in node.metrics.text()
 
 
 # --- descriptors and log lines ---------------------------------------------------------------------------------------
@@ -271,7 +293,7 @@ import logging, resource, sys
 logging.basicConfig(format="%(message)s")
 soft, hard = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-from rpel.peer.limits import reserve_descriptors
+from rpel.peer.io.limits import reserve_descriptors
 print(reserve_descriptors(members=12), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 NEEDED = 2 * 4 * 12 + 256 + 256 + 64 + 256  # connections of members both ways, mute, waiting, pending, the rest
@@ -348,11 +370,12 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
         for peer in running[1:]:
             peer.start()
         running[0].start(visit).entered.wait(PATIENCE)
-        ports = running[0].node.pages.address[1], running[0].node.transport.port
+        ports = running[0].node.pages.address[1], running[0].node.server.addresses[0][1]
         with idling(*ports) as opened:
             for peer in running:
                 peer.join()
-        assert not running[0].node.transport.client.exhausted
+        assert running[0].node._client is not None
+        assert not running[0].node._client.exhausted
     assert opened[0] > 900
     assert max(most) <= 3 * 16  # as many as stay, those that were accepted in this turn, and those on their way out
     assert [peer.node.summary()["outcomes"]["aggregated"] for peer in running] == [4, 4, 4]
@@ -364,7 +387,7 @@ def test_without_descriptors_a_peer_says_so_and_goes_on_when_there_are_some_agai
     running = peers(files)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     said: dict[int, str] = {}
-    running[0].node.progress = lambda report, _: said.update({report.round: running[0].node.unready})
+    running[0].node.progress = lambda report, _: said.update({report.round: running[0].node.service.unready})
 
     def starve(_: Running, round: Round) -> bool:
         soft = 3 if round.number == 2 else before[0]  # what is open stays open, and nothing else opens
@@ -412,7 +435,7 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
     (home / "peer.next.crt").write_text(pem)
     old = files.membership
     members = [*old.members[:3], Member.of("peer-3", old.members[3].url, pem)]
-    return replace(old, members=tuple(members), nodes=4, pull=3, from_round=from_round)
+    return old.replace(members=tuple(members), nodes=4, pull=3, from_round=from_round)
 
 
 def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
@@ -428,19 +451,19 @@ def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
         for peer in running:
             peer.join()
     for peer in running[:4]:
-        assert peer.node.standing.membership.hash == new.hash
+        assert peer.node.now.membership.hash == new.hash
         assert peer.node.summary()["outcomes"] == {"aggregated": 6, "local_only": 0, "caught_up": 0}
     assert [one["asked"] for one in lines(files, 0)] == [4, 4, 4, 3, 3, 3]
     assert [round.number for round in running[4].rounds] == [1, 2, 3]
     assert "'peer-4' is not a member from round 4 on: this peer stops" in caplog.text
-    assert running[3].node.standing.certificate.name == "peer.next.crt"
+    assert running[3].node.now.certificate.name == "peer.next.crt"
 
 
 def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = found(tmp_path, 5, byzantine=1)
     now, news = files.membership, MembershipWatcher(files.configs[0])
     assert news.due(now, round=9) is None
-    replace(now, run="another", from_round=2).save(tmp_path / "members.next.toml")
+    now.replace(run="another", from_round=2).save(tmp_path / "members.next.toml")
     with caplog.at_level("WARNING", "rpel"):
         assert news.due(now, round=9) is None
         assert news.due(now, round=10) is None
@@ -467,7 +490,7 @@ def test_a_peer_that_starts_after_the_change_begins_with_the_new_membership(tmp_
     files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
     new = successor(files, from_round=2)
     new.save(tmp_path / "members.next.toml")
-    assert Node(files.configs[0]).standing.membership.hash == new.hash
+    assert Node(files.configs[0]).now.membership.hash == new.hash
 
 
 # --- starting --------------------------------------------------------------------------------------------------------
@@ -477,11 +500,11 @@ def test_a_peer_does_not_start_without_its_papers(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     config = files.configs[0]
     with pytest.raises(ValueError, match="'stranger' is not a member: the members are peer-0, peer-1"):
-        Node(replace(config, id="stranger"))
+        Node(config.replace(id="stranger"))
     with pytest.raises(ValueError, match="there is no key"):
-        Node(replace(config, key=tmp_path / "none.key"))
+        Node(config.replace(key=tmp_path / "none.key"))
     with pytest.raises(ValueError, match=r"names the fingerprint .* but peer\.crt has"):
-        Node(replace(config, certificate=files.configs[1].certificate))
+        Node(config.replace(certificate=files.configs[1].certificate))
     (tmp_path / "init.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match=r"init\.safetensors has the hash .* but members\.toml says"):
         Node(config)
@@ -491,7 +514,7 @@ def test_two_processes_never_share_a_state_folder_and_nothing_stays_open(tmp_pat
     files = found(tmp_path, 2)
     with Node(files.configs[0]), pytest.raises(ValueError, match="in use by another peer"):
         Node(files.configs[0]).__enter__()
-    other = replace(files.configs[0], state_dir=tmp_path / "other")
+    other = files.configs[0].replace(state_dir=tmp_path / "other")
     with Node(files.configs[0]), pytest.raises(OSError, match=r"listen 127\.0\.0\.1:\d+ cannot be used"):
         Node(other).__enter__()
     with Node(other):  # the folder was given free, though the start failed
@@ -508,9 +531,9 @@ def test_coins_are_the_systems_and_every_set_of_others_is_as_likely() -> None:
 
 def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> None:
     files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=6.0)
-    files.membership = replace(files.membership, pull=1)
+    files.membership = files.membership.replace(pull=1)
     files.membership.save(tmp_path / "members.toml")
-    running = peers(files, coins=lambda round, me, nodes, s: ((me + round) % 3,))
+    running = peers(files, sampler=lambda round, me, nodes, s: ((me + round) % 3,))
     with ended(running):
         for peer in running:
             peer.start()
@@ -550,7 +573,7 @@ def test_a_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: st
 def test_clocks_of_the_machine_only_go_forward(tmp_path: Path) -> None:
     files = found(tmp_path, 2, period=60.0, soon=100.0)  # a period so long is not stretched by the machine's load
     node = Node(files.configs[0])
-    before = node.position()
+    before = node.service.position()
     assert -101 < before < -90
-    assert node.position() >= before
+    assert node.service.position() >= before
     assert node.clock.round() <= 0

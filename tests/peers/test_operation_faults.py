@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,16 @@ import pytest
 
 from rpel import cli
 from rpel.config.membership import Membership
-from rpel.operations.join import MEMORY_FILE, join
-from rpel.operations.watch import Observer
-from rpel.peer import protocol
 from rpel.peer.api import run
-from rpel.peer.identity import MembershipWatcher
-from rpel.peer.metrics import Metrics
-from rpel.peer.node import Node
-from rpel.peer.protocol import Checkpoint
-from rpel.peer.store import Store
-from rpel.peer.wire import Signature
+from rpel.peer.core import protocol
+from rpel.peer.core.protocol import Checkpoint
+from rpel.peer.io.metrics import Metrics
+from rpel.peer.io.model_files import read_signature
+from rpel.peer.io.node import Node
+from rpel.peer.io.store import Store
+from rpel.peer.io.watcher import MembershipWatcher
+from rpel.peer.ops.join import MEMORY_FILE, join
+from rpel.peer.ops.watch import Observer
 from rpel.rules import Rule
 from rpel.types import Outcome
 from support.loopback import SMALL, loopback, model
@@ -40,17 +39,17 @@ def test_a_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path:
         learner = QuadraticLearner(0)
         node.answer(protocol.Recall(), learner)
         node.answer(protocol.AskClocks(), learner)
-        assert "a record of round 999999, but it is round" in node.why_unready()
-        assert node.status()["ready"] is False
+        assert "a record of round 999999, but it is round" in node.service.why_unready()
+        assert node.service.status()["ready"] is False
 
 
 def test_a_peer_that_has_ended_no_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=10_000, period=0.02, soon=0.0)
     with Node(files.configs[0]) as node:
         node.answer(protocol.AskClocks(), QuadraticLearner(0))
-        assert node.why_unready() == "" or "periods" in node.why_unready()
+        assert node.service.why_unready() == "" or "periods" in node.service.why_unready()
         node.sleep(node.clock.position() + 5 * files.membership.period)
-        assert "no round has ended for" in node.why_unready()
+        assert "no round has ended for" in node.service.why_unready()
 
 
 def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> None:
@@ -78,7 +77,7 @@ def test_a_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path)
 
 def test_a_process_with_a_key_leaves_no_core_dump() -> None:
     program = (
-        "import ctypes, resource; from rpel.peer.identity import no_core_dumps; no_core_dumps();"
+        "import ctypes, resource; from rpel.peer.io.identity import no_core_dumps; no_core_dumps();"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -92,7 +91,7 @@ def test_a_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> N
         (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * count))
         began = time.process_time()
         with pytest.raises(ValueError, match=words):
-            Signature.read(tmp_path / "m")
+            read_signature(tmp_path / "m")
         assert time.process_time() - began < 1.0
 
 
@@ -116,7 +115,7 @@ def test_a_certificate_that_ends_while_connected_is_answered_no_more(
 
 
 def announced(files: NetworkFiles, from_round: int, **changes: object) -> Membership:
-    later = replace(files.membership, from_round=from_round, confidence=0.98, **changes)  # type: ignore[arg-type]
+    later = files.membership.replace(from_round=from_round, confidence=0.98, **changes)
     later.save(files.configs[0].next_members)
     return later
 
@@ -141,7 +140,7 @@ def test_a_membership_whose_round_has_begun_is_refused_unless_the_others_hold_it
 def test_an_observer_that_begins_after_a_change_asks_by_the_new_membership(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=1000, soon=-60.0)
     later = announced(files, from_round=2)
-    assert Observer.of(files.configs[0]).standing.membership == later
+    assert Observer.of(files.configs[0]).now.membership == later
 
 
 def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +178,7 @@ def test_a_new_plan_is_compiled_when_it_is_announced_and_no_round_waits_for_it(
 
 def test_private_addresses_need_the_networks_permission(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
-    open_ = replace(files.membership, allow_private=False)
+    open_ = files.membership.replace(allow_private=False)
     open_.save(tmp_path / "open.toml")
     with pytest.raises(ValueError, match=r"member 'peer-0' is at the private address 127\.0\.0\.1"):
         Membership.load(tmp_path / "open.toml")

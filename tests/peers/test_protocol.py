@@ -6,7 +6,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from rpel.peer import protocol
+from rpel.peer.core import protocol
 from rpel.types import Models
 from support.virtual_faults import Fault
 from support.virtual_network import (
@@ -184,7 +184,7 @@ def test_the_fast_hostile_do_not_gain_when_honest_answers_come_late() -> None:
 
 def test_an_own_model_that_is_not_finite_is_healed_and_never_served() -> None:
     net = hostile(VirtualNetwork(4, rounds=8), not_finite)
-    net.at(3 * PERIOD, lambda: setattr(net.peers[0], "momentum", np.full(3, np.nan)))
+    net.at(3 * PERIOD, lambda: setattr(net.peers[0], "momentum", np.full((3, 3), np.nan)))
     net.run()
     assert net.broken == []
     assert net.outcomes(0)[3] == "caught_up"
@@ -203,7 +203,7 @@ def test_a_full_disk_publishes_nothing_and_loses_nothing() -> None:
     net.at(5 * PERIOD, lambda: setattr(disk, "full", False))
     net.run(until=5 * PERIOD - 1)
     assert sorted(disk.checkpoints) == [2, 3]
-    assert net.peers[0].desk.published == [1, 2, 3]
+    assert net.peers[0].policy.published == [1, 2, 3]
     assert [r.saved for r in net.peers[0].reports] == [True] * 3 + [False] * 2
     net.run()
     assert net.broken == []
@@ -288,7 +288,7 @@ def test_a_peer_with_an_emptied_disk_serves_no_round_twice_and_comes_back(round:
         net.at((round - 1) * PERIOD + 2.0, wipe)
         net.run()
         assert net.broken == []
-        assert round not in peer.desk.published
+        assert round not in peer.policy.published
         assert set(net.outcomes(0)[-4:]) == {"aggregated"}
 
 
@@ -356,7 +356,7 @@ def test_a_peer_whose_step_is_never_finite_catches_up_in_every_round_and_harms_n
     net.run()
     assert net.broken == []
     assert net.outcomes(0) == ["caught_up"] * 12
-    assert sick.desk.published == []
+    assert sick.policy.published == []
     others = np.stack([peer.x for peer in net.peers[1:]])
     assert np.abs(sick.x - others.mean(axis=0)).max() < 1.0
     assert all(net.outcomes(peer.number) == ["aggregated"] * 12 for peer in net.peers[1:])
@@ -442,7 +442,7 @@ def test_a_lie_is_proven_across_a_change_of_membership_and_no_honest_key_is(chan
         for peer in net.peers:
             if not peer.retired:
                 assert {proof.fingerprint for proof in peer.proofs} == {str(LIAR)}
-                assert peer.witness.convicted == {str(LIAR)}
+                assert peer.witness.excluded(peer.members) == {str(LIAR)}
                 assert net.outcomes(peer.number)[-1] == "aggregated"
 
 
@@ -451,10 +451,10 @@ def test_a_new_key_clears_a_conviction_and_the_old_one_stays_proven() -> None:
     net.signs = True
     net.rotations.append((8, LIAR))
     net.run(until=7 * PERIOD - 1)
-    assert all(peer.witness.convicted == {str(LIAR)} for peer in net.peers)
+    assert all(peer.witness.excluded(peer.members) == {str(LIAR)} for peer in net.peers)
     net.run()
     assert net.broken == []
-    assert all(peer.witness.convicted == set() for peer in net.peers)
+    assert all(peer.witness.excluded(peer.members) == set() for peer in net.peers)
     assert {str(LIAR)} == {proof.fingerprint for peer in net.peers for proof in peer.proofs}
     last = [r.results[LIAR] for peer in net.peers for r in peer.reports if r.round == 12 and LIAR in r.results]
     assert set(last) == {"ok"}

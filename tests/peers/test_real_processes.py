@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 
 from rpel import certificates
 from rpel.config import membership
-from rpel.peer import identity
+from rpel.peer.io import identity
 from support.observer import Observer
 from support.paths import TESTS
 from support.process_faults import POINTS
@@ -217,7 +216,7 @@ def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.
     (member.folder / "peer.next.crt").write_text(pem)
     entries = list(net.membership.members)
     entries[member.number] = membership.Member.of(member.id, entries[member.number].url, pem)
-    return replace(net.membership, from_round=from_round, members=tuple(entries))
+    return net.membership.replace(from_round=from_round, members=tuple(entries))
 
 
 def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> set[str]:

@@ -14,16 +14,15 @@ import pytest
 
 from rpel import attack, cli, rule
 from rpel.config.record import parse_pairs
-from rpel.operations.drill import MISBEHAVIOURS, drill
-from rpel.operations.redteam import Deed, RedTeam
-from rpel.peer import wire
-from rpel.peer.evidence import of_member, sign
-from rpel.peer.identity import read_key
-from rpel.peer.node import Node
-from rpel.peer.protocol import make_ready
-from rpel.peer.transport import HttpsTransport
+from rpel.peer.core import wire
+from rpel.peer.core.evidence import of_member, sign
+from rpel.peer.core.protocol import make_ready
+from rpel.peer.io.identity import read_key
+from rpel.peer.io.node import Node
+from rpel.peer.ops.drill import MISBEHAVIOURS, drill
+from rpel.peer.ops.redteam import Deed, RedTeam
 from rpel.types import Models
-from support.loopback import MemoryStore, model
+from support.loopback import Ends, MemoryStore, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE, until
 
@@ -36,7 +35,7 @@ MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
 class Drill:
     """Four honest members that have published round 1, which lasts ten minutes, and a hostile fifth."""
 
-    def __init__(self, net: NetworkFiles, transports: list[HttpsTransport], stores: list[MemoryStore]) -> None:
+    def __init__(self, net: NetworkFiles, transports: list[Ends], stores: list[MemoryStore]) -> None:
         self.net, self.transports, self.stores = net, transports, stores
 
     async def pull(self, victim: int, round: int = 1, within: float = 60.0) -> tuple[str, Models]:
@@ -61,9 +60,7 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
         store.put(1, x)
         digest = bytes.fromhex(wire.digest(SIGNATURE, x))
         store.signatures[1] = sign(read_key(own.key), of_member(net.membership, number), 1, digest)
-        transports.append(
-            HttpsTransport(net.membership, own.certificate, own.key, own.listen, SIGNATURE, store, clock_timeout=60.0)
-        )
+        transports.append(Ends(net.membership, own.certificate, own.key, own.listen, SIGNATURE, store))
         await transports[-1].start()
     red = asyncio.create_task(RedTeam(net.configs[HONEST], name, parameters).run())
     try:

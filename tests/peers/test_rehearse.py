@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rpel.operations.rehearse import rehearse
+from rpel.peer.ops.rehearse import rehearse
 from support.commands import rpel
 
 CLINIC = """

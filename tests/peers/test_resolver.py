@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rpel.peer.resolver import Resolver
+from rpel.peer.io.resolver import Resolver
 from support import namespaces
 from support.paths import TESTS
 
@@ -40,15 +40,17 @@ def test_names_that_never_resolve_take_one_look_up_each_and_hold_up_no_other_nam
     lookup: Callable[..., list[Any]],
 ) -> None:
     async def scenario() -> None:
-        resolver = Resolver(most=HOSTILE + 2, lookup=lookup)
+        resolver = Resolver(lookup=lookup)
         for _ in range(3):  # asked for again and again
             for number in range(HOSTILE):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.01):
-                        await resolver.addresses(f"tarpit-{number}.example")
+                        await resolver.addresses(f"tarpit-{number}.example", HOSTILE + 2)
         assert resolver.under_way == HOSTILE
         async with asyncio.timeout(60):
-            found = await asyncio.gather(*(resolver.addresses(f"clinic-{number}.example") for number in range(20)))
+            found = await asyncio.gather(
+                *(resolver.addresses(f"clinic-{number}.example", HOSTILE + 2) for number in range(20))
+            )
         assert {str(address) for addresses in found for address in addresses} == {"192.0.2.7"}
 
     asyncio.run(scenario())
@@ -59,8 +61,8 @@ def test_a_literal_address_is_never_looked_up() -> None:
         raise AssertionError
 
     async def scenario() -> None:
-        resolver = Resolver(most=1, lookup=refused)
-        assert [str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host)] == [
+        resolver = Resolver(lookup=refused)
+        assert [str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host, 1)] == [
             "10.1.2.3",
             "::1",
         ]
@@ -74,25 +76,27 @@ def test_where_a_member_was_reached_is_tried_again_while_its_name_does_not_resol
     kept = tmp_path / "addresses.json"
 
     async def scenario() -> None:
-        Resolver(most=4, kept=kept, lookup=lookup).reached("tarpit.example", "198.51.100.9")
-        again = Resolver(most=4, kept=kept, lookup=lookup, patience=0.05)  # after a restart
-        assert [str(found) for found in await again.addresses("tarpit.example")] == ["198.51.100.9"]
+        Resolver(kept=kept, lookup=lookup).reached("tarpit.example", "198.51.100.9")
+        again = Resolver(kept=kept, lookup=lookup, patience=0.05)  # after a restart
+        assert [str(found) for found in await again.addresses("tarpit.example", 4)] == ["198.51.100.9"]
         with pytest.raises(OSError, match=r"nowhere\.example cannot be looked up"):
-            await again.addresses("nowhere.example")
+            await again.addresses("nowhere.example", 4)
 
     asyncio.run(scenario())
     assert kept.stat().st_mode & 0o777 == 0o600
     kept.write_text("[1, 2")
-    assert Resolver(most=1, kept=kept)  # a damaged file is none
+    assert Resolver(kept=kept)  # a damaged file is none
 
 
 def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable[..., list[Any]]) -> None:
     async def scenario() -> None:
-        resolver = Resolver(most=4, private=False, lookup=lambda *_, **__: [(0, 0, 0, "", ("10.0.0.7", 0))])
+        resolver = Resolver(lookup=lambda *_, **__: [(0, 0, 0, "", ("10.0.0.7", 0))])
         for host in ("127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "inside.example"):
             with pytest.raises(OSError, match="a private address: allow_private"):
-                await resolver.addresses(host)
-        assert [str(found) for found in await resolver.addresses("93.184.216.34")] == ["93.184.216.34"]
+                await resolver.addresses(host, 4, private=False)
+        assert [str(found) for found in await resolver.addresses("93.184.216.34", 4, private=False)] == [
+            "93.184.216.34"
+        ]
 
     asyncio.run(scenario())
 
@@ -113,13 +117,14 @@ exec "$2" -c "$3" "$1"
 TARPITS = """
 import asyncio, json, sys
 from pathlib import Path
+from rpel.peer.io import client
 from support.loopback import loopback
 
 async def scenario():
     async with loopback(Path(sys.argv[1]), n=16) as net:
         tarpits = {i: f"https://tarpit-{i}.example:7443" for i in range(1, 9)}
         net.move({15: f"https://named.example:{net.transports[15].port}", **tarpits})
-        net.transports[0].client._resolver.most = 8 + 2
+        client._LOOKUPS = 8 + 2
         return len(await net.transports[0].clocks())
 
 print(json.dumps(asyncio.run(scenario())), flush=True)
@@ -129,7 +134,7 @@ import os; os._exit(0)
 HOLE = """
 import asyncio, json, socket, sys
 from ipaddress import ip_address
-from rpel.peer.resolver import connect
+from rpel.peer.io.resolver import connect
 
 async def scenario():
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel.peer import protocol
-from rpel.peer.clock import RoundClock
-from rpel.peer.protocol import Checkpoint, Memory, Pulled, Record, Terms
+from rpel.learning import NesterovOuter
+from rpel.peer.core import protocol
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.protocol import Checkpoint, Memory, Pulled, Record, Terms
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -89,6 +90,28 @@ def test_a_round_resumed_after_a_change_of_plan_trims_by_the_new_plan() -> None:
     assert (report.round, report.trim) == (5, 3)
     few = Driver(now=41.0, memory=recorded(5), enter=lambda round: replace(later, rule=rule("mean", f=0))).to(5)
     assert few.of(protocol.Save)[0].checkpoint.x == pytest.approx((3 + 7 * 1) / 8)  # by the mean, not trimmed
+
+
+OUTER = replace(TERMS, outer=NesterovOuter(lr=0.5, momentum=0.9))
+
+
+@pytest.mark.parametrize("checkpoint", [None, Checkpoint(2, np.full(1, 9.0), v=np.full(1, 9.0))], ids=["no", "old"])
+def test_a_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint: Checkpoint | None) -> None:
+    """The checkpoint of the round before was refused by the disk: the record alone has both."""
+    record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
+    memory = Memory(checkpoint, record, last_round=5, published=(5,))
+    saved = Driver(now=41.0, memory=memory, enter=lambda round: OUTER).to(5).of(protocol.Save)[0].checkpoint
+    v = 0.9 * 4 + (2 - 1)  # the others answer 1, and of two near 3 none is left
+    assert (saved.outcome, saved.v) == (Outcome.AGGREGATED, pytest.approx(v))
+    assert saved.x == pytest.approx(2 - 0.5 * ((2 - 1) + 0.9 * v))
+
+
+def test_a_round_that_did_not_end_keeps_the_outer_step_s_v_and_goes_on_from_the_half_step() -> None:
+    record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
+    memory = Memory(None, record, last_round=5, published=(5,))
+    driver = Driver(now=49.0, memory=memory, enter=lambda round: OUTER).to(6)  # after the deadline of round 5
+    assert driver.of(protocol.Step)[0].x == pytest.approx(3)
+    assert driver.of(protocol.Save)[0].checkpoint.v == pytest.approx(0.9 * 4 + (3 - 1))
 
 
 def test_a_round_recorded_by_a_peer_that_is_a_member_no_longer_asks_nobody() -> None:

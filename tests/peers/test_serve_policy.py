@@ -2,8 +2,8 @@
 
 import pytest
 
-from rpel.peer.clock import RoundClock
-from rpel.peer.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
 
 
 def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.peer.intake import Intake
+from rpel.peer.io.intake import Intake
 from support.loopback import loopback, model, signature
 
 BIG = signature(1_000_000)
@@ -67,7 +67,7 @@ def test_as_many_models_come_over_a_narrow_line_as_it_carried(tmp_path: Path) ->
             deadline = loop.time() + 8.0
             watching = loop.create_task(intake.watch())
             answers = await asyncio.gather(
-                *(net.transports[0].pull(i + 1, 1, rows[i], deadline, (intake, i)) for i in range(ASKED))
+                *(net.transports[0].pull(i + 1, 1, rows[i], deadline, intake, i) for i in range(ASKED))
             )
             watching.cancel()
             for server in line.servers:

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from rpel import files
-from rpel.peer import store as store_module
-from rpel.peer.protocol import Checkpoint, Record
-from rpel.peer.store import Store
-from rpel.peer.wire import Signature
+from rpel.peer.core.protocol import Checkpoint, Record
+from rpel.peer.core.wire import Signature
+from rpel.peer.io import store as store_module
+from rpel.peer.io.store import Store
 
 SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 
@@ -73,6 +73,25 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
         assert [served(store, t) for t in (2, 3, 4, 5, 6)] == [None, wire(3), wire(4), wire(5), None]
     kept = sorted(path.name for path in (tmp_path / "state").iterdir())
     assert kept == ["checkpoint-4.ckpt", "checkpoint-5.ckpt", "half-3.rec", "half-4.rec", "half-5.rec", "lock"]
+
+
+def test_what_the_outer_step_needs_is_kept_with_the_half_step_and_with_the_round_s_end(tmp_path: Path) -> None:
+    first = replace(record(1), before=model(7))  # no v yet
+    second = replace(record(2), before=model(8), v=model(9))
+    with Store(tmp_path, SIG) as store:
+        assert store.persist(first, b"state")
+        assert store.save(Checkpoint(1, model(3), v=model(4)), {"mean": np.arange(3.0)})
+        found = store.memory()
+        assert (found.record.before, found.record.v) == (pytest.approx(model(7)), None)  # type: ignore[union-attr]
+        assert found.checkpoint is not None
+        np.testing.assert_array_equal(found.checkpoint.v, model(4))
+        assert store.persist(second, b"moments")
+        kept = store.memory().record
+        assert kept is not None
+        for value, right in ((kept.half, 2), (kept.before, 8), (kept.v, 9)):
+            np.testing.assert_array_equal(value, model(right))
+        assert store.state(2) == b"moments"
+        assert served(store, 2) == wire(2), "neither is ever served"
 
 
 def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:

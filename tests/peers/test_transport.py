@@ -10,12 +10,12 @@ import pytest
 
 from rpel import certificates
 from rpel.config.membership import Member
-from rpel.peer import identity
-from rpel.peer.limits import Limits
-from rpel.peer.transport import HttpsTransport
+from rpel.peer.io import identity
+from rpel.peer.io.limits import Limits
 from support.loopback import (
     SMALL,
     Credentials,
+    Ends,
     MemoryStore,
     asking,
     credentials,
@@ -118,7 +118,7 @@ def test_a_peer_that_starts_late_is_still_reached(tmp_path: Path) -> None:
             await net.transports[1].stop()
             waiting = asyncio.create_task(net.pull(0, 1, 1))
             own = net.credentials[1]
-            again = HttpsTransport(net.membership, own.certificate, own.key, f"127.0.0.1:{port}", SMALL, net.stores[1])
+            again = Ends(net.membership, own.certificate, own.key, f"127.0.0.1:{port}", SMALL, net.stores[1])
             net.stores[1].put(1, model(SMALL, 1))
             await again.start()
             assert (await waiting)[0] == "ok"
@@ -238,9 +238,7 @@ def test_a_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path
             assert (await net.pull(1, 0, 1))[0] == "ok"
             assert (await net.pull(2, 1, 1, within=0.5))[0] in ("unreachable", "late")
             answered = len(net.stores[1].answered)
-            net.transports[0].client.rotate(
-                later, net.credentials[0].certificate, net.credentials[0].key
-            )  # the key of before
+            net.transports[0].rotate(later, net.credentials[0].certificate, net.credentials[0].key)  # the key of before
             assert (await net.pull(0, 1, 1, within=0.5))[0] in ("unreachable", "late")
             assert len(net.stores[1].answered) == answered
             assert old.hash != later.hash
@@ -252,8 +250,8 @@ def test_without_key_or_certificate_nothing_starts(tmp_path: Path) -> None:
     own, other = credentials(tmp_path, "peer-0"), credentials(tmp_path, "peer-1")
     alone = membership([Member.of("peer-0", "https://127.0.0.1:1", own.pem)])
 
-    def transport(certificate: Path, key: Path) -> HttpsTransport:
-        return HttpsTransport(alone, certificate, key, "127.0.0.1:0", SMALL, MemoryStore(SMALL))
+    def transport(certificate: Path, key: Path) -> Ends:
+        return Ends(alone, certificate, key, "127.0.0.1:0", SMALL, MemoryStore(SMALL))
 
     with pytest.raises(ValueError, match="there is no key"):
         transport(own.certificate, tmp_path / "nowhere.key")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from rpel.peer.http import LARGEST_HEAD, Connection, Head
-from rpel.peer.wire import Malformed, Reception, Signature
+from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.io.http import LARGEST_HEAD, Connection, Head
 from rpel.types import Models
 from support.loopback import head, model
 

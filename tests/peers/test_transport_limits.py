@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rpel.peer.limits import Limits
-from rpel.peer.transport import HttpsTransport
-from support.loopback import SMALL, asking, loopback, membership, model, signature, told, wanted
+from rpel.peer.io.limits import Limits
+from support.loopback import SMALL, Ends, asking, loopback, membership, model, signature, told, wanted
 from support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -148,7 +147,7 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
             assert await reader.read(1) == b"H"
             await until(lambda: not net.transports[1].server.connections())  # the reader stays, the server goes
             writer.transport.abort()
-            assert net.stores[1].desk.open(0) == 0
+            assert net.stores[1].policy.open(0) == 0
 
     asyncio.run(scenario())
 
@@ -242,12 +241,12 @@ def test_members_that_join_may_connect_from_the_same_address_at_once(tmp_path: P
         narrow = Limits(connections=1, pending_each=1)
         async with loopback(tmp_path, n=8) as net:
             own, few = net.credentials[1], membership(net.membership.members[:2])
-            serving = HttpsTransport(few, own.certificate, own.key, "127.0.0.1:0", SMALL, net.stores[1], narrow)
+            serving = Ends(few, own.certificate, own.key, "127.0.0.1:0", SMALL, net.stores[1], narrow)
             await serving.start()
             net.move({1: f"https://127.0.0.1:{serving.port}"})
             serving.rotate(net.membership, own.certificate, own.key)
             for asking_member in (0, 2, 3, 4, 5, 6, 7):  # one after the other; all stay open
-                answer = await net.transports[asking_member].client.status(1, asyncio.get_running_loop().time() + 5)
+                answer = await net.transports[asking_member].status(1, asyncio.get_running_loop().time() + 5)
                 assert isinstance(answer, dict), answer
             assert serving.server.connections() == 7
             await serving.stop()

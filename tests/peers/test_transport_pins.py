@@ -1,7 +1,6 @@
 """Identity is the pin: a certificate that a member could have minted for others opens nothing, at either end."""
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rpel import certificates
 from rpel.config.membership import Member, Membership
-from rpel.peer import client, identity
-from rpel.peer.http import Request
-from rpel.peer.limits import Ticket
-from rpel.peer.server import MemberLine, Server
+from rpel.peer.io import identity
+from rpel.peer.io.http import Request
+from rpel.peer.io.limits import Ticket
+from rpel.peer.io.server import MemberLine, Server
 from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
 from support.waiting import until
 
@@ -59,10 +58,9 @@ class Minting:
         self.minted, _ = minted(folder / "minted", "peer-0", issuer, ca=False)
         monkeypatch.setattr(identity, "read_certificate", _lenient)  # let past the reader, who would refuse both
         monkeypatch.setattr(identity, "check_certificate", _lenient)
-        monkeypatch.setattr(client, "check_certificate", _lenient)
         url = net.membership.members[2].url
         pin = _lenient(self.own.pem).fingerprint
-        members = [*net.membership.members[:2], Member("peer-2", "", url, self.own.pem, pin)]
+        members = [*net.membership.members[:2], Member(id="peer-2", url=url, certificate=self.own.pem, fingerprint=pin)]
         self.membership: Membership = membership(members)
 
 
@@ -115,9 +113,9 @@ def test_a_member_that_serves_with_a_minted_certificate_is_told_nothing(
             listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
             url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             members = minting.membership.members
-            net.membership = membership([*members[:2], replace(members[2], url=url)])
+            net.membership = membership([*members[:2], members[2].replace(url=url)])
             asking, own = net.transports[0], net.credentials[0]
-            asking.client.rotate(net.membership, own.certificate, own.key)
+            asking.rotate(net.membership, own.certificate, own.key)
             result, _ = await net.pull(0, 2, 1, within=2.0)
             listening.close()
             assert result == "unreachable"

@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives import serialization
 from rpel import cli
 from rpel.cli.peer import members_now
 from rpel.cli.terminal import stdout
-from rpel.operations import watch
-from rpel.operations.watch import Seen, State, seen
-from rpel.peer.client import Answer
-from rpel.peer.node import Node
+from rpel.peer.io.client import Answer
+from rpel.peer.io.node import Node
+from rpel.peer.ops import watch
+from rpel.peer.ops.watch import Seen, State, seen
 from rpel.types import PullResult
 from support.thread_network import QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from rpel import models
-from rpel.peer import wire
-from rpel.peer.wire import Malformed, Reception, Signature
+from rpel.peer.core import wire
+from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.io import http, model_files
 from rpel.types import Models
 
 SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
@@ -80,13 +81,13 @@ def test_split_and_flatten_are_inverse_and_split_copies_nothing(sig: Signature) 
 @given(signatures())
 def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.TempPathFactory, sig: Signature) -> None:
     folder, flat = tmp_path_factory.mktemp("wire"), some_values(sig)
-    wire.save(folder / "ours", sig, flat)
-    again, values = wire.load(folder / "ours")
+    model_files.save(folder / "ours", sig, flat)
+    again, values = model_files.load(folder / "ours")
     assert again == sig
     np.testing.assert_array_equal(values, flat)
     safetensors.numpy.save_file(wire.split(sig, flat), folder / "theirs", metadata={"format": "np"})
-    theirs, values = wire.load(folder / "theirs")
-    assert Signature.read(folder / "theirs") == theirs
+    theirs, values = model_files.load(folder / "theirs")
+    assert model_files.read_signature(folder / "theirs") == theirs
     assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(zip(sig.names, sig.shapes, strict=True))
     for name, part in wire.split(theirs, values).items():
         np.testing.assert_array_equal(part, wire.split(sig, flat)[name])
@@ -183,7 +184,7 @@ def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, kind: 
     path = tmp_path / "model.safetensors"
     path.write_bytes(BAD_FILES[kind])
     with pytest.raises(ValueError, match=r"model\.safetensors"):
-        wire.load(path)
+        model_files.load(path)
 
 
 # --- what is taken in ------------------------------------------------------------------------------------------------
@@ -393,3 +394,35 @@ def test_receiving_takes_no_memory_beyond_the_row() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 18
+
+
+# --- heads -----------------------------------------------------------------------------------------------------------
+
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nRPEL-Round: 7"
+REQUEST = b"GET /v1/clock HTTP/1.1\r\nHost: a:7443"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\r\n", b"\n"),  # h11 takes a bare line feed
+        (b"\r\n", b"\r"),
+        (b": ", b" : "),
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"HTTP/1.1", b"HTTP/1.1 "),
+        (b"7", b"7\r\n folded"),
+        (b"7", b"7\x00"),
+        (b"7", b"7\xff"),
+        (b"7", b"7" * 300),
+        (b"7", b"7" + 17 * b"\r\nX: y"),
+        (b"7", b"7\r\nContent-Length: 8\r\nContent-Length: 8"),  # h11 makes one of two that are the same
+        (b"7", b"7\r\nTransfer-Encoding: gzip"),
+    ],
+)
+def test_a_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: bytes) -> None:
+    assert (http.parse_head(REPLY).status, http.parse_request(REQUEST).path) == (200, "/v1/clock")
+    for parse, head in ((http.parse_head, REPLY), (http.parse_request, REQUEST)):
+        with pytest.raises(Malformed):
+            parse(head.replace(old, new, 1) if old != b"7" else new.join(head.rsplit(b"7", 1)))
+    with pytest.raises(Malformed):
+        http.parse_head(REPLY.replace(b"200", b"100"))  # an interim reply

@@ -16,9 +16,9 @@ from rpel.data import Dataset
 from rpel.learning import MomentumSGD
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
-from rpel.peer import wire
-from rpel.peer.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
-from rpel.peer.wire import Signature, split
+from rpel.peer.core import wire
+from rpel.peer.core.wire import Signature, split
+from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.tasks import Classification
 from rpel.types import Models
 
@@ -179,9 +179,13 @@ def test_the_statistics_of_batch_normalisation_stay_from_round_to_round() -> Non
     assert np.array_equal(again.buffers()["1.running_mean"], mean)
 
 
-def test_a_restored_task_continues_bit_by_bit_even_in_place() -> None:
-    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
-    learner = TaskLearner(task, 2, SAMPLE)
+ADAMW = training({"model": "linear", "optimizer": "adamw", "lr": "cosine(0.01, warmup=2)"}, rounds=9)
+
+
+@pytest.mark.parametrize("hyper", [SAMPLE, ADAMW], ids=["momentum", "adamw"])
+def test_a_restored_task_continues_bit_by_bit_even_in_place(hyper: Training) -> None:
+    task = built_in("mnist-sample", hyper, nodes=3, run="r")
+    learner = TaskLearner(task, 2, hyper)
     row = task.initial()
     learner.load(1, row, fresh=False)
     learner.half(row, np.empty_like(row))
@@ -189,7 +193,7 @@ def test_a_restored_task_continues_bit_by_bit_even_in_place() -> None:
     learner.load(2, row, fresh=False)
     learner.half(row, np.empty_like(row))
 
-    again = TaskLearner(task, 2, SAMPLE)
+    again = TaskLearner(task, 2, hyper)
     again.restore(kept)
     again.load(2, x, fresh=False)
     out = np.empty_like(x)
@@ -197,9 +201,10 @@ def test_a_restored_task_continues_bit_by_bit_even_in_place() -> None:
     assert np.array_equal(out, row)
 
 
-def test_fresh_zeroes_a_tasks_momentum() -> None:
-    task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
-    used, new = TaskLearner(task, 0, SAMPLE), TaskLearner(task, 0, SAMPLE)
+@pytest.mark.parametrize("hyper", [SAMPLE, ADAMW], ids=["momentum", "adamw"])
+def test_fresh_zeroes_a_tasks_momentum_or_moments(hyper: Training) -> None:
+    task = built_in("mnist-sample", hyper, nodes=3, run="r")
+    used, new = TaskLearner(task, 0, hyper), TaskLearner(task, 0, hyper)
     x, first, second = task.initial(), np.empty(task.d, np.float32), np.empty(task.d, np.float32)
     used.load(1, x, fresh=False)
     used.half(first, np.empty_like(first))
@@ -208,6 +213,14 @@ def test_fresh_zeroes_a_tasks_momentum() -> None:
     new.load(2, x, fresh=False)
     new.half(second, np.empty_like(second))
     assert np.array_equal(first, second)
+
+
+def test_the_moments_of_another_optimiser_are_not_taken_over() -> None:
+    task = built_in("mnist-sample", ADAMW, nodes=3, run="r")
+    kept = bytes(TaskLearner(task, 0, ADAMW).state())
+    adam = training({"model": "linear", "optimizer": "adam"}, rounds=9)
+    with pytest.raises(ValueError, match="or of another optimiser"):
+        TaskLearner(task, 0, adam).restore(kept)
 
 
 def test_state_of_another_size_is_refused() -> None:
@@ -304,7 +317,7 @@ def test_an_unknown_task_names_the_nearest() -> None:
     [
         ({"lr": 0}, "lr 0 is not valid"),
         ({"lr": [[10, -1.0]]}, "lr"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"momentum": 1.0}, "momentum 1 is impossible"),
         ({"partition": "writer"}, "partition 'writer'"),
         ({"batch_size": "many"}, "batch_size 'many'"),
         ({"eval_every": 0}, "eval_every 0"),

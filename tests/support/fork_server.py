@@ -48,9 +48,9 @@ def _warm() -> None:
     import numpy as np
 
     import rpel.cli
-    import rpel.operations.join
     import rpel.peer.api
-    from rpel.peer.protocol import make_ready
+    import rpel.peer.ops.join
+    from rpel.peer.core.protocol import make_ready
 
     for dtype in (np.float32, np.float64):
         make_ready(rpel.rule("nnm+trimmed_mean", f=2), pull=9, d=64, dtype=dtype)

@@ -6,7 +6,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ import numpy as np
 
 from rpel import certificates
 from rpel.config.membership import Member, Membership
-from rpel.peer import identity
-from rpel.peer.limits import Limits
-from rpel.peer.serve_policy import ServePolicy
-from rpel.peer.store import Body
-from rpel.peer.transport import HttpsTransport
-from rpel.peer.wire import Signature
+from rpel.config.peer import listen_address
+from rpel.peer.core.serve_policy import ServePolicy
+from rpel.peer.core.wire import Signature
+from rpel.peer.io import identity
+from rpel.peer.io.client import Answer, Client
+from rpel.peer.io.intake import Intake
+from rpel.peer.io.limits import Limits
+from rpel.peer.io.server import Server
+from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.io.store import Body
 from rpel.types import Models
 from support.waiting import PATIENCE
 
@@ -58,7 +62,7 @@ def membership(members: Iterable[Member]) -> Membership:
         epoch=1.0e9,
         period=10.0,
         deadline=8.0,
-        nodes=len(listed),
+        nodes=max(2, len(listed)),
         byzantine=0,
         pull=1,
         b_hat=0,
@@ -71,6 +75,7 @@ def membership(members: Iterable[Member]) -> Membership:
         init_sha256="0" * 64,
         from_round=1,
         allow_private=True,
+        linger=0.0,
         hyperparameters={},
         members=listed,
     )
@@ -82,11 +87,12 @@ class MemoryStore:
 
     sig: Signature
     ahead: float = 0.0
-    desk: ServePolicy = field(default_factory=ServePolicy)
+    policy: ServePolicy = field(default_factory=ServePolicy)
     files: dict[int, int] = field(default_factory=dict)
     answered: list[tuple[int, int, int]] = field(default_factory=list)
     signatures: dict[int, bytes] = field(default_factory=dict)
     told: dict[int, dict[str, object]] = field(default_factory=dict)
+    now: Snapshot = field(init=False)
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
@@ -96,7 +102,7 @@ class MemoryStore:
             view = view[os.write(file, view) :]
         self.files[round] = file
         if round:
-            self.desk.publish(round)
+            self.policy.publish(round)
 
     def open_body(self, round: int) -> Body | None:
         return Body(os.dup(self.files[round]), 0, self.sig.size) if round in self.files else None
@@ -104,16 +110,19 @@ class MemoryStore:
     def signature_of(self, round: int) -> bytes | None:
         return self.signatures.get(round)
 
-    def seen(self, round: int) -> dict[str, object] | None:
+    def seen(self, now: Snapshot, round: int) -> dict[str, object] | None:
         return self.told.get(round)
+
+    def other_ended(self, pin: str) -> bool:
+        return False
 
     def position(self) -> float:
         return asyncio.get_running_loop().time() + self.ahead
 
     def status(self) -> dict[str, object]:
-        return {"round": self.desk.passed}
+        return {"round": self.policy.passed}
 
-    def served(self, member: int, code: int, sent: int) -> None:
+    def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
         self.answered.append((member, code, sent))
 
     def codes(self) -> Counter[int]:
@@ -124,6 +133,62 @@ class MemoryStore:
             os.close(file)
 
 
+class Ends:
+    """Both ends of one peer's network, without the peer."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        certificate: Path,
+        key: Path,
+        listen: str,
+        sig: Signature,
+        store: MemoryStore,
+        limits: Limits | None = None,
+    ) -> None:
+        self._store, self._listen = store, listen_address(listen)
+        self.rotate(membership, certificate, key)
+        self.server = Server(store, limits)
+        self.client = Client(sig, store.position)
+
+    @property
+    def now(self) -> Snapshot:
+        return self._store.now
+
+    @property
+    def port(self) -> int:
+        return self.server.addresses[0][1]
+
+    def announce(self) -> None:
+        self.server.announce()
+
+    async def start(self) -> None:
+        await self.server.start(*self._listen)
+
+    async def stop(self) -> None:
+        await self.server.stop()
+        await self.client.close()
+
+    def rotate(self, membership: Membership, certificate: Path, key: Path) -> None:
+        """Another membership is in force."""
+        names = [member.id for member in membership.members]
+        me = names.index(certificate.stem) if certificate.stem in names else 0
+        self._store.now = Snapshot(membership, me, certificate, key)
+        if hasattr(self, "server"):
+            self.server.membership_changed()
+
+    async def pull(
+        self, member: int, round: int, row: Models, deadline: float, intake: Intake | None = None, turn: int = 0
+    ) -> Answer:
+        return await self.client.member(self.now, member).fetch(round, row, deadline, intake, turn)
+
+    async def clocks(self, within: float = 3.0) -> list[float]:
+        return list((await self.client.clocks(self.now, asyncio.get_running_loop().time() + within)).values())
+
+    async def status(self, member: int, deadline: float) -> dict[str, Any] | Answer:
+        return await self.client.member(self.now, member).status(deadline)
+
+
 @dataclass
 class Loopback:
     """n peers, all serving; ``transports[i]`` asks and serves as member i."""
@@ -131,7 +196,7 @@ class Loopback:
     membership: Membership
     credentials: list[Credentials]
     stores: list[MemoryStore]
-    transports: list[HttpsTransport]
+    transports: list[Ends]
     sig: Signature
 
     async def pull(self, asking: int, member: int, round: int, within: float = 20.0) -> tuple[str, Models]:
@@ -144,7 +209,7 @@ class Loopback:
         """Give members other addresses, in everybody's file."""
         members = list(self.membership.members)
         for member, url in urls.items():
-            members[member] = replace(members[member], url=url)
+            members[member] = members[member].replace(url=url)
         self.membership = membership(members)
         for transport, own in zip(self.transports, self.credentials, strict=True):
             transport.rotate(self.membership, own.certificate, own.key)
@@ -160,7 +225,7 @@ async def loopback(
     unplaced = membership(Member.of(f"peer-{i}", "https://127.0.0.1:1", held[i].pem) for i in range(n))
     stores = [MemoryStore(sig) for _ in range(n)]
     transports = [
-        HttpsTransport(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, store, limits)
+        Ends(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, store, limits)
         for own, store in zip(held, stores, strict=True)
     ]
     net = Loopback(unplaced, held, stores, transports, sig)

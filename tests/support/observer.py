@@ -11,8 +11,9 @@ from typing import Self
 
 import numpy as np
 
-from rpel.peer.client import Client
-from rpel.peer.wire import digest
+from rpel.peer.core.wire import digest
+from rpel.peer.io.client import Client
+from rpel.peer.io.snapshot import Snapshot
 from support.process_network import Member, ProcessNetwork
 
 
@@ -50,7 +51,8 @@ class Observer:
     async def _watch(self) -> None:
         key = self._own.folder / "peer.key"
         certificate = self._own.folder / "peer.crt"
-        client = Client(self._net.membership, certificate, key, self._net.signature, self._position)
+        self._now = Snapshot(self._net.membership, self._own.number, certificate, key)
+        client = Client(self._net.signature, self._position)
         client.signed = False  # it looks at what is served, also where no peer would believe it
         others = [member.number for member in self._net.members if member is not self._own]
         watching = [asyncio.create_task(self._follow(client, number)) for number in others]
@@ -70,7 +72,7 @@ class Observer:
             for round in (now - 1, now):
                 if round < 1:
                     continue
-                answer = await client.pull(number, round, row, end)
+                answer = await client.member(self._now, number).fetch(round, row, end)
                 if answer.result == "ok":
                     self.seen[number, round].add(digest(self._net.signature, row))
                     self.pulled[number, round] += 1

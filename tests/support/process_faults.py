@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from rpel.learning import MomentumSGD
-from rpel.peer import store
-from rpel.peer.learner import TaskLearner
-from rpel.peer.node import Node
-from rpel.peer.protocol import Publish, Pull, Save, Tell
-from rpel.peer.transport import Pulls
+from rpel.peer.core.protocol import Publish, Pull, Save, Tell
+from rpel.peer.io import store
+from rpel.peer.io.client import RemoteMember
+from rpel.peer.io.learner import TaskLearner
+from rpel.peer.io.node import Node
 
 POINTS = (
     "before the local step",
@@ -67,10 +67,10 @@ def _at(kind: type, due: Callable[[Any], bool]) -> None:
     """Die when the life wants this, before it is done."""
     usual = Node.answer
 
-    def answer(self: Node, want: Any, learner: Any) -> Any:
-        if isinstance(want, kind) and due(want):
+    def answer(self: Node, effect: Any, learner: Any) -> Any:
+        if isinstance(effect, kind) and due(effect):
             die()
-        return usual(self, want, learner)
+        return usual(self, effect, learner)
 
     Node.answer = answer  # type: ignore[method-assign]
 
@@ -79,12 +79,12 @@ def _tell_times() -> None:
     usual = Node.answer
     published = [0.0]
 
-    def answer(self: Node, want: Any, learner: Any) -> Any:
-        found = usual(self, want, learner)
-        if isinstance(want, Publish):
+    def answer(self: Node, effect: Any, learner: Any) -> Any:
+        found = usual(self, effect, learner)
+        if isinstance(effect, Publish):
             published[0] = time.monotonic()
-        elif isinstance(want, Pull):
-            times = {"round": want.round, "published": published[0], "pulled": time.monotonic()}
+        elif isinstance(effect, Pull):
+            times = {"round": effect.round, "published": published[0], "pulled": time.monotonic()}
             print(json.dumps(times), flush=True)
         return found
 
@@ -132,17 +132,17 @@ def _while_writing(round: int) -> None:
 
 def _between(round: int) -> None:
     """The third answer has just come."""
-    usual, came = Pulls.ask, []
+    usual, answered = RemoteMember.fetch, []
 
-    async def pull_one(self: Pulls, member: int, t: int, *rest: Any) -> Any:
-        answer = await usual(self, member, t, *rest)
+    async def fetch(self: RemoteMember, t: int, *rest: Any) -> Any:
+        answer = await usual(self, t, *rest)
         if t >= round and answer.result == "ok":
-            came.append(member)
-            if len(came) == 3:
+            answered.append(self.number)
+            if len(answered) == 3:
                 die()
         return answer
 
-    Pulls.ask = pull_one  # type: ignore[method-assign, assignment]
+    RemoteMember.fetch = fetch  # type: ignore[method-assign, assignment]
 
 
 def _wall(wrong_by: float) -> None:

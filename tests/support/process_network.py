@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,9 +26,10 @@ import numpy as np
 
 from rpel.config import membership
 from rpel.config.membership import Founding
-from rpel.operations.found import new
-from rpel.operations.join import join
-from rpel.peer import wire
+from rpel.peer.core import wire
+from rpel.peer.io import model_files
+from rpel.peer.ops.found import new
+from rpel.peer.ops.join import join
 from rpel.types import Models
 from support.paths import TESTS
 from support.waiting import PATIENCE, pace
@@ -188,7 +189,7 @@ class ProcessNetwork:
         self.news = threading.Condition()
         self._address = loopback()
         self.membership, self.members = self._found()
-        self.signature = wire.Signature.read(folder / membership.INIT_FILE)
+        self.signature = model_files.read_signature(folder / membership.INIT_FILE)
 
     def url(self, number: int) -> str:
         return self.plan.urls(number) if self.plan.urls else f"https://{self._address}.{number + 1}:{PORT}"
@@ -204,7 +205,7 @@ class ProcessNetwork:
     def _found(self) -> tuple[membership.Membership, list[Member]]:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
-        wire.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
+        model_files.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
         stretch = pace() if self.plan.stretched else 1.0
         founding = Founding(
             run="",
@@ -220,7 +221,7 @@ class ProcessNetwork:
         founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]
         entries = [self._join(member) for member in members]
-        found = replace(founded.membership, members=tuple(entries))
+        found = founded.membership.replace(members=tuple(entries))
         found.save(self.folder / "members.toml")
         for member in members:
             for name in ("members.toml", membership.INIT_FILE):

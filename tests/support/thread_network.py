@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 from rpel import certificates
 from rpel.config.membership import INIT_FILE, Founding, Member, Membership
 from rpel.config.peer import Config
-from rpel.operations.demo import free_ports
-from rpel.peer import identity, wire
-from rpel.peer.learner import Blob, Learner
-from rpel.peer.node import Node, Round
+from rpel.peer.core import wire
+from rpel.peer.io import identity
+from rpel.peer.io.learner import Blob, Learner
+from rpel.peer.io.node import Node, Round
+from rpel.peer.ops.demo import free_ports
 from rpel.types import Models
 from support.waiting import PATIENCE, pace
 
@@ -73,7 +74,7 @@ class NetworkFiles:
 
     def move_epoch(self, seconds: float) -> None:
         """Round 1 begins so many seconds from now."""
-        self.membership = replace(self.membership, epoch=time.time() + seconds)
+        self.membership = self.membership.replace(epoch=time.time() + seconds)
         self.membership.save(self.folder / "members.toml")
 
 
@@ -106,7 +107,7 @@ def found(
         period=period,
         deadline=0.8 * period,
         allow_private=True,
-        **terms,
+        **{"linger": 0.0, **terms},
     ).membership(signature.sha256, write_init(folder, signature, x))
     configs, members = [], []
     for i, port in enumerate(free_ports(n)):
@@ -118,7 +119,7 @@ def found(
         (home / "peer.toml").write_text(text + f'metrics_listen = "127.0.0.1:0"\ntask = "{task}"\n')
         configs.append(Config.load(home / "peer.toml"))
         members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
-    whole = replace(draft, members=tuple(members))
+    whole = draft.replace(members=tuple(members))
     whole.save(folder / "members.toml")
     return NetworkFiles(folder, configs, whole)
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from enum import Enum
 
+from rpel.learning import NesterovOuter
 from support.virtual_network import BEHAVIOURS, PERIOD, Peer, VirtualNetwork, wavering
 
 CRASH_POINTS = ("Recall", "AskClocks", "Enter", "Step", "Persist", "Publish", "Pull", "Save", "Tell")
@@ -169,6 +170,7 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     net = VirtualNetwork(seed, rounds=rounds)
     coins = net.coins
     net.signs = seed % 2 == 1
+    net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 5)):
@@ -188,6 +190,7 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     end = faulty + 2  # what strikes in the last faulty round is over by then
     net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
     net.signs = seed % 2 == 1
+    net.outer = NesterovOuter() if seed % 3 == 0 else None
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""Peers under a virtual clock: the real protocol and the real serving desk, with a network and disks that fail on cue.
+"""Peers under a virtual clock: the real protocol and serving policy, with a network and disks that fail on cue.
 
 The network is a heap of events; every want of a peer takes virtual time, so a crash can fall between any two of them,
 and everything random comes from its seed, so any run replays. What must never happen is written down in
@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rpel.peer import protocol
-from rpel.peer.clock import RoundClock
-from rpel.peer.evidence import Proof, Signed, Witness
-from rpel.peer.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Terms
-from rpel.peer.serve_policy import SERVED, ServePolicy
+from rpel.learning import NesterovOuter
+from rpel.peer.core import evidence, protocol
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.evidence import Proof, Signed, Witness
+from rpel.peer.core.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Terms
+from rpel.peer.core.serve_policy import SERVED, ServePolicy
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -43,15 +44,16 @@ class Disk:
 
     def persist(self, record: Record, momentum: Models) -> bool:
         if not self.full:
-            half = None if record.half is None else record.half.copy()
-            self.records[record.round] = (replace(record, half=half), momentum.copy())
+            half, before, v = (None if x is None else x.copy() for x in (record.half, record.before, record.v))
+            self.records[record.round] = (replace(record, half=half, before=before, v=v), momentum.copy())
             for old in sorted(self.records)[:-3]:
                 del self.records[old]
         return not self.full
 
     def save(self, checkpoint: Checkpoint) -> bool:
         if not self.full:
-            self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy())
+            v = None if checkpoint.v is None else checkpoint.v.copy()
+            self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy(), v=v)
             for old in sorted(self.checkpoints)[:-2]:
                 del self.checkpoints[old]
         return not self.full
@@ -81,9 +83,14 @@ class Disk:
         readable = [t for t in self.records if t not in self.damaged]
         served = tuple(t for t in sorted(readable) if self.records[t][0].half is not None)
         kept = self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
+        record = self.records[max(readable)][0] if readable else None
+        if kept is not None:
+            kept = replace(kept, x=kept.x.copy(), v=None if kept.v is None else kept.v.copy())
+        if record is not None and record.before is not None:
+            record = replace(record, before=record.before.copy(), v=None if record.v is None else record.v.copy())
         return Memory(
-            checkpoint=None if kept is None else replace(kept, x=kept.x.copy()),
-            record=self.records[max(readable)][0] if readable else None,
+            checkpoint=kept,
+            record=record,
             last_round=max(self.records, default=0),
             published=served,
         )
@@ -123,7 +130,8 @@ class Peer:
         self.drift = 0.0
         self.compute = 1.0
         self.target = np.full(D, 1.0) + net.coins.uniform(-0.5, 0.5)
-        self.momentum = np.zeros(D)
+        self.momentum = np.zeros((3, D))  # of Adam: mean, mean of squares, number of steps; else the first row is used
+        self.v: Models | None = None  # of the outer step, as it must be
         self.x = np.zeros(D)
         self.reports: list[Report] = []
         self.wanted: list[str] = []
@@ -131,6 +139,8 @@ class Peer:
         self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
         self.refused: str | None = None
         self.retired = False  # down for good
+        self.ended = False  # it has played its last round, and serves it to the late
+        self.left = False  # it has nothing more to do
         self.stops = 0  # because its own signature was shown to it
         self.proofs: list[Proof] = []  # on disk, so to say
 
@@ -138,10 +148,10 @@ class Peer:
 
     def boot(self) -> None:
         """Start the process: nothing in memory, everything from the disk."""
-        if self.up or self.retired:
+        if self.up or self.retired or self.left:
             return
-        self.up, self.incarnation = True, self.incarnation + 1
-        self.desk = ServePolicy()
+        self.up, self.incarnation, self.ended = True, self.incarnation + 1, False
+        self.policy = ServePolicy()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
         self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
@@ -150,18 +160,17 @@ class Peer:
             self.leave()
             return
         self.wants = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
-        self.momentum = np.zeros(D)
-        self.witness = Witness(0, (), self.signed_by, last=max(self.disk.records, default=0))
-        self.appoint(self.net.roster(self.clock.round()))
+        self.momentum, self.v = np.zeros((3, D)), None
+        self.witness = Witness(last=max(self.disk.records, default=0))
+        self.roster = self.net.roster(self.clock.round())
         for proof in self.proofs:
-            if proof.fingerprint in self.roster.keys:
-                self.witness.restore(proof)
+            self.witness.restore(proof)
         self.go(None)
 
-    def appoint(self, roster: Roster) -> None:
-        """From now on this membership counts."""
-        self.roster = roster
-        self.witness.rotate(self.place, roster.keys)
+    @property
+    def members(self) -> evidence.Roster:
+        """The membership in force, as its witness sees it."""
+        return evidence.Roster(self.place, self.roster.keys, self.signed_by)
 
     @property
     def place(self) -> int:
@@ -213,6 +222,7 @@ class Peer:
         try:
             want = self.wants.send(answer)
         except StopIteration:
+            self.up, self.left = False, True
             return
         except ValueError as error:  # a start that is refused
             self.refused = str(error)
@@ -230,6 +240,10 @@ class Peer:
         memory = self.disk.memory()
         if memory.record is not None:
             self.momentum = self.disk.records[memory.record.round][1].copy()
+        kept: Checkpoint | Record | None = memory.checkpoint
+        if memory.record is not None and memory.record.before is not None:
+            kept = memory.record if kept is None or memory.record.round > kept.round else kept
+        self.v = None if kept is None or kept.v is None else kept.v.copy()
         for t in memory.published:
             half = self.disk.records[t][0].half
             assert half is not None
@@ -258,19 +272,31 @@ class Peer:
             self.go(None)
             self.leave()
             return
-        if roster != self.roster:
-            self.appoint(roster)
+        self.roster = roster
         self.later(0.001, self.go, terms)
 
     def on_step(self, want: protocol.Step) -> None:
         self.steps.append((want.round, want.fresh))
         if want.fresh:
-            self.momentum = np.zeros(D)
-        self.momentum = 0.5 * self.momentum + 0.5 * (want.x - self.target)
-        self.later(self.compute, self.go, want.x - 0.3 * self.momentum)
+            self.momentum = np.zeros((3, D))
+        self.before = want.x.copy()
+        self.later(self.compute, self.go, self.stepped(want.x))
+
+    def stepped(self, x: Models) -> Models:
+        """The local step: by momentum, or by Adam where the network has an outer step."""
+        gradient = x - self.target
+        if self.net.outer is None:
+            self.momentum[0] = 0.5 * self.momentum[0] + 0.5 * gradient
+            return np.asarray(x - 0.3 * self.momentum[0])
+        mean, squares, steps = self.momentum
+        mean, squares, steps = 0.5 * mean + 0.5 * gradient, 0.9 * squares + 0.1 * gradient**2, steps + 1
+        self.momentum = np.stack([mean, squares, steps])
+        return np.asarray(x - 0.1 * mean / (1 - 0.5**steps) / (np.sqrt(squares / (1 - 0.9**steps)) + 1e-3))
 
     def on_persist(self, want: protocol.Persist) -> None:
         half = want.record.half
+        if half is not None and self.net.outer is not None:
+            self.net.outer_recorded(self, want.record)
         self.witness.recorded(want.record.round, None if half is None else digest(half))
         self.later(0.05, lambda: self.go(self.disk.persist(want.record, self.momentum)))
 
@@ -281,9 +307,9 @@ class Peer:
                 self.net.break_("published before it was on disk", self.number, want.round)
             else:
                 self.bodies[want.round] = record[0].half
-            self.desk.publish(want.round)
+            self.policy.publish(want.round)
         else:
-            self.desk.skip(want.round)
+            self.policy.skip(want.round)
         woken, self.waiting = self.waiting, []
         for look in woken:
             self.later(0.0, look)
@@ -291,6 +317,8 @@ class Peer:
 
     def on_save(self, want: protocol.Save) -> None:
         self.x = want.checkpoint.x.copy()
+        if self.net.outer is not None:
+            self.net.outer_kept(self, want.checkpoint)
         if not np.isfinite(want.checkpoint.x).all():
             self.net.break_("a model that is not finite was kept", self.number, want.checkpoint.round)
         self.later(0.05, lambda: self.go(self.disk.save(want.checkpoint)))
@@ -299,6 +327,16 @@ class Peer:
         self.net.told(self, want.report)
         self.reports.append(want.report)
         self.later(0.0, self.go, None)
+
+    def on_linger(self, want: protocol.Linger) -> None:
+        """Until all others are known to have ended, or to that position; whoever is hostile never says so."""
+        self.ended = True
+        others = [number for number in self.roster.ids if number != self.number]
+        over = all(number not in self.net.hostile and self.net.peers[number].ended for number in others)
+        if over or self.clock.position() >= want.until:
+            self.go(None)
+        else:
+            self.later(0.5, self.on_linger, want)
 
     # --- pulling ---
 
@@ -317,7 +355,7 @@ class Peer:
         if asking.over:
             return
         member, t = asking.want.members[place], asking.want.round
-        if asking.roster.keys[member] in self.witness.convicted:
+        if asking.roster.keys[member] in self.witness.excluded(self.members):
             asking.results[member] = PullResult.REFUSED
             return
         born, meant = self.incarnation, asking.roster.ids[member]
@@ -351,13 +389,13 @@ class Peer:
         """A model came, signed; with it comes what its sender saw in the round before."""
         if not self.net.signs:
             return
-        found = [self.witness.saw(member, t, signed(self.roster.keys[member], t, digest(model)))]
-        found += self.witness.hear(t - 1, self.net.told_by(self.roster.ids[member], self, t - 1))
+        found = [self.witness.saw(self.members, member, t, signed(self.roster.keys[member], t, digest(model)))]
+        found += self.witness.hear(self.members, t - 1, self.net.told_by(self.roster.ids[member], self, t - 1))
         for proof in found:
             if proof is not None:
                 self.proofs.append(proof)
                 self.net.convicted(proof)
-        if self.witness.impostor:
+        if self.witness.duplicate_key:
             self.stops += 1
             self.later(0.0, self.crash, 2 * PERIOD)
 
@@ -379,7 +417,7 @@ class Peer:
             reply(409, None, self.clock.position())
             return
         member = puller.number
-        decision = self.desk.request(member, t)
+        decision = self.policy.request(member, t)
         if decision.kind == "refuse":
             reply(decision.code, None, self.clock.position())
         elif decision.kind == "serve":
@@ -388,23 +426,28 @@ class Peer:
             self.waiting.append(lambda: self.look(member, t, reply))
 
     def look(self, member: int, t: int, reply: Reply) -> None:
-        decision = self.desk.look(t)
+        decision = self.policy.look(t)
         if decision.kind == "wait":
             self.waiting.append(lambda: self.look(member, t, reply))
         elif decision.kind == "serve":
             self.send(member, t, reply)
         else:
-            self.desk.done(member, t, full=False)
+            self.policy.done(member, t, full=False)
             reply(decision.code, None, self.clock.position())
 
     def send(self, member: int, t: int, reply: Reply) -> None:
         body = self.bodies[t].copy()
         self.net.served(self, t, body)
-        self.desk.done(member, t, full=True)
+        self.policy.done(member, t, full=True)
         way = self.net.send(self.number, member)
         if way is not None:
             position = self.clock.position()
             self.net.after(way, lambda: reply(SERVED, body, position))
+
+
+def same(a: Models | None, b: Models | None) -> bool:
+    """Whether both are the same vector, or neither is there."""
+    return (a is None) == (b is None) and (a is None or b is None or np.array_equal(a, b))
 
 
 def digest(model: Models) -> bytes:
@@ -434,7 +477,9 @@ class VirtualNetwork:
         self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
+        self.linger = 0.0
         self.signs = False  # protocol 2
+        self.outer: NesterovOuter | None = None
         self.trace: list[tuple[Any, ...]] = []
         self._draws: dict[tuple[Peer, int], tuple[int, ...]] = {}
         self._versions: dict[tuple[Peer, int], bytes] = {}
@@ -498,7 +543,7 @@ class VirtualNetwork:
         """What a member says it saw; the hostile repeat what is true, and add what is not."""
         told = self.coins.choice(self.peers if member in self.hostile else self.answering(member))
         known = told.incarnation > 0 and told.roster == puller.roster
-        entries = told.witness.seen(t) if known else {"seen": []}
+        entries = told.witness.seen(told.members, t) if known else {"seen": []}
         if member not in self.hostile:
             return entries
         lie = [self.coins.randrange(self.n), "A" * 44, "A" * 44]
@@ -518,7 +563,10 @@ class VirtualNetwork:
         ids = self.roster(t).ids
         if peer.number not in ids:
             return None
-        return Terms(ids.index(peer.number), len(ids), self.b, self.pull, self.rule, DEADLINE, self.rounds)
+        return Terms(
+            ids.index(peer.number), len(ids), self.b, self.pull, self.rule, DEADLINE, self.rounds,
+            outer=self.outer, linger=self.linger, membership=repr(self.roster(t)),
+        )  # fmt: skip
 
     # --- what must never happen ---
 
@@ -526,10 +574,12 @@ class VirtualNetwork:
         self.broken.append(f"{invariant}: {where} at {self.now:.2f}")
 
     def asked(self, peer: Peer, want: protocol.Pull) -> None:
-        known = self._draws.setdefault((peer, want.round), want.members)
+        t = max(peer.disk.records, default=0)  # whoever missed the last round asks for it with a draw of its own
+        t = t if t == self.rounds + 1 == want.round + 1 else want.round
+        known = self._draws.setdefault((peer, t), want.members)
         if known != want.members or len(set(want.members)) != self.pull or peer.place in want.members:
             self.break_("one draw a round", peer.number, want.round)
-        record = peer.disk.records.get(want.round)
+        record = peer.disk.records.get(t)
         if record is None or record[0].asked != want.members:
             self.break_("the draw is on disk before the first pull", peer.number, want.round)
 
@@ -557,6 +607,30 @@ class VirtualNetwork:
             self.break_("an honest model was carried away", peer.number, report.round)
         if report.saved:
             self._durable[peer] = max(peer.disk.checkpoints)
+
+    def outer_recorded(self, peer: Peer, record: Record) -> None:
+        """What the outer step needs is with the half-step: the model before the local steps, and the last v."""
+        stepped = peer.steps and peer.steps[-1][0] == record.round
+        if record.before is None or (stepped and not np.array_equal(record.before, peer.before)):
+            self.break_("the model before the local steps is not in the record", peer.number, record.round)
+        if not same(record.v, peer.v):
+            self.break_("the record has another v than the round before ended with", peer.number, record.round)
+
+    def outer_kept(self, peer: Peer, kept: Checkpoint) -> None:
+        """v moves with an aggregation, stays with a local round and is forgotten by catching up."""
+        assert self.outer is not None
+        if kept.outcome == Outcome.AGGREGATED:
+            before = peer.disk.records[kept.round][0].before
+            assert before is not None
+            assert kept.v is not None
+            # x' = x - eta (delta + mu v'), v' = mu v + delta
+            delta = kept.v - self.outer.momentum * (np.zeros(D) if peer.v is None else peer.v)
+            right = before - self.outer.lr * (delta + self.outer.momentum * kept.v)
+            if not np.allclose(kept.x, right, rtol=1e-9, atol=1e-9):
+                self.break_("an outer step from another model than before the local steps", peer.number, kept.round)
+        elif not same(kept.v, None if kept.outcome == Outcome.CAUGHT_UP else peer.v):
+            self.break_(f"v after a round that ended {kept.outcome}", peer.number, kept.round)
+        peer.v = None if kept.v is None else kept.v.copy()
 
     def recalled(self, peer: Peer, memory: Memory) -> None:
         assert memory.checkpoint is not None

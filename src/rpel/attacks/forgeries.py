@@ -11,13 +11,15 @@ sent. No Python loop over victims.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rpel.attacks.traits import Poison, declare, traits_of
 from rpel.attacks.view import View
-from rpel.randomness import stream
+from rpel.backend.base import Backend
+from rpel.backend.moving import Moving
+from rpel.randomness import key, stream
 from rpel.types import Floats, Integers, Models
 
 State = dict[str, Any]
@@ -87,7 +89,7 @@ def mimic(view: View, epsilon: int = 0) -> Models:
     order = np.argsort(rows < 0, axis=1, kind="stable")
     column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
     chosen = np.take_along_axis(order, column[:, None], axis=1)
-    return _filled(view, view.honest[np.take_along_axis(rows, chosen, axis=1)[:, 0]])
+    return _filled(view, view.kernels.take(view.honest, np.take_along_axis(rows, chosen, axis=1)[:, 0]))
 
 
 def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tuple[Models, State]:
@@ -99,22 +101,45 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
     if rounds >= learning_rounds and "node" in state:
         node = int(state["node"])
     else:
-        centred = view.honest - view.honest.mean(axis=0, dtype=np.float64)
         z = state.get("direction")
-        along = centred @ (stream(view.seed, "mimic").standard_normal(centred.shape[1]) if z is None else z)
-        z = along @ centred
-        z = z / max(float(np.linalg.norm(z)), np.finfo(np.float64).tiny)
-        node = int(np.argmax(np.abs(centred @ z)))
+        z = stream(view.seed, "mimic").standard_normal(view.honest.shape[1]) if z is None else z
+        z, along = view.kernels.oja_step(view.honest, view.kernels.array(z))
+        node = int(np.argmax(along))
         state = {"rounds": rounds + 1, "node": node, "direction": z}
     return _filled(view, view.honest[node]), state
 
 
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
     """The honest mean of ``delay`` rounds ago (of the first round until then): a peer that never caught up."""
-    past = state.get("past", np.empty((0, view.honest.shape[1]), view.honest.dtype))
-    now = view.honest.mean(axis=0, dtype=np.float64).astype(view.honest.dtype)
-    past = np.concatenate([past, now[None]])[-(delay + 1) :]
+    kept = state.get("past")
+    past = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)
+    past = view.kernels.appended(past, view.kernels.mean(view.honest), delay + 1)
     return _filled(view, past[0]), {"past": past}
+
+
+def oldest(view: View, state: State) -> tuple[Models, State]:
+    """The oldest half-step of one honest node that max_age allows; its first where any age is allowed.
+
+    The hostile nodes keep what a node, drawn once, has published within max_age.
+    """
+    node = int(state.get("node", stream(view.seed, "oldest").integers(len(view.honest))))
+    made = view.now if view.published is None else float(view.published[node])
+    times = np.asarray(state.get("times", np.empty(0)))
+    kept = state.get("versions")
+    versions = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)
+    if not len(times) or (made > times[-1] and view.max_age is not None):
+        times = np.append(times, made)
+        versions = view.kernels.appended(versions, view.kernels.take(view.honest, [node])[0], len(times))
+    if view.max_age is not None:
+        old = min(int((view.now - times > view.max_age).sum()), len(times) - 1)
+        times, versions = times[old:], versions[old:]
+    return _filled(view, versions[0]), {"node": node, "times": times, "versions": versions}
+
+
+@declare(per_victim=True, silences=True)
+def slow(view: View) -> Models:
+    """Silence until it is too late; with targeting, those who are spared get μ."""
+    return view.moments(out=view.out)
 
 
 @per_victim
@@ -125,9 +150,7 @@ def inf(view: View) -> Models:
 
 def gaussian(view: View, mu: float = 0.0, sigma: float = 1.0) -> Models:
     """Noise N(μ, σ²), fresh for every victim and round."""
-    noise = stream(view.seed, "gaussian", view.round).standard_normal(view.out.shape, dtype=np.float32)
-    forged = np.multiply(noise, sigma, out=view.out)
-    return np.add(forged, mu, out=forged)
+    return view.kernels.normal(key(view.seed, "gaussian"), view.round, mu, sigma, out=view.out)
 
 
 def _filled(view: View, rows: Any) -> Models:
@@ -175,11 +198,7 @@ def _along(view: View, direction: str, gamma: Floats) -> Models:
         norm = _norms(view, mean)
         factor = 1.0 - np.where(norm > 0, gamma / np.where(norm > 0, norm, 1.0), 0.0)
         return view.moments(factor, out=view.out)
-    block = max(1, 4_000_000 // view.victims)
-    for start in range(0, mean.shape[1], block):
-        part = mean[:, start : start + block]
-        part -= gamma[:, None] * np.sign(part)
-    return mean
+    return view.kernels.against_sign(mean, gamma)
 
 
 def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
@@ -189,7 +208,7 @@ def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
         length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
     else:
         mean = view.moments(1.0, out=view.out)
-        length = np.count_nonzero(mean, axis=1) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
+        length = view.kernels.nonzeros(mean) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
     moved = _along(view, direction, np.ones(view.victims))
     reached = np.asarray(view.kernels.distances_to(view.honest, view.sources, moved))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -211,16 +230,9 @@ def fang(view: View) -> Models:
     max = min, a thousandth of it takes the place of the range.
     """
     rising = view.change >= 0
-    u: Floats = stream(view.seed, "fang", view.round).random((len(rising),))
+    u = view.kernels.uniform(key(view.seed, "fang"), view.round, len(rising))
     rows = np.where(view.sources >= 0, view.sources, view.sources[:, :1])
-    block = max(1, 4_000_000 // rows.size)  # coordinates at a time: what is gathered stays below 32 MB
-    for start in range(0, len(u), block):
-        at = slice(start, start + block)
-        x = view.honest[:, at][rows]
-        low, high = x.min(axis=1).astype(np.float64), x.max(axis=1).astype(np.float64)
-        beyond = np.where(high > low, u[at] * (high - low), 1e-3 * np.abs(low))
-        view.out[:, at] = np.where(rising[at], low - beyond, high + beyond)
-    return view.out
+    return view.kernels.beyond_range(view.honest, rows, rising, u, out=view.out)
 
 
 # --- along the honest graph's weakest cut ----------------------------------------------------------------------------
@@ -243,11 +255,8 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
     who, whom = np.repeat(np.arange(n), view.graph.shape[1]), view.graph.reshape(-1)
     adjacency[who[whom >= 0], whom[whom >= 0]] = True
     v = second_eigenvector(np.packbits(adjacency | adjacency.T).tobytes(), n, view.seed)
-    push = np.asarray(view.kernels.combine(view.honest, np.arange(n)[None], v[None]))[0]
-    forged = view.out
-    np.multiply((np.asarray(a) * v[view.own])[:, None], push[None], out=forged, casting="same_kind")
-    forged += view.honest[view.own]
-    return forged
+    push = view.kernels.combine(view.honest, np.arange(n)[None], v[None])
+    return view.kernels.add_outer(view.honest, view.own, np.asarray(a) * v[view.own], push, out=view.out)
 
 
 @lru_cache(maxsize=2)
@@ -279,7 +288,6 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
 
 # --- strongest: a search of the factor against the victim's actual rule ----------------------------------------------
 
-_CACHED = 1 << 17  # numbers in double precision that stay in the second cache
 PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
 
 
@@ -300,19 +308,21 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
     searched, honest = _searched({"of": of}), _honest_mean(view)
-    most, kept = np.full(view.victims, -1.0), np.empty_like(view.out) if len(searched) > 1 else view.out
+    most, kept = np.full(view.victims, -1.0), view.out
+    if len(searched) > 1:
+        kept = view.kernels.empty(view.victims, view.out)
     for name, forge in searched.items():
-        key = FACTORS[name]
+        factor = FACTORS[name]
 
-        def harm(a: Floats, forge: Any = forge, key: str = key) -> Floats:
-            return _harm(view, forge(view, **{key: a}), honest)
+        def harm(a: Floats, forge: Any = forge, factor: str = factor) -> Floats:
+            return _harm(view, forge(view, **{factor: a}), honest)
 
         best, reached = _search(harm, view.victims, evaluations)
-        forged = forge(view, **{key: best})
+        forged = forge(view, **{factor: best})
         better = reached > most
         most = np.where(better, reached, most)
         if len(searched) > 1:
-            kept[better] = forged[better]
+            view.kernels.put(kept, better, view.kernels.take(forged, better))
     return kept
 
 
@@ -320,20 +330,16 @@ def _harm(view: View, forged: Models, honest: Models) -> Floats:
     """(v,) how far the forged rows move the aggregates from the honest means (v, d)."""
     table = view.with_forged(forged)
     if view.audience is None:
-        return _moved(_aggregated(view, table), honest)
+        return _moved(view, _aggregated(view, table), honest)
     harm, heard = np.zeros(view.victims), view.audience >= 0
     for sent in np.flatnonzero(heard.any(axis=1)).tolist():
         to = view.audience[sent, heard[sent]]
-        harm[sent] = _moved(_aggregated(view, table, to, sent), honest[to]).mean()
+        harm[sent] = _moved(view, _aggregated(view, table, to, sent), view.kernels.take(honest, to)).mean()
     return harm
 
 
-def _moved(aggregated: Models, honest: Models) -> Floats:
-    moved, step = np.empty(len(aggregated)), max(1, _CACHED // aggregated.shape[1])
-    with np.errstate(over="ignore", invalid="ignore"):  # a rule that breaks may be driven to infinity
-        for some in (slice(at, at + step) for at in range(0, len(moved), step)):
-            apart = np.subtract(aggregated[some], honest[some], dtype=np.float64)
-            moved[some] = np.sqrt(np.square(apart, out=apart).sum(axis=1))
+def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
+    moved = view.kernels.row_distances(aggregated, honest)  # a rule that breaks may be driven to infinity
     return np.where(np.isnan(moved), np.inf, moved)
 
 
@@ -404,22 +410,26 @@ def _aggregated(view: View, table: Models, victims: Integers | None = None, sent
     """
     assert view.rule is not None
     index, weights = view.answers()
-    forged = index >= len(view.honest)
+    forged = (index >= len(view.honest)) & (index < len(table))
     places = np.arange(view.victims) if victims is None else victims
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    finite = np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
+    kernels, finite = view.kernels, np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
+    if view.moves is not None:
+        kernels = cast(Backend, Moving(kernels, view.moves))
+        finite = np.asarray(kernels.finite_rows(table))
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
-    result = np.array(view.honest[view.own[places]])
+    result = view.kernels.take(view.honest, view.own[places])
     if able.any():
         among = places[able]
         graph: dict[str, Any] = {} if weights is None else {"weights": weights[among], "hostile": forged[able]}
         told = view.rule.context if view.context.ids is None else view.context  # a rule by itself: what it was told
-        result[able] = view.rule.aggregate(
-            table, index[able], **graph, kernels=view.kernels, context=told.among(among), finite=finite
+        found = view.rule.aggregate(
+            table, index[able], **graph, kernels=kernels, context=told.among(among), finite=finite
         )
+        view.kernels.put(result, able, found)
     return result
 
 
@@ -448,6 +458,8 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "mimic": mimic,
     "mimic_heuristic": mimic_heuristic,
     "stale": stale,
+    "oldest": oldest,
+    "slow": slow,
     "inf": inf,
     "gaussian": gaussian,
     "min_max": min_max,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,9 @@ from rpel import plugins
 from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
 from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
-from rpel.kernels.backend import backend
+from rpel.backend.base import backend
 from rpel.rules import RoundContext, Rule
+from rpel.rules.arrays import is_numeric
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"
@@ -75,6 +76,16 @@ class Attack:
         """True when it evaluates the victims' rules to find what harms them most."""
         return self.traits.searches
 
+    def silenced(self, hostile: Integers) -> NDArray[np.bool_]:
+        """(v,) which victims get no answer from the so many hostile peers that each asked.
+
+        >>> attack("slow").silenced(np.array([1, 2])).tolist(), attack("alie").silenced(np.array([1, 2])).tolist()
+        ([True, True], [False, False])
+        """
+        if not self.traits.silences:
+            return np.zeros(len(hostile), bool)
+        return np.asarray(hostile >= (hostile.max(initial=0) if self.targeting == "most-exposed" else 0))
+
     @property
     def built_in(self) -> bool:
         """Whether it is one of the library's own."""
@@ -97,24 +108,35 @@ class Attack:
             raise ValueError(f"{self.name} forges nothing: its nodes train on data of their own")
         if not view.victims:
             return view.out, state
+        seen = (
+            view if self.built_in or self.traits.tensors or isinstance(view.table, np.ndarray) else self._on_host(view)
+        )
         if _remembers(self.function):
-            forged, state = self.function(view, state, **self.parameters)
+            forged, state = self.function(seen, state, **self.parameters)
         else:
-            forged = self.function(view, **self.parameters)
+            forged = self.function(seen, **self.parameters)
         rows = self._rows(view, forged)
         if self.targeting == "most-exposed":
             rows = _sparing(view, rows, view.hostile < view.hostile.max())
         return rows, state
 
+    def _on_host(self, view: View) -> View:
+        """The same view of NumPy arrays, for a function that does not say that it takes tensors."""
+        table, before = (None if a is None else view.kernels.host(a).copy() for a in (view.table, view.before))
+        assert table is not None
+        view.kernels.crossed(f"attack {self.name}", table.nbytes + (0 if before is None else before.nbytes))
+        return replace(view, table=table, before=before, kernels=backend("numba"))
+
     def _rows(self, view: View, forged: Any) -> Models:
         """What a function returned as rows of the models' dtype; one vector stands for all victims."""
-        rows = np.asarray(forged)
-        if rows.shape not in (view.out.shape, view.out.shape[1:]) or rows.dtype.kind not in "fiu":
-            right = f"rows of numbers of shape {view.out.shape}"
-            raise ValueError(f"attack {self.name} must give {right}, not {rows.shape} {rows.dtype}")
+        rows = view.kernels.array(forged)
+        if rows.shape not in (view.out.shape, view.out.shape[1:]) or not is_numeric(rows):
+            right = f"rows of numbers of shape {tuple(view.out.shape)}"
+            raise ValueError(f"attack {self.name} must give {right}, not {tuple(rows.shape)} {rows.dtype}")
         if rows.dtype == view.out.dtype and rows.shape == view.out.shape:
-            return rows
-        return np.array(np.broadcast_to(rows, view.out.shape), view.out.dtype)
+            return cast(Models, rows)
+        view.out[:] = rows
+        return view.out
 
     def forge(
         self,
@@ -169,8 +191,8 @@ def _sparing(view: View, forged: Models, spared: NDArray[np.bool_]) -> Models:
     """The forged rows, but μ for the spared victims."""
     if not spared.any():
         return forged
-    rows = view.out if forged is view.out else np.array(forged)  # what others made is not ours to write to
-    rows[spared] = view.average(view.sources[spared])
+    rows = view.out if forged is view.out else view.kernels.copy(forged)  # what others made is not ours to write to
+    view.kernels.put(rows, spared, view.average(view.sources[spared]))
     return rows
 
 

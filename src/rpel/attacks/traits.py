@@ -29,11 +29,13 @@ class Traits:
     needs       what it must be given beside the half-steps: "own" (the victim's own model), "rule" (the victim's),
                 "before" (the models before the local step), "graph" (who asks whom)
     searches    it evaluates the victims' rules again and again, and is told who else gets a vector
+    silences    those whom it strikes get no answer
     trains      nothing is forged: its nodes train beside the honest ones and their models are pulled
     poisons     what such nodes do to their training examples
     factor      the parameter a ≥ 0 that scales it, which ``strongest`` may search
     aliases     other names of its parameters
     most        the largest number of honest nodes it can look at, and why
+    tensors     it takes a view of torch tensors and gives tensors; others, where a run is on torch, are handed NumPy's
     """
 
     per_victim: bool = False
@@ -44,6 +46,8 @@ class Traits:
     factor: str | None = None
     most: tuple[int, str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    silences: bool = False
+    tensors: bool = False
 
     def check_size(self, name: str, honest: int) -> None:
         """ValueError for more honest nodes than it can look at."""
@@ -67,6 +71,8 @@ def declare(
     most: tuple[int, str] | None = None,
     aliases: Mapping[str, str] | None = None,
     parts: Parts | None = None,
+    silences: bool = False,
+    tensors: bool = False,
 ) -> Callable[[Function], Function]:
     """A decorator that says what an attack needs and does; see :class:`Traits`. Without it nothing is assumed.
 
@@ -85,7 +91,18 @@ def declare(
     if poisons is not None and poisons not in list(Poison):
         raise ValueError(f"an attack poisons {' or '.join(map(repr, map(str, Poison)))}, not {str(poisons)!r}")
     poison = None if poisons is None else Poison(poisons)
-    traits = Traits(per_victim, wanted, searches, trains or poison is not None, poison, factor, most, aliases or {})
+    traits = Traits(
+        per_victim,
+        wanted,
+        searches,
+        trains or poison is not None,
+        poison,
+        factor,
+        most,
+        aliases or {},
+        silences,
+        tensors,
+    )
 
     def declared(function: Function) -> Function:
         function.traits, function.parts = traits, parts  # type: ignore[attr-defined]

@@ -10,9 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels.backend import Backend, backend
+from rpel.backend.base import Backend, backend
 from rpel.rules import RoundContext, Rule
-from rpel.types import Floats, Integers, Models
+from rpel.types import Floats, Integers, Models, Moves
+from rpel.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class View:
       graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
       audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded; a
                victim without any is one whose vector nobody sends
+      wire     what models travel as: a forged row arrives as the vector that this code can say
+      now      the time in rounds; published (n,) when the honest nodes' newest versions were, None: in this round;
+               max_age: how old an answer may be, None: any age
+      remembered  (v, k) answers of earlier rounds that the victims aggregate, too, numbers of the rows of ``moves``
     """
 
     table: Models
@@ -79,6 +84,12 @@ class View:
     before: Models | None = None
     graph: Integers | None = None
     audience: Integers | None = None
+    wire: Wire = field(default_factory=Wire)
+    now: float = 0.0
+    published: Floats | None = None
+    max_age: float | None = None
+    remembered: Integers | None = None
+    moves: Moves | None = None
 
     @property
     def victims(self) -> int:
@@ -106,9 +117,10 @@ class View:
         return self.table[len(self.table) - self.victims :]
 
     def with_forged(self, forged: Models) -> Models:
-        """(n + v, d) the honest models, then these forged rows (v, d), which are put into ``out`` if not there."""
+        """(n + v, d) the honest models, then these forged rows (v, d) as they arrive, in ``out``."""
         if forged is not self.out:
             self.out[:] = forged
+        self.wire.through(self.out, self.out)
         return self.table
 
     @property
@@ -133,7 +145,7 @@ class View:
         """(d,) the honest nodes' mean change in this round's local step."""
         if self.before is None:
             raise ValueError("this attack needs the models before the local step (needs = {'before'})")
-        return np.asarray(self.honest.mean(axis=0, dtype=np.float64) - self.before.mean(axis=0, dtype=np.float64))
+        return self.kernels.mean(self.honest) - self.kernels.mean(self.before)
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
@@ -163,7 +175,7 @@ class View:
     def average(self, rows: Integers) -> Models:
         """(…, d) the mean of the honest models in each row of an index, −1 left out."""
         weights = (rows >= 0) / np.maximum((rows >= 0).sum(axis=1, keepdims=True), 1)
-        return np.asarray(self.kernels.combine(self.honest, rows, weights))
+        return self.kernels.combine(self.honest, rows, weights)
 
     def answers(self) -> tuple[Integers, Floats | None]:
         """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met), and weights."""
@@ -173,6 +185,10 @@ class View:
         index = np.concatenate([self.own[:, None], others, np.where(times, forged[:, None], -1)], axis=1)
         order = np.argsort(index < 0, axis=1, kind="stable")[:, : int(self.counts.max(initial=1))]
         index = np.take_along_axis(index, order, axis=1)
+        if self.remembered is not None:
+            behind = np.where(self.remembered >= 0, len(self.table) + self.remembered, -1)
+            index = np.concatenate([index, behind], axis=1)
+            index = np.take_along_axis(index, np.argsort(index < 0, axis=1, kind="stable"), axis=1)
         if self.weights is None or self.hostile_weights is None:
             return index, None
         rest = np.concatenate(

@@ -4,8 +4,11 @@ Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 int
 something to save. Commands import what is heavy when they are called: ``rpel plan`` never sees torch.
 """
 
+import ast
+import importlib
 import os
 import sys
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,40 +50,89 @@ def _empty() -> typer.Typer:
     return made
 
 
-def _plan_alone() -> typer.Typer:
-    """``rpel plan`` and nothing else: a planner that answers at once."""
-    from rpel.cli.plan import plan
+_COMMANDS = {
+    "plan": "plan", "run": "run", "arena": "experiments", "list": "run:list_names", "new": "project",
+    "doctor": "peer",
+    "bench": "experiments", "resume": "run", "show": "run", "runs": "report", "compare": "report", "graph": "plan",
+    "sweep": "experiments", "reproduce": "experiments", "report": "report", "ls": "report:runs",
+    "red-team": "peer:red_team", "watch": "peer", "verify": "peer",
+}  # fmt: skip
+"""Commands in the order of the help: their module, and their function where it is called otherwise."""
+_GROUPS = {"network": "network:app", "peer": "peer:app", "privacy": "privacy:app", "import": "experiments:imports"}
+_NAMED = ("run", "arena")  # whose help lists names that can be given
 
-    alone = _empty()
-    alone.command()(plan)
-    return alone
+
+def _place(name: str) -> tuple[str, str]:
+    """The module and the object of a command or a group."""
+    module, _, known = {**_COMMANDS, **_GROUPS}[name].partition(":")
+    return module, known or name
+
+
+def _with(names: Iterable[str], found: Callable[[str], Any]) -> typer.Typer:
+    """The command line with these commands and groups, found(name) each."""
+    from typer.core import TyperCommand
+
+    if found is _found:
+        from rpel.cli import terminal
+    app = _empty()
+    for name in names:
+        if name in _GROUPS:
+            app.add_typer(found(name))
+            continue
+        kind = terminal.NamesInHelp if found is _found and name in _NAMED else TyperCommand
+        app.command(name=name, cls=kind, hidden=name == "ls")(found(name))
+    return app
+
+
+def _found(name: str) -> Any:
+    module, known = _place(name)
+    return getattr(importlib.import_module(f"rpel.cli.{module}"), known)
 
 
 @cache
 def _whole() -> typer.Typer:
     """All commands."""
-    from rpel.cli import network, peer
-    from rpel.cli.experiments import arena, bench, imports, reproduce, sweep
-    from rpel.cli.plan import graph, plan
-    from rpel.cli.report import compare, report, runs
-    from rpel.cli.run import list_names, resume, run, show
-    from rpel.cli.terminal import NamesInHelp
+    return _with([*_COMMANDS, *_GROUPS], _found)
 
-    app = _empty()
-    app.command()(plan)
-    app.command(cls=NamesInHelp)(run)
-    app.command(cls=NamesInHelp)(arena)
-    app.command(name="list")(list_names)
-    for command in (peer.doctor, bench, resume, show, runs, compare, graph, sweep, reproduce, report):
-        app.command()(command)
-    app.command(name="ls", hidden=True)(runs)
-    app.command()(peer.red_team)
-    app.command()(peer.watch)
-    app.command()(peer.verify)
-    for group in (network, peer):
-        app.add_typer(group.app)
-    app.add_typer(imports)
-    return app
+
+def _listed() -> typer.Typer:
+    """All commands with what the help says of them and nothing behind: their modules are read, not imported."""
+    return _with([*_COMMANDS, *_GROUPS], _outline)
+
+
+def _outline(name: str) -> Any:
+    module, known = _place(name)
+    for part in _parsed(module).body:
+        if isinstance(part, ast.FunctionDef) and part.name == known:
+
+            def command() -> None:
+                pass
+
+            command.__doc__ = ast.get_docstring(part)
+            return command
+        if (
+            isinstance(part, ast.Assign)
+            and isinstance(part.value, ast.Call)
+            and known in map(ast.unparse, part.targets)
+        ):
+            said = {word.arg: ast.literal_eval(word.value) for word in part.value.keywords if word.arg == "help"}
+            group = typer.Typer(name=name, **said)
+            group.command()(_root)
+            group.callback()(_root)
+            return group
+    raise LookupError(f"rpel.cli.{module} has no {known}")
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / f"{module}.py").read_text())
+
+
+def _for(words: list[str]) -> typer.Typer:
+    """The command line as far as these words need it: ``rpel plan`` answers at once, and so does ``rpel --help``."""
+    if words[:1] == ["--help"] or not words:
+        return _listed()
+    return _with(words[:1], _found) if words[0] in _COMMANDS or words[0] in _GROUPS else _whole()
 
 
 def __getattr__(name: str) -> Any:
@@ -95,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ["MPLBACKEND"] = "agg"  # commands open no window, and a notebook's backend need not exist here
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        app = _plan_alone() if words[:1] == ["plan"] else _whole()
+        app = _for(words)
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:
         _leave_with_help(error)

@@ -79,7 +79,7 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
     if name == "local":
         yield None
         return
-    from rpel.kernels.pool import threads
+    from rpel.backend.pool import threads
     from rpel.simulation.cluster import connected
 
     with connected(address, threads()) as ray:
@@ -199,7 +199,7 @@ def arena(
             raise typer.Exit(0)
         with terminal.interruptible(), _watching(console) as watch:
             work.run(watch)
-    found = arenas.standings(base, played, work.states)
+    found = arenas.standings(base, played, [state.end for state in work.states])
     files = arenas.write(found, out)
     if terminal.printed(found.to_dict() | {"files": [str(path) for path in files]}, as_json):
         return

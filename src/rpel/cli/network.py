@@ -19,13 +19,14 @@ from rpel.cli.peer import members_now, verify
 from rpel.cli.rehearse import rehearse
 from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
 from rpel.text import count, human_bytes, percent, visible
+from rpel.types import CONFIDENCE, ROBUST_RULE
 
 if TYPE_CHECKING:
     from rpel.config.membership import Membership
-    from rpel.operations.check import Checked, Report
-    from rpel.operations.demo import Scene, Show
-    from rpel.operations.found import Founded
-    from rpel.operations.watch import Observer
+    from rpel.peer.ops.check import Checked, Report
+    from rpel.peer.ops.demo import Scene, Show
+    from rpel.peer.ops.found import Founded
+    from rpel.peer.ops.watch import Observer
 
 app = typer.Typer(
     name="network",
@@ -58,8 +59,8 @@ Epoch = Annotated[
 Hyperparameters = Annotated[
     list[str] | None,
     Option(
-        help="What all members train with: key=value, several with commas between, or JSON. Built-in tasks know lr, "
-        "momentum, weight_decay, batch_size, model, partition, alpha.",
+        help="What all members train with: key=value, several with commas between, or JSON. All know lr, momentum, "
+        "weight_decay and batch_size, built-in tasks also model, partition, alpha.",
         metavar="KEY=VALUE",
     ),
 ]
@@ -71,7 +72,7 @@ def new(
     byzantine: Byzantine,
     rounds: Rounds,
     no_shows: Late = None,
-    confidence: Annotated[float, Option(help="Probability of the plan, over all peers and rounds.")] = 0.99,
+    confidence: Annotated[float, Option(help="Probability of the plan, over all peers and rounds.")] = CONFIDENCE,
     task: PeerTask = "mnist-sample",
     model: Model = None,
     period: Annotated[float, Option(help="Length of a round in seconds.")] = 60.0,
@@ -79,13 +80,28 @@ def new(
         float | None, Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period")
     ] = None,
     epoch: Epoch = None,
-    rule: Annotated[str, Option(help="How answers are aggregated.")] = "nnm+trimmed_mean",
+    rule: Annotated[str, Option(help="How answers are aggregated.")] = ROBUST_RULE,
     local_steps: Annotated[int, Option(help="Local steps per round.")] = 1,
     hyperparameters: Hyperparameters = None,
+    optimizer: Annotated[
+        str | None,
+        Option(help="The local step: momentum (the paper's), sgd, adam or adamw.", show_default="momentum"),
+    ] = None,
+    optimizer_params: Annotated[
+        list[str] | None, Option(help="Its parameters, such as eps=1e-6.", metavar="KEY=VALUE")
+    ] = None,
+    outer: Annotated[
+        str, Option(help="A step after the aggregation, for many local steps: none or nesterov.")
+    ] = "none",
+    outer_lr: Annotated[float, Option(help="Its rate.")] = 0.7,
+    outer_momentum: Annotated[float, Option(help="Its momentum.")] = 0.9,
     allow_private: Annotated[
         bool,
         Option("--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."),
     ] = False,
+    linger: Annotated[
+        float, Option(help="Periods after the last round in which peers serve it to members that are late, at most.")
+    ] = 10.0,
     run: Annotated[
         str | None, Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's")
     ] = None,
@@ -103,14 +119,19 @@ def new(
     """
     from rpel.config.membership import Founding
     from rpel.config.record import parse_pairs
-    from rpel.operations.found import new as write_network
-    from rpel.operations.found import notes, parse_epoch
+    from rpel.peer.ops.found import new as write_network
+    from rpel.peer.ops.found import notes, parse_epoch
 
+    table = parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9")
+    if optimizer is not None:
+        table["optimizer"] = optimizer
+    if optimizer_params:
+        table["optimizer_params"] = parse_pairs(optimizer_params, "optimizer_params", "eps=1e-6")
     founding = Founding(
-        run or "", peers, byzantine, rounds, parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline,
-        confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
-        allow_private=allow_private,
-        hyperparameters=parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9"),
+        run=run or "", nodes=peers, byzantine=byzantine, rounds=rounds, epoch=parse_epoch(epoch, datetime.now(UTC)),
+        period=period, deadline=deadline, confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
+        allow_private=allow_private, linger=linger, hyperparameters=table,
+        outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum,
     )  # fmt: skip
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):
@@ -158,7 +179,7 @@ def add(
 
     Example: rpel network add clinic-1.toml clinic-2.toml
     """
-    from rpel.operations.join import add
+    from rpel.peer.ops.join import add
 
     found, new = add(members, entries)
     ids, missing = [member.id for member in new], found.nodes - len(found.members)
@@ -187,7 +208,7 @@ def list_members(members: Members = Path("members.toml"), as_json: Json = False)
 
 def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
     """Two lines a member: who it is, and its fingerprint; together at most 80 columns."""
-    from rpel.operations.join import grouped
+    from rpel.peer.ops.join import grouped
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for member in m.members:
@@ -222,8 +243,8 @@ def check(
     Example: rpel network check --config peer.toml
     """
     from rpel.config.peer import Config
-    from rpel.operations.check import measured_step
-    from rpel.operations.watch import Observer
+    from rpel.peer.ops.check import measured_step
+    from rpel.peer.ops.watch import Observer
 
     settings = Config.load(config)
     observer = Observer.of(settings)
@@ -237,7 +258,7 @@ def check(
 
 
 async def _check(observer: "Observer", timeout: float, step: float | None) -> "Report":
-    from rpel.operations.check import check
+    from rpel.peer.ops.check import check
 
     try:
         return await check(observer, timeout=timeout, step_seconds=step)
@@ -247,9 +268,9 @@ async def _check(observer: "Observer", timeout: float, step: float | None) -> "R
 
 def _advice(observer: "Observer", found: "Report") -> str:
     """What the measurement says about the period."""
-    from rpel.operations.check import MARGIN, SHORTEST
+    from rpel.peer.ops.check import MARGIN, SHORTEST
 
-    m = observer.standing.membership
+    m = observer.now.membership
     wrong = [member.id for member in found.members if not member.well]
     verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(found.members)} other members are well"
     if found.suggested_period is None:
@@ -312,8 +333,8 @@ def demo(
     Example: rpel network demo --peers 12 --byzantine 2 --attack foe
     """
     from rpel.config.record import parse_pairs
-    from rpel.operations.demo import Demonstration
-    from rpel.operations.demo import demo as run_demo
+    from rpel.peer.ops.demo import Demonstration
+    from rpel.peer.ops.demo import demo as run_demo
     from rpel.processes import ChildError
 
     parameters = parse_pairs(param or [], "parameter", "z=1.5")

@@ -18,9 +18,9 @@ from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Paramete
 from rpel.text import count, visible
 
 if TYPE_CHECKING:
-    from rpel.operations.redteam import Deed
-    from rpel.operations.watch import Observer, Seen
-    from rpel.peer.protocol import Report
+    from rpel.peer.core.protocol import Report
+    from rpel.peer.ops.redteam import Deed
+    from rpel.peer.ops.watch import Observer, Seen
 
 app = typer.Typer(
     name="peer",
@@ -66,7 +66,7 @@ def init(
 
     Example: rpel peer init --id clinic-3 --url https://rpel.clinic-3.example:7443 > clinic-3.toml
     """
-    from rpel.operations.join import grouped, join
+    from rpel.peer.ops.join import grouped, join
 
     found = join(
         id=id, url=url, organisation=organisation, members=members, task=task, data=data, listen=listen,
@@ -146,7 +146,7 @@ def export(
     """
     from rpel.config.membership import Membership
     from rpel.config.peer import Config
-    from rpel.peer.models import export, initial_model
+    from rpel.peer.io.model_files import export, initial_model
 
     own = Config.load(config)
     m = Membership.load(own.members)
@@ -169,7 +169,10 @@ def _ended(found: dict[str, Any]) -> str:
     model = f"; the model is {found['model']}" if found["model"] else "; there is no model, since no round ended here"
     if found["model"] and found["model_round"] != found["rounds"]:
         model += f", after round {found['model_round']} only: another member has that of round {found['rounds']}"
-    if found["over"]:
+    whole = bool(found["model"]) and found["model_round"] == found["rounds"]
+    if found["over"] or (
+        whole and not found["round"]
+    ):  # started again while the last round still runs: nothing is left
         return f"{found['id']}: the run is over, after {found['rounds']} rounds{model}"
     if not found["round"]:
         return f"{found['id']}: the run ended before this peer was ready{model}"
@@ -210,7 +213,7 @@ def red_team(
     """
     from rpel.config.peer import Config
     from rpel.config.record import parse_pairs
-    from rpel.operations.redteam import RedTeam
+    from rpel.peer.ops.redteam import RedTeam
 
     def tell(deed: "Deed") -> None:
         if not terminal.printed(deed, as_json, indent=None):
@@ -218,9 +221,9 @@ def red_team(
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
     hostile = RedTeam(Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell)
-    m = hostile.standing.membership
+    m = hostile.now.membership
     terminal.say(
-        f"red team: {hostile.standing.names[hostile.standing.me]!r} turns hostile in the network {m.run!r} "
+        f"red team: {hostile.now.names[hostile.now.me]!r} turns hostile in the network {m.run!r} "
         f"({attack}); this is for drills on your own network, with its members knowing"
     )
     asyncio.run(hostile.run())
@@ -252,15 +255,15 @@ def watch(
     Example: rpel watch --config peer.toml
     """
     from rpel.config.peer import Config
-    from rpel.operations.watch import Observer
+    from rpel.peer.ops.watch import Observer
 
     asyncio.run(_watch(Observer.of(Config.load(config)), once, every, as_json))
 
 
 async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
-    from rpel.operations.watch import convicted, look
+    from rpel.peer.ops.watch import convicted, look
 
-    console, m = Console(highlight=False), observer.standing.membership
+    console, m = Console(highlight=False), observer.now.membership
     with nullcontext() if once or as_json else terminal.live(console) as place:
         try:
             while True:
@@ -279,7 +282,7 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
 
 
 def _title(observer: "Observer") -> str:
-    m, now = observer.standing.membership, observer.clock.round()
+    m, now = observer.now.membership, observer.clock.round()
     when = f"begins in {-observer.clock.position():.0f} s" if now < 1 else f"round {min(now, m.rounds)} of {m.rounds}"
     return f"network {m.run}: {when}" + ("; over" if now > m.rounds else "")
 
@@ -330,8 +333,8 @@ def verify(
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
     """
     from rpel.config.membership import Membership
-    from rpel.peer.evidence import verify
-    from rpel.peer.journal import verify_audit
+    from rpel.peer.io.detector import verify
+    from rpel.peer.io.journal import verify_audit
 
     membership = Membership.load(members)
     try:
@@ -371,7 +374,7 @@ def doctor(
 
     Example: rpel doctor --preset scale-100k
     """
-    from rpel.operations.doctor import examine
+    from rpel.doctor import examine
 
     found = examine(preset, config, data_dir)
     wrong = [one for one in found if not one.ok]

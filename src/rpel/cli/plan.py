@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,7 @@ from rpel.cli import terminal
 from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds
 from rpel.text import count, human_bytes, percent
 from rpel.theory import Convergence, Reduction
+from rpel.types import CONFIDENCE, WireName
 
 
 class MethodName(StrEnum):
@@ -71,7 +72,7 @@ def plan(
     byzantine: Byzantine,
     rounds: Rounds,
     pull: Annotated[int | None, Option(help="Judge this pull s instead of searching the smallest.")] = None,
-    confidence: Annotated[float, Option(help="Probability asked for, over all nodes and rounds.")] = 0.99,
+    confidence: Annotated[float, Option(help="Probability asked for, over all nodes and rounds.")] = CONFIDENCE,
     max_fraction: Annotated[
         str, Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.")
     ] = "0.5",
@@ -86,7 +87,14 @@ def plan(
     mis_specified: Annotated[
         bool, Option("--mis-specified", help="Show the probability when more than b nodes are hostile.")
     ] = False,
-    parameters: Annotated[int | None, Option(help="Model size d, to count bytes (4 each).")] = None,
+    parameters: Annotated[int | None, Option(help="Model size d, to count bytes.")] = None,
+    wire: Annotated[str, Option(help="What a pulled model is made of: float32, bfloat16 or int8.")] = "float32",
+    upstream: Annotated[
+        str | None, Option(help="Rate at which a node sends, such as 20Mbit, for the shortest period.")
+    ] = None,
+    memory: Annotated[
+        int, Option(help="Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.", min=1)
+    ] = 1,
     theory: Annotated[
         str | None, Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
     ] = None,
@@ -112,6 +120,7 @@ def plan(
         nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
         max_fraction=_fraction(max_fraction), method=method.value, silent=silent, no_shows=no_shows,
         simulations=simulations, grid=_grid(grid), seed=seed, parameters=parameters,
+        wire=cast(WireName, wire), upstream=upstream, memory=memory,
     )  # fmt: skip
     if not p.feasible:
         _warn(p)
@@ -160,7 +169,7 @@ def _warn(p: planning.Plan) -> None:
     """What this pull can survive at most, where that is too little."""
     below = p.best_below_half or {"b_hat": 0, "probability": 0.0}
     terminal.say(
-        f"warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.pull + 1} is needed at confidence "
+        f"warning: pull {p.pull} is not feasible: b_hat {p.b_hat} of {p.models} is needed at confidence "
         f"{p.confidence:g}; the most it can survive is b_hat {below['b_hat']:.0f}, which holds with "
         f"{percent(below['probability'])}"
     )
@@ -171,11 +180,12 @@ def _warn(p: planning.Plan) -> None:
 
 def _show_plan(console: Console, p: planning.Plan) -> None:
     """The answer, what it costs, the neighbouring choices, and whether the theorem applies."""
+    among = "them" if p.memory == 1 else f"those of the last {p.memory} rounds"
     console.print(
-        f"[bold]pull s = {p.pull}[/] random peers a round, survive b_hat = {p.b_hat} hostile answers among them "
-        f"({p.b_hat} of {p.pull + 1} models, {p.fraction:.4f})"
+        f"[bold]pull s = {p.pull}[/] random peers a round, survive b_hat = {p.b_hat} hostile answers among {among} "
+        f"({p.b_hat} of {p.models} models, {p.fraction:.4f})"
     )
-    source = "lemma's lower bound" if p.method == "bound" else "exact"
+    source = {"bound": "lemma's lower bound"}.get(p.method, "exact" if p.exact else "Boole's lower bound")
     console.print(
         f"never exceeded by any of {p.nodes - p.byzantine:,} honest nodes in {p.rounds:,} rounds "
         f"with probability [bold]{percent(p.probability)}[/] ({source})"
@@ -183,11 +193,25 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
     share = p.messages_per_round / p.messages_all_to_all
     console.print(
         f"messages per round: {p.messages_per_round:,} against {p.messages_all_to_all:,} all-to-all ({share:.2%})"
-        + (f"; bytes per round: {human_bytes(p.bytes_per_round)}" if p.bytes_per_round is not None else "")
     )
+    if p.bytes_per_round is not None and p.bytes_per_message is not None:
+        console.print(
+            f"bytes per round: {human_bytes(p.bytes_per_round)}, {human_bytes(p.bytes_per_message)} a message "
+            f"({p.wire})"
+        )
+    if p.shortest_period is not None:
+        console.print(
+            f"shortest period: [bold]{p.shortest_period:.3g} s[/], in {planning.PULLS:.0%} of which a node can answer "
+            f"the {planning.pullers(p.nodes, p.pull)} that ask it in a busy round (1 in 100 is busier)"
+        )
+    if p.memory > 1:
+        console.print(
+            f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages; a node keeps "
+            f"{p.window - p.pull} models of earlier rounds"
+        )
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""
-        left = p.pull - p.no_shows - (p.b_hat if p.silent else 0)
+        left = p.window - p.memory * p.no_shows - (p.b_hat if p.silent else 0)
         late = count(p.no_shows, "honest one")
         console.print(f"with {quiet}{late} late at least {left} answers come, {2 * p.b_hat} are needed")
     console.print(_choices(p))
@@ -201,13 +225,14 @@ def _show_plan(console: Console, p: planning.Plan) -> None:
 
 def _choices(p: planning.Plan) -> Table:
     """Pulls near the answer and the one that a run takes, which is marked."""
-    columns = ("", "s", "b_hat", "hostile share", "probability", "kappa")
+    columns = ("", "s", *(("window",) if p.memory > 1 else ()), "b_hat", "hostile share", "probability", "kappa")
     table = terminal.table(*columns, right=columns, title="neighbouring choices")
     taken = p.comfortable
     more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
     for c in sorted((*p.alternatives, *more), key=lambda c: c.pull):
         kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
-        row = (str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
+        pulled = (str(c.pull), str(c.window)) if p.memory > 1 else (str(c.pull),)
+        row = (*pulled, str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
         mark = "a run takes" if taken is not None and c.pull == taken.pull else ""
         table.add_row(mark, *row, style="bold green" if c.pull == p.pull else None)
     return table
@@ -224,6 +249,11 @@ def _advice(console: Console, p: planning.Plan) -> None:
         console.print(
             f"the convergence theorem applies: an exchange leaves at most alpha = {p.alpha:.4g} < 1 of the nodes' "
             f"disagreement (lambda = {p.lambda_:.4g})"
+        )
+    elif p.memory > 1:
+        console.print(
+            "the convergence theorem does not apply: it says nothing of remembered answers; kappa is relative to them "
+            "as they are moved along with the node"
         )
     elif p.alpha is not None:
         console.print(
@@ -265,7 +295,11 @@ def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[
 def _show_theory(console: Console, red: Reduction | None, result: Convergence | None) -> None:
     """The theorem's constants and bound, or one sentence on why there are none."""
     if red is None or result is None:
-        why = "b_hat is not a minority" if red is None else f"alpha = {red.alpha:.4g} is not below 1"
+        why = (
+            "b_hat is not a minority, or nodes remember answers"
+            if red is None
+            else f"alpha = {red.alpha:.4g} is not below 1"
+        )
         console.print(f"theorem: does not apply ({why}), so there is no bound to evaluate")
         return
     simple = "holds" if red.guaranteed else "fails"

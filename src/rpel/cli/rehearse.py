@@ -27,7 +27,7 @@ def rehearse(
     Example: rpel network rehearse --config peer.toml --attack alie
     """
     from rpel.config.record import parse_pairs
-    from rpel.operations.rehearse import rehearse as run
+    from rpel.peer.ops.rehearse import rehearse as run
 
     parameters = parse_pairs(param or [], "attack_params", "z=1.5")
     with terminal.display() as shown:

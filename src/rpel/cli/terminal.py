@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer import Option
 from typer.core import TyperCommand
 
-from rpel.runs.certificate import survival
-from rpel.runs.columns import column
 from rpel.text import human_bytes, percent, times
 from rpel.types import Guarantee
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from rpel.simulation.callbacks import Tick
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
@@ -149,11 +147,13 @@ def agreed(seconds: float, yes: bool, console: Console) -> bool:
 
 
 @contextmanager
-def live(console: Console, transient: bool = False) -> Iterator[Live | None]:
+def live(console: Console, transient: bool = False) -> "Iterator[Live | None]":
     """A place for a table that changes, where a person looks; None where none does."""
     if not console.is_terminal:
         yield None
         return
+    from rich.live import Live
+
     with Live(console=console, transient=transient, auto_refresh=False) as shown:
         yield shown
 
@@ -199,6 +199,8 @@ class RunDisplay:
     """Progress of runs: a bar with the time left where a person looks, a plain line every tenth where none does."""
 
     def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self.console = console
         columns = (
             TextColumn("{task.description}"),
@@ -269,6 +271,9 @@ def show_run(console: Console, found: Mapping[str, Any]) -> None:
 
 
 def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from rpel.runs.certificate import survival
+    from rpel.runs.columns import column
+
     seeds = f", {len(found['runs'])} seeds" if "runs" in found else f", seed {found['seed']}"
     hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
     rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
@@ -295,15 +300,12 @@ def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _is_accuracy(found: Mapping[str, Any]) -> bool:
-    """Whether there are classes; overflowed accuracies do not exist."""
-    return found.get("accuracy_mean") is not None
-
-
 def _measure(found: Mapping[str, Any], key: str) -> str:
     """A number after the last round, with its interval over the seeds where there are several."""
     if found[key] is None:
         return "overflowed"
+    from rpel.runs.columns import column
+
     text = format(found[key], column(key).digits)
     if "intervals" not in found:
         return text

@@ -11,23 +11,23 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import tomli_w
-from pydantic import Field, Strict, StrictStr, TypeAdapter
+from pydantic import Field
 
 from rpel import planning, rules
 from rpel.certificates import check_id, read_certificate
-from rpel.config.record import check_keys, read_toml, validated
+from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.rules.registry import built_in
+from rpel.types import CONFIDENCE, ROBUST_RULE
 
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
@@ -35,37 +35,49 @@ INIT_FILE = "init.safetensors"
 PROTOCOL = 3
 """The protocol that peers speak: half-steps are signed over what no later membership may change."""
 
+OUTER = ("outer", "outer_lr", "outer_momentum")
+"""Keys of the step after line 9; they stand in the file only where there is one."""
+
+LINGER = 10.0
+"""Periods after the last round in which peers serve it to members that are late, unless all have ended before."""
+
 _log = logging.getLogger("rpel")
 
 
-Count = Annotated[int, Strict(), Field(ge=1, le=10**9)]
-Seconds = Annotated[float, Strict(), Field(ge=0.01, le=1e7, allow_inf_nan=False)]
-Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Field(ge=0.01, le=1e7)]
+Since1970 = Annotated[float, Field(ge=0, le=1e11)]
+Probability = Annotated[float, Field(ge=1e-9, le=1 - 1e-15)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(StrictRecord):
     """One entry: what the others need to know to reach a peer and to know it by."""
 
-    id: StrictStr
-    organisation: StrictStr
-    url: StrictStr
-    certificate: StrictStr
-    fingerprint: StrictStr
+    id: str
+    organisation: str = ""
+    url: str
+    certificate: str
+    fingerprint: str
 
     @classmethod
     def of(cls, id: str, url: str, certificate: str, organisation: str = "") -> Self:
         """From its certificate's PEM text, everything checked but the dates."""
         found = read_certificate(certificate)
-        return cls(check_id(id), organisation, peer_url(url), found.pem, found.fingerprint)
+        return cls(
+            id=check_id(id),
+            organisation=organisation,
+            url=peer_url(url),
+            certificate=found.pem,
+            fingerprint=found.fingerprint,
+        )
 
     @classmethod
     def parse(cls, where: str, entry: Any) -> Self:
         """From a table [[member]] of a file, checked; the fingerprint may have colons, spaces and capitals."""
         if not isinstance(entry, dict):
             raise ValueError(f"{where} is not valid: it takes a table [[member]]")
-        check_keys(where, entry, [f.name for f in fields(cls)])
-        written = validated(where, {"organisation": "", **entry}, _MEMBER)
+        written = cls.read(where, entry)
         pin = written.fingerprint.replace(":", "").replace(" ", "").lower()
         try:
             member = cls.of(written.id, written.url, written.certificate, written.organisation)
@@ -75,10 +87,6 @@ class Member:
             raise ValueError(f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}")
         return member
 
-    def to_dict(self) -> dict[str, str]:
-        """The entry, in the file's order."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @cached_property
     def expires(self) -> float:
         """When the certificate ends, unix seconds."""
@@ -86,11 +94,10 @@ class Member:
 
     def toml(self) -> str:
         """The lines of members.toml that make somebody a member."""
-        return tomli_w.dumps({"member": [self.to_dict()]}, multiline_strings=True)
+        return tomli_w.dumps({"member": [self.given()]}, multiline_strings=True)
 
 
-@dataclass(frozen=True)
-class Membership:
+class Membership(StrictRecord):
     """What all members of a network agree on. Times are seconds: ``epoch`` since 1970, ``deadline`` into a round.
 
     >>> m = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9).membership("0" * 64, "0" * 64)
@@ -98,39 +105,43 @@ class Membership:
     (9, 2, 36.0, None)
     """
 
-    run: StrictStr
-    epoch: Annotated[float, Strict(), Field(ge=0, le=1e11, allow_inf_nan=False)]
+    run: str
+    epoch: Since1970
     period: Seconds
-    deadline: Annotated[float, Strict(), Field(allow_inf_nan=False)]
-    nodes: Annotated[int, Strict(), Field(ge=2, le=10**7)]
-    byzantine: Annotated[int, Strict(), Field(ge=0)]
+    deadline: float
+    nodes: int = Field(ge=2, le=10**7)
+    byzantine: int = Field(ge=0)
     pull: Count
-    b_hat: Annotated[int, Strict(), Field(ge=0)]
-    confidence: Annotated[float, Strict(), Field(ge=1e-9, le=1 - 1e-15, allow_inf_nan=False)]
+    b_hat: int = Field(ge=0)
+    confidence: Probability
     rounds: Count
-    rule: StrictStr
+    rule: str
     local_steps: Count
     hyperparameters_sha256: Sha256
     model_header_sha256: Sha256
     init_sha256: Sha256
     from_round: Count = 1
-    protocol: Annotated[int, Strict(), Field(ge=PROTOCOL, le=PROTOCOL)] = PROTOCOL
-    allow_private: Annotated[bool, Strict()] = False
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    protocol: int = Field(default=PROTOCOL, ge=PROTOCOL, le=PROTOCOL)
+    allow_private: bool = False
+    outer: Literal["none", "nesterov"] = "none"
+    outer_lr: float = Field(default=0.7, ge=1e-6, le=10)
+    outer_momentum: float = Field(default=0.9, ge=0, le=0.999)
+    linger: float = Field(default=LINGER, ge=0, le=1000)
+    hyperparameters: Mapping[str, Any] = {}
     members: tuple[Member, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path, draft: bool = False) -> "Membership":
         """A members.toml, checked; with ``draft`` one whose members are not complete yet."""
         where, content = str(path), read_toml(Path(path))
-        check_keys(where, content, [*(f.name for f in fields(cls) if f.name != "members"), "member"])
+        check_keys(where, content, [*(key for key in cls.model_fields if key != "members"), "member"])
         if isinstance(content.get("epoch"), datetime):
             content["epoch"] = _seconds(where, content["epoch"])
         entries = content.pop("member", [])
         if not isinstance(entries, list):
             raise ValueError(f"{where}: member {entries!r} is not valid: it takes tables [[member]]")
         members = [Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)]
-        found = validated(where, content | {"members": tuple(members)}, _MEMBERSHIP)
+        found = cls.read(where, content | {"members": tuple(members)})
         _check(f"{where}: ", found, draft)
         for caution in cautions(found):
             _log.warning("%s: %s", where, caution)
@@ -149,8 +160,9 @@ class Membership:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of members.toml, in the file's order."""
-        top = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
-        return top | {"hyperparameters": dict(self.hyperparameters), "member": [m.to_dict() for m in self.members]}
+        content = self.given() | {"hyperparameters": dict(self.hyperparameters)}
+        content |= {"member": [member.given() for member in content.pop("members")]}
+        return {key: value for key, value in content.items() if self.outer != "none" or key not in OUTER}
 
     @cached_property
     def hash(self) -> str:
@@ -178,9 +190,6 @@ class Membership:
     @cached_property
     def _pins(self) -> dict[str, int]:
         return {member.fingerprint: number for number, member in enumerate(self.members)}
-
-
-_MEMBER, _MEMBERSHIP = TypeAdapter(Member), TypeAdapter(Membership)
 
 
 def content_hash(content: Any) -> str:
@@ -219,8 +228,7 @@ def peer_url(text: str) -> str:
 # --- founding --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Founding:
+class Founding(StrictRecord):
     """What the founder of a network decides; the plan and the membership follow from it.
 
     A round asks s peers; all b̂ hostile ones among them may stay silent, and F honest ones (``no_shows``) may be late.
@@ -239,13 +247,20 @@ class Founding:
     epoch: float
     period: float = 60.0
     deadline: float | None = None
-    confidence: float = 0.99
-    no_shows: int | None = None
-    """Honest peers that may be late in a round; None: 2, or as many as fit among few peers."""
-    rule: str = "nnm+trimmed_mean"
+    confidence: float = CONFIDENCE
+    no_shows: int | None = Field(
+        default=None,
+        description="honest peers that may be late in a round; None: 2, or as many as fit among few peers",
+        ge=0,
+    )
+    rule: str = ROBUST_RULE
     local_steps: int = 1
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = {}
     allow_private: bool = False
+    outer: str = "none"
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    linger: float = LINGER
 
     @cached_property
     def late(self) -> int:
@@ -253,8 +268,6 @@ class Founding:
         least = self._planned(0)  # says what is wrong, if not even this fits
         if self.no_shows is None:
             return next((late for late in (2, 1) if self._fits(late)), least.no_shows)
-        if self.no_shows < 0:
-            raise ValueError(f"no_shows {self.no_shows} is impossible: the least is 0")
         if not self._fits(self.no_shows):
             most = bisect_left(range(self.nodes), True, key=lambda late: not self._fits(late)) - 1
             raise ValueError(
@@ -275,25 +288,23 @@ class Founding:
 
     def membership(self, model_header_sha256: str, init_sha256: str) -> Membership:
         """The network without members yet; pulls end after 0.6 of a round unless said otherwise."""
-        table = dict(self.hyperparameters)
-        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "no_shows"} | {
-            "epoch": float(self.epoch),
-            "period": float(self.period),
-            "deadline": 0.6 * self.period if self.deadline is None else float(self.deadline),
+        content = {
+            "deadline": 0.6 * self.period if self.deadline is None else self.deadline,
             "pull": self.plan.pull,
             "b_hat": self.plan.b_hat,
-            "hyperparameters_sha256": content_hash(table),
+            "hyperparameters_sha256": content_hash(self.hyperparameters),
             "model_header_sha256": model_header_sha256,
             "init_sha256": init_sha256,
-            "hyperparameters": table,
         }
-        found = validated("", content, _MEMBERSHIP)
+        terms = self.given()
+        del terms["no_shows"]
+        found = Membership(**terms | content)
         _check("", found, draft=True)
         sure = found.pull - found.b_hat - self.late
         if found.enough > sure:
             raise ValueError(
                 f"rule {self.rule!r} needs {found.enough} answers a round, but with hostile peers silent and "
-                f"{self.late} honest ones late only {sure} come: the nearest is 'nnm+trimmed_mean'"
+                f"{self.late} honest ones late only {sure} come: the nearest is {ROBUST_RULE!r}"
             )
         return found
 
@@ -326,6 +337,7 @@ def _check(where: str, m: Membership, draft: bool) -> None:
             raise ValueError(f"{where}{key} {value:g} is impossible: the nearest is {near:.15g}")
     _check_table(where, m)
     _check_rule(where, m)
+    _check_outer(where, m)
     if len(m.members) > m.nodes or (len(m.members) < m.nodes and not draft):
         raise ValueError(f"{where}nodes is {m.nodes}, but there are {len(m.members)} members")
     check_different(where, m.members)
@@ -336,7 +348,7 @@ def _check(where: str, m: Membership, draft: bool) -> None:
 def check_public(where: str, member: Member) -> None:
     """Refuse the address of this machine or of a private network: every member would connect there.
 
-    >>> check_public("", Member("a", "", "https://192.168.7.1:7443", "", ""))
+    >>> check_public("", Member(id="a", url="https://192.168.7.1:7443", certificate="", fingerprint=""))
     Traceback (most recent call last):
     ValueError: member 'a' is at the private address 192.168.7.1: found the network with --allow-private if ...
     """
@@ -388,9 +400,16 @@ def _check_rule(where: str, m: Membership) -> None:
         raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, rules.RULES)}")
     found = rules.rule(m.rule, f=m.b_hat)
     if found.unsuited:
-        raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is 'nnm+trimmed_mean'")
+        raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is {ROBUST_RULE!r}")
     if m.enough > m.pull:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")
+
+
+def _check_outer(where: str, m: Membership) -> None:
+    """A rate of a step that is not taken would be left out without a word."""
+    for key in OUTER[1:]:
+        if m.outer == "none" and getattr(m, key) != Membership.model_fields[key].default:
+            raise ValueError(f"{where}{key} {getattr(m, key):g} goes with outer nesterov, not with outer none")
 
 
 def _check_table(where: str, m: Membership) -> None:

@@ -7,16 +7,14 @@ draw that others can predict lets hostile peers choose their victims.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Strict, TypeAdapter, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 from rpel.certificates import check_id
-from rpel.config.record import check_keys, read_toml, validated
+from rpel.config.record import StrictRecord, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.plugins import registered
@@ -67,53 +65,77 @@ def _address(text: str) -> str:
     return text
 
 
-def _beside(value: Any, info: ValidationInfo) -> Any:
-    """A path as written in the file, relative to the file's folder (the validation's context)."""
-    if not isinstance(value, str):
-        raise PydanticCustomError("string_type", "a path is text")
-    folder: Path = info.context  # type: ignore[assignment]
-    return folder / value if value else None
+def _metrics_address(text: str) -> str:
+    return text if text.startswith("unix:") else _address(text)
 
 
-def _log_target(value: Any, info: ValidationInfo) -> Any:
-    return value if value == "-" else _beside(value, info)
+Address = Annotated[str, AfterValidator(_address)]
+MetricsAddress = Annotated[str, AfterValidator(_metrics_address)]
 
 
-def _metrics_address(text: str, info: ValidationInfo) -> str:
-    """host:port, or unix: and a path, relative to the file's folder."""
-    if text.startswith("unix:"):
-        folder: Path = info.context  # type: ignore[assignment]
-        return f"unix:{folder / text.removeprefix('unix:')}"
-    return _address(text)
-
-
-Address = Annotated[str, Strict(), AfterValidator(_address)]
-MetricsAddress = Annotated[str, Strict(), AfterValidator(_metrics_address)]
-Located = Annotated[Path, BeforeValidator(_beside)]
-MaybeLocated = Annotated[Path | None, BeforeValidator(_beside)]
-
-
-@dataclass(frozen=True)
-class Config:
+class Config(StrictRecord):
     """One peer's settings: paths made absolute, addresses as written (see :func:`listen_address`).
 
     ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output; ``next_members``
     is where a later membership is looked for.
     """
 
-    id: Annotated[str, Strict(), AfterValidator(check_id)]
-    members: Located
-    key: Located
-    certificate: Located
-    listen: Address
-    metrics_listen: MetricsAddress
-    state_dir: Located
-    task: Annotated[str, Strict(), AfterValidator(check_task)]
-    data: MaybeLocated
-    log: Annotated[Path | str, BeforeValidator(_log_target)]
-    next_members: Located
-    passphrase_file: MaybeLocated = None
-    task_dir: Located = Path()
+    id: Annotated[str, AfterValidator(check_id)] = Field(description="This peer's name in members.toml.")
+    members: Path = Field(
+        default=Path("members.toml"), description="The file that all members hold; init.safetensors lies beside it."
+    )
+    key: Path = Field(
+        default=Path("peer.key"),
+        description="The private key: it never leaves this machine, and only its owner may read it (mode 0600).",
+    )
+    certificate: Path = Field(
+        default=Path("peer.crt"), description="The certificate that this peer's entry in members.toml holds."
+    )
+    listen: Address = Field(
+        default="127.0.0.1:7443",
+        description="host:port at which other members reach this peer; 0.0.0.0 is every network of the machine.",
+    )
+    metrics_listen: MetricsAddress = Field(
+        default="127.0.0.1:9464",
+        description="host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this machine.",
+    )
+    state_dir: Path = Field(
+        default=Path("state"),
+        description="Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each peer.",
+    )
+    task: Annotated[str, AfterValidator(check_task)] = Field(
+        default=BUILT_IN_TASKS[0],
+        description="What is trained: mnist-sample, mnist, what a package registers, or your own as module:task.",
+    )
+    data: Path | None = Field(default=None, description="Folder or file with this peer's data, if the task needs one.")
+    log: Path | str = Field(default="-", description='File for one JSON line a round; "-" is standard output.')
+    next_members: Path = Field(
+        description="Where a coming membership is looked for; usually members.next.toml beside members.toml."
+    )
+    passphrase_file: Path | None = Field(
+        default=None, description="File with the passphrase of the key, if it has one."
+    )
+    task_dir: Path = Field(
+        default=Path(),
+        description="Folder in which a task of your own, module:task, is looked for; usually that of this file.",
+    )
+    max_grad_norm: float | None = Field(
+        default=None, description="Differential privacy: gradients of single examples are clipped to this norm.", gt=0
+    )
+    target_epsilon: float | None = Field(
+        default=None, description="Plan the noise for this epsilon, or stop before the step that would pass it.", gt=0
+    )
+    target_delta: float | None = Field(
+        default=None, description="delta of epsilon, far below one over this peer's examples.", gt=0, lt=1
+    )
+    noise_multiplier: float | None = Field(
+        default=None, description="The noise itself, in multiples of max_grad_norm; unset: planned.", gt=0
+    )
+    unspent_rounds: int | None = Field(
+        default=None,
+        description="All rounds up to now count as spent, also those whose state is gone, but for so many first ones.",
+        ge=0,
+    )
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":
@@ -121,11 +143,11 @@ class Config:
         path = Path(path)
         content, folder = read_toml(path), path.resolve().parent
         _refuse_coins(str(path), content)
-        check_keys(str(path), content, [f.name for f in fields(cls)])
-        written = {**_DEFAULTS, **content}
-        written["task_dir"] = written.get("task_dir") or "."
-        written["next_members"] = written.get("next_members") or str(next_members(folder / str(written["members"])))
-        return validated(str(path), written, _CONFIG, context=folder)
+        usual = {key: field.default for key, field in cls.model_fields.items() if not field.is_required()}
+        written = {key: _located(key, value, folder) for key, value in {**usual, **content}.items()}
+        if not written.get("next_members"):  # members may still be of any kind: that is said below
+            written["next_members"] = next_members(folder / str(written["members"]))
+        return cls.read(str(path), written)
 
     def save(self, path: Path) -> None:
         """Write a peer.toml that :meth:`load` reads back, with a comment on each key.
@@ -134,50 +156,31 @@ class Config:
         """
         folder = path.resolve().parent
         lines = ["# One peer of an rpel network. Relative paths are relative to this file."]
-        for f in fields(self):
-            value = getattr(self, f.name)
-            usual = value is None or value == {
-                "next_members": next_members(self.members),
-                "task_dir": folder,
-            }.get(f.name)
-            written = tomli_w.dumps({f.name: _written(value, folder)}) if not usual else f'# {f.name} = ""\n'
-            lines += ["", f"# {_ABOUT[f.name]}", written.rstrip()]
+        usual = {"next_members": next_members(self.members), "task_dir": folder}
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key)
+            left_out = value is None or value == usual.get(key)
+            written = f'# {key} = ""' if left_out else tomli_w.dumps({key: _written(value, folder)})
+            lines += ["", f"# {field.description}", written.rstrip()]
         with atomic(path) as file:
             file.write(("\n".join(lines) + "\n").encode())
 
 
-_CONFIG = TypeAdapter(Config)
-_DEFAULTS: Mapping[str, Any] = {
-    "members": "members.toml",
-    "key": "peer.key",
-    "certificate": "peer.crt",
-    "listen": "127.0.0.1:7443",
-    "metrics_listen": "127.0.0.1:9464",
-    "state_dir": "state",
-    "task": "mnist-sample",
-    "data": "",
-    "log": "-",
-}
-_ABOUT = {
-    "id": "This peer's name in members.toml.",
-    "members": "The file that all members hold; init.safetensors lies beside it.",
-    "key": "The private key: it never leaves this machine, and only its owner may read it (mode 0600).",
-    "certificate": "The certificate that this peer's entry in members.toml holds.",
-    "listen": "host:port at which other members reach this peer; 0.0.0.0 is every network of the machine.",
-    "metrics_listen": "host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this machine.",
-    "state_dir": "Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each peer.",
-    "task": "What is trained: mnist-sample, mnist, what a package registers, or your own as module:task.",
-    "data": "Folder or file with this peer's data, if the task needs one.",
-    "log": 'File for one JSON line a round; "-" is standard output.',
-    "next_members": "Where a coming membership is looked for; usually members.next.toml beside members.toml.",
-    "passphrase_file": "File with the passphrase of the key, if it has one.",
-    "task_dir": "Folder in which a task of your own, module:task, is looked for; usually that of this file.",
-}
+_PATHS = {key for key, field in Config.model_fields.items() if Path in (field.annotation, *get_args(field.annotation))}
 
 
-def _written(value: Any, folder: Path) -> str:
+def _located(key: str, value: Any, folder: Path) -> Any:
+    """A path as written in the file, relative to its folder; "" is none, and what is no text is refused later."""
+    if key == "metrics_listen" and str(value).startswith("unix:"):
+        return f"unix:{folder / str(value).removeprefix('unix:')}"
+    if key not in _PATHS or not isinstance(value, str | Path) or value == "-":
+        return value
+    return folder / value if value != "" else folder if key == "task_dir" else None
+
+
+def _written(value: Any, folder: Path) -> str | float:
     if not isinstance(value, Path):
-        return str(value)
+        return value if isinstance(value, int | float) else str(value)
     return os.path.relpath(value, folder) if value.is_relative_to(folder.parent) else str(value)
 
 

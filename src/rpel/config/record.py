@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from rpel.errors import nearest
 
-T = TypeVar("T")
 OWN = "own"
 """The dataset, model or partition of a run that trains objects handed over from Python."""
 _LARGEST = 256 << 20
@@ -59,24 +58,6 @@ def check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{where} has an unknown key {key!r}: {nearest(key, options)}")
 
 
-def validated(where: str, content: Mapping[str, Any], adapter: TypeAdapter[T], context: Any = None) -> T:
-    """The record that pydantic makes of a table; what is wrong is one sentence that begins with ``where``.
-
-    >>> from dataclasses import dataclass
-    >>> from pydantic import StrictInt
-    >>> @dataclass
-    ... class Size:
-    ...     width: StrictInt
-    >>> validated("size.toml", {"width": "3"}, TypeAdapter(Size))
-    Traceback (most recent call last):
-    ValueError: size.toml: width '3' is not valid: it takes a whole number
-    """
-    try:
-        return adapter.validate_python(content, context=context)
-    except ValidationError as error:
-        raise ValueError(_sentence(error, where)) from None
-
-
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
@@ -96,9 +77,12 @@ PAIRED = "runs that differ in this field alone are one setting, and are compared
 
 
 class CheckedRecord(BaseModel):
-    """A frozen record whose errors are one sentence each."""
+    """What people write, in any of its files or as keywords: a frozen record whose errors are one sentence each.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    A value in one of its fields has been checked; who wants another makes another record (:meth:`replace`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     def __init__(self, **fields: Any) -> None:
         known = type(self).model_fields
@@ -108,7 +92,7 @@ class CheckedRecord(BaseModel):
         try:
             super().__init__(**{key: builtin(value) for key, value in fields.items()})
         except ValidationError as error:
-            raise ValueError(_sentence(error, fields=known)) from None
+            raise ValueError(_sentence(error, known)) from None
 
     def identity(self) -> dict[str, Any]:
         """The fields that make this what it is, by the marks in their metadata.
@@ -129,49 +113,72 @@ class CheckedRecord(BaseModel):
         return values
 
 
+class StrictRecord(CheckedRecord, strict=True):
+    """What a network's people write into its files: no text is taken for a number."""
+
+    @classmethod
+    def read(cls, where: str, content: Mapping[str, Any]) -> Self:
+        """The record of a table; what is wrong is one sentence that begins with ``where``, a file.
+
+        >>> class Size(StrictRecord):
+        ...     width: int
+        >>> Size.read("size.toml", {"width": "3"})
+        Traceback (most recent call last):
+        ValueError: size.toml: width '3' is not valid: it takes a whole number
+        """
+        check_keys(where, content, cls.model_fields)
+        for key, field in cls.model_fields.items():
+            if field.is_required() and key not in content:
+                raise ValueError(f"{where} lacks the key {key!r}")
+        try:
+            return cls(**content)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with some fields changed, checked again."""
+        return type(self)(**{**self.given(), **changes})
+
+    def given(self) -> dict[str, Any]:
+        """The fields by name, as they are: records within it stay records."""
+        return {key: getattr(self, key) for key in type(self).model_fields}
+
+
 # --- one sentence -----------------------------------------------------------------------------------------------------
 
-_EXAMPLES = {
-    "alpha": "a number such as 1.0, or inf",
-    "lr": "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or warmup(0.5, 10)",
-    "attack_params": "z=1.5 or JSON such as {\"z\": 1.5}",
-    "seeds": "0-4 or 0,1,7, each seed once",
-    "name": "letters, digits and . + - _",
-    "pull": "a whole number from 1 on, or plan",
-    "b_hat": "a whole number from 0 on, or plan",
-}  # fmt: skip
 _PATTERNS = {"^[0-9a-f]{64}$": "64 hexadecimal digits"}
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "text",
-    "dict": "a table", "mapping": "a table",
+    "path": "text", "is": "text", "dict": "a table", "mapping": "a table",
 }  # fmt: skip
-_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_BOUNDS = {"ge": "the nearest is", "gt": "it must be more than", "le": "the nearest is", "lt": "it must be less than"}
 
 
-def _sentence(error: ValidationError, where: str = "", fields: Mapping[str, FieldInfo] | None = None) -> str:
-    """The first complaint, with the file, the key, the value given and what would be right; `fields` know examples."""
+def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
+    """The first complaint, with the key, the value given and what would be right."""
     found = error.errors()[0]
-    key, value, context = ".".join(map(str, found["loc"])), found["input"], found.get("ctx", {})
-    before = f"{where}: " if where else ""
-    field = (fields or {}).get(key.partition(".")[0])
+    key, value, context = str(found["loc"][0]) if found["loc"] else "", found["input"], found.get("ctx", {})
+    field = fields.get(key)
     if found["type"] == "missing":
-        return f"{where} lacks the key {key!r}"
-    if found["type"] == "value_error" and field is None:  # a validator of our own: its message is a sentence
-        return f"{before}{context['error']}"
-    key = key if field is None else key.partition(".")[0]
-    if field is not None and found["type"] in ("literal_error", "enum"):
-        return f"{before}{key} {value!r} is unknown: {nearest(str(value), choices(field.annotation))}"
+        return f"{key} must be given"
+    if field is None or (found["type"] == "value_error" and not field.examples):
+        return str(context.get("error", found["msg"]))  # of a validator of our own: its message is a sentence
+    if found["type"] in ("literal_error", "enum"):
+        return f"{key} {value!r} is unknown: {nearest(str(value), choices(field.annotation))}"
     for bound, words in _BOUNDS.items():
         if bound in context:
-            if field is not None:
-                return f"{before}{key} {value} is impossible: it must be {words} {context[bound]}"
-            return f"{before}{key} {value:g} is impossible: the nearest is {context[bound]:.15g}"
-    wanted = _PATTERNS.get(context.get("pattern", "")) or _KINDS.get(found["type"].partition("_")[0], "another value")
-    if field is not None and key in _EXAMPLES:
-        wanted = _EXAMPLES[key]
-    elif field is not None and field.default is not None and not isinstance(field.default, bool):
-        wanted = f"{wanted} such as {field.default}"
-    return f"{before}{key} {value!r} is not valid: it takes {wanted}"
+            shown = f"{value:g}" if isinstance(value, float) else value
+            return f"{key} {shown} is impossible: {words} {context[bound]:.15g}"
+    return f"{key} {value!r} is not valid: it takes {_wanted(field, found['type'], context)}"
+
+
+def _wanted(field: FieldInfo, problem: str, context: Mapping[str, Any]) -> str:
+    """What would be right: the field's own words, or its kind and its default."""
+    if field.examples:
+        return str(field.examples[0])
+    kind = _PATTERNS.get(context.get("pattern", "")) or _KINDS.get(problem.partition("_")[0], "another value")
+    plain = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
+    return f"{kind} such as {field.default}" if plain else kind
 
 
 def choices(annotation: Any) -> list[str]:
@@ -285,7 +292,7 @@ def parameters(value: Any) -> Any:
         return value
     if value.lstrip().startswith("{"):
         return json.loads(value)
-    pairs = [part.partition("=") for part in value.split(",") if part]
+    pairs = [part.partition("=") for part in re.split(r",(?![^()]*\))", value) if part]  # cosine(0.1, to=0.01) is one
     if any(not equals for _, equals, _ in pairs):
         raise ValueError("each parameter needs an =")
     return {key.strip(): _scalar(text.strip()) for key, _, text in pairs}
@@ -319,6 +326,15 @@ def _scalar(text: str) -> Any:
 def builtin(value: Any) -> Any:
     """NumPy's numbers as Python's."""
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+
+
+def joined(value: Any) -> Any:
+    """A list as text; anything else as it is.
+
+    >>> joined([1, 2.5]), joined("equal")
+    ('1,2.5', 'equal')
+    """
+    return ",".join(f"{builtin(item):.15g}" for item in value) if isinstance(value, list | tuple) else value
 
 
 def planned(value: Any) -> Any:

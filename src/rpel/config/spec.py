@@ -22,6 +22,7 @@ from rpel.config.record import (
     Identity,
     NamedRate,
     choices,
+    joined,
     learning_rate,
     parameters,
     parse_seeds,
@@ -30,7 +31,7 @@ from rpel.config.record import (
     unbounded,
 )
 from rpel.errors import nearest
-from rpel.types import Scale, WireName
+from rpel.types import CONFIDENCE, Scale, WireName
 
 DatasetName = Literal[
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "heart-disease", "fdu-mtl", "shakespeare",
@@ -70,14 +71,30 @@ class Training(CheckedRecord):
     partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = Field(
         "dirichlet", description="who holds which data"
     )
-    alpha: Alpha = Field(1.0, description="how alike the nodes' data are; small is unlike, inf is alike")
+    alpha: Alpha = Field(
+        1.0,
+        description="how alike the nodes' data are; small is unlike, inf is alike",
+        examples=["a number such as 1.0, or inf"],
+    )
     lr: Rate = Field(
-        0.5, description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, warmup=10)"
+        0.5,
+        description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, warmup=10)",
+        examples=[
+            "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or warmup(0.5, 10)"
+        ],
     )
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
     weight_decay: float = Field(1e-4, description="L2 regularisation, applied after momentum", ge=0)
     batch_size: int = Field(25, description="examples per local step", ge=1)
     local_steps: int = Field(1, description="local steps per round", ge=1)
+    optimizer: Annotated[Literal["momentum", "sgd", "adam", "adamw", "own"], Identity.LATER] = Field(
+        "momentum", description="the local step: the paper's momentum, or torch's of that name"
+    )
+    optimizer_params: Annotated[Parameters, Identity.LATER] = Field(
+        {},
+        description="its parameters, such as eps=1e-6 (sgd, adam, adamw)",
+        examples=['eps=1e-6 or JSON such as {"eps": 1e-6}'],
+    )
     eval_every: int = Field(20, description="rounds between evaluations", ge=1)
     eval_size: int = Field(250, description="test examples of an evaluation (the last round takes all)", ge=1)
 
@@ -89,6 +106,15 @@ class Training(CheckedRecord):
         if isinstance(self.lr, str) and "rounds" not in type(self).model_fields:
             raise ValueError(
                 f"lr {self.lr!r} needs the number of rounds: here the nearest is a rate, or round:rate pairs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fitting_parameters(self) -> Self:
+        """Parameters of something that was not chosen would be left out without a word."""
+        if self.optimizer == "momentum" and self.optimizer_params:
+            raise ValueError(
+                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only one"
             )
         return self
 
@@ -116,7 +142,10 @@ class Spec(Training):
     """
 
     name: Annotated[str, Identity.NEVER] = Field(
-        "run", description="first part of the run folder's name", pattern=r"^[\w.+-]+$"
+        "run",
+        description="first part of the run folder's name",
+        pattern=r"^[\w.+-]+$",
+        examples=["letters, digits and . + - _"],
     )
     scale: Annotated[Scale, Identity.NEVER] = Field(Scale.FULL, description="size beside what it stands for")
     dataset: DatasetName | str = Field("mnist-sample", description="data set: a name, or module:function of yours")
@@ -125,9 +154,13 @@ class Spec(Training):
     )
     nodes: int = Field(20, description="all nodes, n", ge=2)
     byzantine: int = Field(4, description="how many of them are hostile, b", ge=0)
-    pull: Planned = Field(None, description="peers pulled per node and round, s", ge=1)
-    b_hat: Planned = Field(None, description="hostile answers that a round survives", ge=0)
-    confidence: float = Field(0.99, description="probability of the plan, over all nodes and rounds", gt=0, lt=1)
+    pull: Planned = Field(
+        None, description="peers pulled per node and round, s", ge=1, examples=["a whole number from 1 on, or plan"]
+    )
+    b_hat: Planned = Field(
+        None, description="hostile answers that a round survives", ge=0, examples=["a whole number from 0 on, or plan"]
+    )
+    confidence: float = Field(CONFIDENCE, description="probability of the plan, over all nodes and rounds", gt=0, lt=1)
     max_fraction: Annotated[float | None, Identity.LATER] = Field(
         None,
         description="largest hostile share b_hat/(pull+1) of a planned pull (unset: 1/3 where that can be)",
@@ -139,12 +172,10 @@ class Spec(Training):
     graph: Literal["random", "honest-first"] = Field("random", description="how a fixed graph is built")
     placement: Literal["random", "adversarial"] = Field("random", description="where hostile nodes sit on a graph")
     attack: str = Field("alie", description="what hostile nodes send")
-    attack_params: Parameters = Field({}, description="its parameters, such as z=1.5 or targeting=most-exposed")
-    optimizer: Annotated[Literal["momentum", "sgd", "adam", "adamw", "own"], Identity.LATER] = Field(
-        "momentum", description="the local step: the paper's momentum, or torch's of that name"
-    )
-    optimizer_params: Annotated[Parameters, Identity.LATER] = Field(
-        {}, description="its parameters, such as eps=1e-6 (sgd, adam, adamw)"
+    attack_params: Parameters = Field(
+        {},
+        description="its parameters, such as z=1.5 or targeting=most-exposed",
+        examples=['z=1.5 or JSON such as {"z": 1.5}'],
     )
     outer: Annotated[Literal["none", "nesterov"], Identity.LATER] = Field(
         "none", description="a step after the aggregation, for many local steps"
@@ -161,6 +192,24 @@ class Spec(Training):
         False, description="each hostile node sends the same vector to all who pull it"
     )
     wire: Annotated[WireName, Identity.LATER] = Field("float32", description="what a pulled model is made of")
+    memory: Annotated[int, Identity.LATER] = Field(
+        1, description="rounds whose answers a node aggregates; older ones move along with it", ge=1
+    )
+    asynchronous: Annotated[bool, Identity.LATER] = Field(
+        False, description="nodes publish, pull and aggregate without waiting for each other"
+    )
+    speeds: Annotated[str, Identity.LATER, BeforeValidator(joined)] = Field(
+        "equal", description="how slow nodes are: equal, lognormal:0.3, stragglers:0.1,10, joined by +, or a list"
+    )
+    jitter: Annotated[float, Identity.LATER] = Field(
+        0.0, description="how unequal a node's local phases are: sigma of a lognormal factor", ge=0
+    )
+    latency: Annotated[float, Identity.LATER] = Field(
+        0.1, description="the way of a message, in units of the median local phase", gt=0
+    )
+    max_age: Annotated[float | None, Identity.LATER] = Field(
+        None, description="an answer older than so many rounds of virtual time is a no-show", gt=0
+    )
     max_grad_norm: Annotated[float | None, Identity.LATER] = Field(
         None, description="gradients of single examples are clipped to this norm", gt=0
     )
@@ -178,12 +227,25 @@ class Spec(Training):
     )
     seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
-        None, description="several runs, such as 0-4 or 0,1,7; with intervals"
+        None,
+        description="several runs, such as 0-4 or 0,1,7; with intervals",
+        examples=["0-4 or 0,1,7, each seed once"],
     )
     checkpoint_every: Annotated[int, Identity.NEVER] = Field(
         20, description="rounds between checkpoints; 0: only when interrupted", ge=0
     )
-    device: Annotated[Literal["cpu", "cuda"], Identity.LATER] = Field("cpu", description="where gradients are computed")
+    backend: Annotated[Literal["auto", "numba", "torch", "plain"], Identity.LATER] = Field(
+        "auto", description="who computes: numba (cpu), torch (any device), plain NumPy; auto: numba, torch off the cpu"
+    )
+    device: Annotated[str, Identity.LATER] = Field(
+        "cpu",
+        description="where models and data live: cpu, cuda, cuda:1, mps",
+        pattern=r"^(cpu|cuda(:\d+)?|mps)$",
+        examples=["cpu, cuda, cuda:1 (the second of several) or mps"],
+    )
+    precision: Annotated[Literal["float32", "bfloat16"], Identity.LATER] = Field(
+        "float32", description="of local steps within the network; models, momenta and exchange stay float32"
+    )
     threads: Annotated[int | None, Identity.NEVER] = Field(None, description="threads (unset: as many as cores)", ge=1)
     workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
     engine: Annotated[Literal["local", "ray"], Identity.NEVER] = Field("local", description="who starts the workers")
@@ -210,16 +272,27 @@ class Spec(Training):
     def _fit(self) -> Self:
         """Parameters of something that was not chosen would be left out without a word."""
         given = self.model_fields_set
-        if self.optimizer == "momentum" and self.optimizer_params:
-            raise ValueError(
-                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only one"
-            )
         changed = [
             key for key in ("outer_lr", "outer_momentum") if getattr(self, key) != type(self).model_fields[key].default
         ]
+        if self.precision == "bfloat16" and self.max_grad_norm is not None:
+            raise ValueError("precision 'bfloat16' does not go with max_grad_norm: the nearest is 'float32'")
         if self.outer == "none" and changed and given:
             raise ValueError(f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none")
         return self
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that make this what it is: of the backend where it is not numba, of the device its class.
+
+        >>> sorted(Spec(device="cuda:1", backend="torch").identity().items())[4:8:3]
+        [('backend', 'torch'), ('confidence', 0.99)]
+        """
+        values = super().identity()
+        if values.get("backend") == "numba":
+            del values["backend"]
+        if "device" in values:
+            values["device"] = self.device.partition(":")[0]
+        return values
 
     @model_validator(mode="after")
     def _minority(self) -> Self:

@@ -239,7 +239,16 @@ SOURCES = {
         _find_femnist, (), f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}"
     ),
     "heart-disease": Source(
-        _find_heart, (), f"{federations.HEART_FOLDER}/processed.{{{','.join(federations.HOSPITALS)}}}.data"
+        _find_heart,
+        tuple(
+            Remote(
+                f"{federations.HEART_FOLDER}/processed.{name}.data",
+                md5,
+                (f"{federations.HEART_URL}processed.{name}.data",),
+            )
+            for name, md5 in federations.HOSPITALS_MD5.items()
+        ),
+        f"{federations.HEART_FOLDER}/processed.{{{','.join(federations.HOSPITALS)}}}.data",
     ),
     "fdu-mtl": Source(_find_reviews, (), federations.REVIEWS),
     "shakespeare": Source(

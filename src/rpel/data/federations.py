@@ -45,7 +45,14 @@ HOSPITALS = {
     "va": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
 }
 """SHA-256 of each hospital's file."""
+HOSPITALS_MD5 = {
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
 HEART_FOLDER = "heart-disease"
+HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 
 _NUMBERS = {0: (54, 9), 3: (132, 18), 4: (247, 52), 7: (150, 23), 9: (1.0, 1.2), 11: (0.7, 0.9)}
 """Column: the mean and deviation by which it is normalised, round numbers near those of the study of 1989 (age, blood

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rpel import planning
 from rpel.attacks import attack
+from rpel.backend import compiled, plain
 from rpel.config.spec import Spec
-from rpel.kernels import compiled, plain
 from rpel.rules import rule
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import resolve

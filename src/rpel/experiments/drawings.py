@@ -18,7 +18,7 @@ from rpel.config.spec import Spec
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
 from rpel.graphs import Graph
 from rpel.runs.record import Run, interval
-from rpel.simulation.methods import build_network, resolve
+from rpel.simulation.methods import resolve
 from rpel.types import Scale
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def baseline(spec: Spec) -> Baseline:
     225
     """
     resolved = resolve(spec.replace(method="cs-plus", rule=None))
-    _, roster, graph = build_network(resolved)
+    _, roster, graph = resolved.network
     assert graph is not None
     return Baseline(resolved, graph, roster.hostile(1), resolved.b_hat)
 

@@ -29,7 +29,7 @@ from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run, Table
 from rpel.simulation.callbacks import Progress
-from rpel.simulation.inputs import Download, Inputs, Objects, gather
+from rpel.simulation.inputs import Download, Inputs, Objects, gather, loader
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import folder_name, placed, run
 from rpel.text import count
@@ -225,7 +225,7 @@ class Datasets:
     def take(self, spec: Spec) -> Inputs:
         if spec.dataset not in self.held and spec.dataset not in self.missing:
             try:
-                self.held[spec.dataset] = gather(spec, Objects(), self.download)
+                self.held[spec.dataset] = gather(spec, Objects(), loader(self.download))
             except (ValueError, OSError) as error:
                 self.missing[spec.dataset] = str(error)
         if spec.dataset in self.missing:

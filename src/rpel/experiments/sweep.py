@@ -23,14 +23,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from rpel.config.spec import TO_ALL, Spec, load, to_toml
+from rpel.config.spec import TO_ALL, Spec, load, load_folder, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
 from rpel.processes import Stop, cores, start
 from rpel.runs.columns import Role, names
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Table
+from rpel.runs.record import Run, Table
 from rpel.simulation.cluster import Task
 from rpel.text import value_text
 
@@ -181,6 +181,14 @@ class CellRun:
     seconds: float = 0.0
     reused: bool = False
     log: Path | None = None
+
+    @property
+    def end(self) -> Run | str:
+        """The run of a cell with one seed; where there is none, why."""
+        if self.result is None:
+            return self.error or self.status
+        path = Path(self.result["path"])
+        return Run(load_folder(path), path, reused=self.reused)
 
     @property
     def last_line(self) -> str:

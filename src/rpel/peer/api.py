@@ -10,11 +10,13 @@ from typing import Any, Self
 from torch import nn
 
 from rpel.config.peer import Config
-from rpel.peer.identity import Standing
-from rpel.peer.learner import TaskLearner, TorchLearner, task_learner
-from rpel.peer.node import Node, Progress, Round
-from rpel.peer.wire import Signature
+from rpel.peer.core.wire import Signature
+from rpel.peer.io.learner import TaskLearner, TorchLearner, task_learner
+from rpel.peer.io.node import Node, Progress, Round
+from rpel.peer.io.private import Private, private
+from rpel.peer.io.snapshot import Snapshot
 from rpel.processes import Stop
+from rpel.tasks import Objective
 
 __all__ = ["Peer", "Round", "learner_of", "run"]
 
@@ -30,12 +32,13 @@ class Peer:
 
     At the top of the loop the model holds the last round's aggregate; at its end what the step made of it is published,
     the other members' models are pulled, and the robust aggregate is loaded back. Leaving the loop, or an exception in
-    it, publishes nothing for that round. A script that is started again goes on where it stopped.
+    it, publishes nothing for that round. A script that is started again goes on where it stopped. After the last round
+    the loop ends when the other members have ended theirs, or one period later: until then they may need its model.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read and check peer.toml and all it names; the network begins with the ``with`` block."""
-        self._node = Node(Config.load(os.fspath(path)))
+        self._node = Node(Config.load(os.fspath(path)), linger=1.0)
 
     def __enter__(self) -> Self:
         self._node.__enter__()
@@ -54,6 +57,12 @@ class Peer:
         up with the others. A round has ``number``, and of the round before it ``outcome`` ("aggregated", "local_only"
         or "caught_up"; None if there is none), ``asked``, ``received`` and ``trim``.
         """
+        said = self._node.config.noise_multiplier, self._node.config.target_epsilon
+        if any(value is not None for value in said):
+            raise ValueError(
+                "peer.toml asks for noise, which a training loop of your own has to add itself: leave it out there "
+                "(docs/privacy.md says how)"
+            )
         return self._node.live(TorchLearner(model, state, self._node.signature))
 
     @property
@@ -83,7 +92,8 @@ def run(path: Path, progress: Progress | None = None, force: bool = False) -> di
         with suppress(ValueError):  # no round ended here
             last = node.export(node.model_path)
     else:
-        learner = learner_of(node.config, node.standing, node.signature)
+        learner = learner_of(node.config, node.now, node.signature)
+        node.service.budget = learner.budget
         with Stop(at_once=True), node:
             for _ in node.live(learner):
                 pass
@@ -92,10 +102,15 @@ def run(path: Path, progress: Progress | None = None, force: bool = False) -> di
     return node.summary() | {"over": over, "model": model, "model_round": last}
 
 
-def learner_of(config: Config, standing: Standing, signature: Signature) -> TaskLearner:
+def learner_of(config: Config, now: Snapshot, signature: Signature) -> TaskLearner:
     """The learner of the task that a peer.toml names."""
-    m = standing.membership
+    m = now.membership
+
+    def make_private(task: Objective) -> Private | None:
+        return private(config, m.hyperparameters, task, now.me, m.rounds, m.local_steps)
+
     return task_learner(
-        config.task, index=standing.me, nodes=m.nodes, run=m.run, hyperparameters=m.hyperparameters,
-        local_steps=m.local_steps, signature=signature, data=config.data, folder=config.task_dir,
+        config.task, index=now.me, nodes=m.nodes, run=m.run, hyperparameters=m.hyperparameters,
+        local_steps=m.local_steps, signature=signature, rounds=m.rounds, data=config.data, folder=config.task_dir,
+        make_private=make_private,
     )  # fmt: skip

@@ -11,9 +11,11 @@ the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemma), `pl
 from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
 from rpel.planning.planner import Choice, Method, Plan, comfortable, draw, mis_specified, plan, theorem
+from rpel.planning.traffic import PULLS, pullers, shortest_period
 from rpel.planning.windows import window_probability, window_quantile
 
 __all__ = [
+    "PULLS",
     "Choice",
     "Method",
     "Plan",
@@ -23,7 +25,9 @@ __all__ = [
     "max_byzantine_cdf",
     "mis_specified",
     "plan",
+    "pullers",
     "quantiles",
+    "shortest_period",
     "simulate_max",
     "theorem",
     "window_probability",

@@ -6,7 +6,6 @@ import numpy as np
 
 from rpel import hypergeometric, theory
 from rpel.planning.law import Question
-from rpel.randomness import stream
 
 
 def simulate_max(
@@ -21,6 +20,8 @@ def simulate_max(
     [6, 6, 6, 6, 7]
     """
     low, pmf = hypergeometric.pmf(nodes - 1, byzantine, pull)
+    from rpel.randomness import stream  # NumPy's generators take a while to load, and only a simulation draws
+
     coins = stream(seed, ("plan", pull))
     counts = coins.multinomial((nodes - byzantine) * rounds, pmf[::-1], size=simulations)
     return [low + len(pmf) - 1 - int(np.argmax(row > 0)) for row in counts]

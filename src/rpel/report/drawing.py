@@ -7,10 +7,10 @@ script hides and shows.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from rpel.plots import COLOURS, canvas, stamp
@@ -93,12 +93,12 @@ def _range(chart: Chart) -> tuple[float, float]:
     return low, high if high > low else low + 1
 
 
-def draw(chart: Chart, metric: str) -> str:
+def draw(chart: Chart, metric: str) -> Markup:
     """One metric of a panel as an SVG element."""
     across, up = axes(chart, metric)
     curves = "".join(_curve(k, group, metric, across, up) for k, group in enumerate(chart.groups))
     title = escape(f"{chart.stamp} {chart.title}: {_named(chart, metric)} against rounds".lstrip())
-    return (
+    return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
         f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
         f"{_grid(across, up)}{_stamp(chart.stamp)}{curves}"
@@ -164,9 +164,9 @@ def _points(places: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
-def swatch(k: int) -> str:
+def swatch(k: int) -> Markup:
     """The sign of a curve in a legend."""
-    return f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">{_sign(k)}</svg>'
+    return Markup(f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">{_sign(k)}</svg>')
 
 
 def _sign(k: int) -> str:
@@ -188,7 +188,7 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
+def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> Markup:
     """(label, x, y) as labelled points, y from 0 to 1; labels of points at one place stand one below the other."""
     most = max((x for _, x, _ in points), default=1.0) or 1.0
     across, up = Axis(0, nice_step(most / 4) * 5, LEFT, RIGHT), Axis(0, 1, BOTTOM, TOP)
@@ -201,7 +201,7 @@ def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> str:
             f'<g class="c{k % len(COLOURS)}"><title>{escape(label)}: {y:.4f}, {x:,.4g} {escape(xlabel)}</title>'
             f'{_mark(k, "mean", left, top)}<text class="label" {side} y="{below + 4:.1f}">{escape(label)}</text></g>'
         )
-    return (
+    return Markup(
         f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against {escape(xlabel)}">'
         f"{_grid(across, up, xlabel)}{''.join(marks)}</svg>"
     )
@@ -266,7 +266,7 @@ def png_figure(chart: Chart, metric: str) -> "Figure":
     return figure
 
 
-def histogram(counts: Sequence[int], b_hat: int) -> str:
+def histogram(counts: Sequence[int], b_hat: int) -> Markup:
     """How often an honest node met so many hostile peers in a round, and the b_hat that was planned for."""
     bars, step, height = bins(counts, b_hat), 26, 70
     most = max((count for *_, count in bars), default=1) or 1
@@ -282,7 +282,7 @@ def histogram(counts: Sequence[int], b_hat: int) -> str:
     edge = sum(first <= b_hat for first, _, _ in bars) * step
     parts.append(f'<line class="limit" x1="{edge}" x2="{edge}" y1="0" y2="{height}"/>')
     wide = len(bars) * step + 2
-    return (
+    return Markup(
         f'<svg class="histogram" viewBox="0 0 {wide} {height + 18}" style="max-width:{wide}px" role="img" '
         f'aria-label="hostile peers met by a node in a round">{"".join(parts)}</svg>'
     )
@@ -317,31 +317,15 @@ class HeatCell:
     hover: str
     missing: str = "no result"
 
+    @property
+    def colour(self) -> str:
+        """Of the cell."""
+        return shade(self.value or 0.0)
 
-def heat_map(
-    name: str, corner: str, rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[HeatCell]]
-) -> str:
-    """The table; cells row by row."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(one)}</button></th>' for one in columns)
-    body = "".join(
-        f'<tr><th scope="row"><button type="button">{escape(label)}</button></th>{"".join(map(_heat_cell, line))}</tr>'
-        for label, line in zip(rows, cells, strict=True)
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(corner)}">'
-        f'<table class="heat" id="{name}"><thead><tr><th scope="col">{escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _heat_cell(cell: HeatCell) -> str:
-    hover = f' title="{escape(cell.hover)}"'
-    if cell.value is None:
-        return f'<td class="unable" data-key=""{hover}>{escape(cell.missing)}</td>'
-    colour = shade(cell.value)
-    ink = "#000000" if _brightness(colour) > 0.4 else "#ffffff"
-    style = f"background:{colour};color:{ink}"
-    return f'<td style="{style}" data-key="{cell.value!r}"{hover}>{cell.value:.3f}</td>'
+    @property
+    def ink(self) -> str:
+        """Of the number in it."""
+        return "#000000" if _brightness(self.colour) > 0.4 else "#ffffff"
 
 
 def shade(value: float) -> str:

@@ -6,11 +6,11 @@ NumPy arrays, torch tensors, and lists of arrays, of tensors or of state_dicts. 
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from rpel.kernels.backend import Backend, backend
+from rpel.backend.base import Backend, backend
 from rpel.types import Integers
 
 Array = Any
@@ -22,13 +22,16 @@ def is_tensor(x: Array) -> bool:
     return hasattr(x, "detach")
 
 
-def kernels_for(table: Array) -> Backend:
-    """Compiled kernels for NumPy arrays, tensor kernels for torch tensors (those left on another device)."""
-    if is_tensor(table):
-        from rpel.kernels import tensor
+def is_numeric(x: Array) -> bool:
+    """Whether an array or a tensor holds whole numbers or floats."""
+    if is_tensor(x):
+        return not x.is_complex() and str(x.dtype) != "torch.bool"
+    return bool(x.dtype.kind in "fiu")
 
-        return cast(Backend, tensor)
-    return backend("numba")
+
+def kernels_for(table: Array) -> Backend:
+    """Compiled kernels for NumPy arrays, torch's for tensors (those left on another device)."""
+    return backend("torch", str(table.device)) if is_tensor(table) else backend("numba")
 
 
 def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
@@ -75,15 +78,6 @@ def delivered(result: Array, out: Array | None, place: Array | None, back: Calla
     return out
 
 
-def lend(array: Any, table: Array) -> Array:
-    """A NumPy array where the table is: itself, or a tensor on the table's device."""
-    if not is_tensor(table):
-        return array
-    import torch
-
-    return torch.as_tensor(array, device=table.device)
-
-
 def host(x: Array) -> Any:
     """A small result of the kernels as a NumPy array."""
     return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
@@ -110,16 +104,17 @@ def as_table(x: Array, name: str) -> tuple[Array, Integers]:
     return x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
 
 
-def check_index(name: str, table: Array, index: Array) -> Integers:
-    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
+def check_index(name: str, table: Array, index: Array, more: int = 0) -> Integers:
+    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table or of ``more`` behind it."""
     rows = host(index)
     if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
     if rows.dtype.kind not in "iu":
         raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
-        raise ValueError(f"{name}: index entries lie between −1 and {len(table) - 1}, not {rows.min()} to {rows.max()}")
+    if rows.size and (rows.max() >= len(table) + more or rows.min() < -1):
+        last = len(table) + more - 1
+        raise ValueError(f"{name}: index entries lie between −1 and {last}, not {rows.min()} to {rows.max()}")
     absent = rows < 0
     if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
         raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels.backend import Backend
+from rpel.backend.base import Backend
 from rpel.randomness import Purpose, draws
 from rpel.rules.arrays import (
     Array,
@@ -33,8 +33,8 @@ from rpel.rules.arrays import (
     delivered,
     empty_like,
     host,
+    is_tensor,
     kernels_for,
-    lend,
     stacked,
     to_kernels,
     writable,
@@ -90,7 +90,7 @@ class Group:
 
     def finite_rows(self) -> NDArray[np.bool_]:
         """(n + 1,) True for rows of the table without a non-finite entry, False at the end, where −1 looks it up."""
-        return np.append(host(self.kernels.finite_rows(self.table)) if self.finite is None else self.finite, False)
+        return np.append(self.kernels.finite_rows(self.table) if self.finite is None else self.finite, False)
 
     def pieces(self, each: int, share: int) -> "Iterator[Group]":
         """Groups of so few victims, of ``each`` bytes, that they take 1/share of the table (one victim at least)."""
@@ -108,30 +108,21 @@ class Group:
     def m(self) -> int:
         return int(self.index.shape[1])
 
-    def lend(self, array: Any) -> Array:
-        """A small array where the table is."""
-        return lend(array, self.table)
-
-    @property
-    def rows(self) -> Array:
-        """The index, where the table is."""
-        return self.lend(self.index)
-
     def pairwise(self) -> Floats:
         """(h, m, m) squared distances among each victim's vectors, on the host."""
-        return np.asarray(host(self.kernels.squared_distances(self.table, self.rows)))
+        return np.asarray(self.kernels.squared_distances(self.table, self.index))
 
     def nearest(self, k: int) -> Integers:
         """(h, m, k) the columns nearest to each of a victim's vectors, itself included."""
-        return np.asarray(host(self.kernels.nearest(self.kernels.squared_distances(self.table, self.rows), k)))
+        return np.asarray(self.kernels.nearest(self.kernels.squared_distances(self.table, self.index), k))
 
     def to(self, column: int) -> Floats:
         """(h, m) squared distances to the vector in the given column."""
-        return self.to_origin(self.lend(self.index[:, column].copy()))
+        return self.to_origin(self.index[:, column].copy())
 
     def to_origin(self, origin: Any) -> Floats:
         """(h, m) squared distances to zero (None), a point, or a point or row for every victim."""
-        return np.asarray(host(self.kernels.distances_to(self.table, self.rows, origin)))
+        return np.asarray(self.kernels.distances_to(self.table, self.index, origin))
 
     def norms(self) -> Floats:
         """(h, m) Euclidean norms."""
@@ -139,11 +130,11 @@ class Group:
 
     def combine(self, weights: Floats, out: Array | None = None) -> Array:
         """(h, d) Σ_j weights[i, j] · x_j."""
-        return self.kernels.combine(self.table, self.rows, self.lend(weights), out=out)
+        return self.kernels.combine(self.table, self.index, weights, out=out)
 
     def coordinatewise(self, operation: str, f: int, out: Array | None = None) -> Array:
         """(h, d) the operation on every coordinate's values."""
-        return self.kernels.coordinatewise(self.table, self.rows, operation, f, out=out)
+        return self.kernels.coordinatewise(self.table, self.index, operation, f, out=out)
 
 
 @dataclass(frozen=True)
@@ -301,8 +292,9 @@ class Rule(Stage, ABC):
         kernels on other devices.
         """
         rule = self if f is None else self.with_f(f)
-        table, back = to_kernels(table, self.name)
-        rows = check_index(self.name, table, index)
+        given = kernels is not None and is_tensor(table)  # it takes them as they are
+        table, back = (table, lambda result: result) if given else to_kernels(table, self.name)
+        rows = check_index(self.name, table, index, more=getattr(kernels, "more", 0))
         group = Group(
             kernels or kernels_for(table),
             table,
@@ -314,7 +306,7 @@ class Rule(Stage, ABC):
             weights=weights,
             hostile=hostile,
         )
-        place = writable(out)
+        place = out if given else writable(out)
         return delivered(rule.compute(group, place), out, place, back)
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -338,11 +330,21 @@ class Rule(Stage, ABC):
             asked = replace(asked, index=np.concatenate([index[:, own], np.delete(index, own, axis=1)], axis=1))
         groups = list(self._groups(asked))
         if len(groups) == 1:
-            return self.run(groups[0], out=out)
+            return self._here(self.run(groups[0], out=out), groups[0], out)
         result = empty_like(asked.table, len(asked.index)) if out is None else out
         for group in groups:
-            _scatter(self.run, group, result)
+            _scatter(self, group, result)
         return result
+
+    def _here(self, found: Array, group: Group, out: Array | None = None) -> Array:
+        """What :meth:`run` gave; what is no tensor where the table is one has come through the host."""
+        if not is_tensor(group.table) or is_tensor(found):
+            return found
+        group.kernels.crossed(f"rule {self.name}", int(found.nbytes))
+        if out is None:
+            return group.kernels.array(found).to(group.table.dtype)
+        out[:] = group.kernels.array(found)
+        return out
 
     def _groups(self, asked: Group) -> Iterator[Group]:
         """Victims with equally many present and equally many non-finite vectors, their scratch 4 % of the table."""
@@ -387,10 +389,11 @@ class Mixing(Protocol):
         """(h·m′, d) the mixed rows of every victim, one after another."""
 
 
-def _scatter(run: Callable[..., Array], group: Group, result: Array) -> None:
+def _scatter(rule: Rule, group: Group, result: Array) -> None:
     """Write a group's results to its victims' rows; in place where those rows lie together."""
     first, count = int(group.victims[0]), len(group.victims)
     if int(group.victims[-1]) - first + 1 == count:
-        run(group, out=result[first : first + count])
+        out = result[first : first + count]
+        rule._here(rule.run(group, out=out), group, out)
     else:
-        result[group.victims] = run(group)
+        group.kernels.put(result, group.victims, rule._here(rule.run(group), group))

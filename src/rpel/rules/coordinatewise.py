@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import theory
-from rpel.kernels import compiled
+from rpel.backend import compiled
 from rpel.rules.arrays import Array, as_table, host, is_tensor, kernels_for, stacked, to_kernels
 from rpel.rules.base import Group, Mixing, Rule, Stage
 from rpel.rules.linear import krum_scores
@@ -33,8 +33,8 @@ class Coordinatewise(Rule):
 
     def run_mixed(self, group: Group, before: Mixing, out: Array | None = None) -> Array:
         near = before.nearest
-        mix = near(group.m, group.f) if near else group.lend(before.mix(group))
-        return group.kernels.coordinatewise(group.table, group.rows, self.operation, group.f, mix=mix, out=out)
+        mix = near(group.m, group.f) if near else before.mix(group)
+        return group.kernels.coordinatewise(group.table, group.index, self.operation, group.f, mix=mix, out=out)
 
     def scratch(self, m: int) -> int:
         return 0
@@ -149,7 +149,7 @@ class PreAggregation(Stage):
         *batch, m, d = x.shape
         table, index = as_table(x, self.name)
         group = Group(kernels_for(x), table, index, self.f or 0, np.arange(len(index)))
-        finite = host(group.kernels.finite_rows(table)).reshape(index.shape)
+        finite = np.asarray(group.kernels.finite_rows(table)).reshape(index.shape)
         if finite.all():
             self.check(m, group.f)
             return back(self.mixed(group).reshape(*batch, -1, d))
@@ -167,7 +167,7 @@ class PreAggregation(Stage):
         f = max(0, group.f - len(bad))
         self.check(len(good), f)
         mixed = host(self.mixed(replace(group, index=rows[None, good], f=f, victims=group.victims[i : i + 1])))
-        through = host(group.table[rows[bad]])
+        through = host(group.kernels.take(group.table, rows[bad]))
         if len(mixed) != len(good):
             return np.concatenate([mixed, through])
         whole = np.empty((len(rows), mixed.shape[1]), mixed.dtype)

@@ -288,7 +288,7 @@ class Balance(Rule):
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         at = group.context
-        within = self.gamma * np.exp(-self.decay * at.round / at.rounds)
+        within = self.gamma * np.exp(-self.decay * (at.round & 0xFFFFFFFF) / at.rounds)
         kept = np.sqrt(group.to(0)) <= within * group.norms()[:, :1]
         kept[:, 0] = False
         count = kept.sum(axis=1, keepdims=True)

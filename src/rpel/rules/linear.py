@@ -13,7 +13,7 @@ import numpy as np
 
 from rpel import theory
 from rpel.randomness import stream
-from rpel.rules.arrays import Array, empty_like, host, is_tensor
+from rpel.rules.arrays import Array, empty_like, host
 from rpel.rules.base import Group, Rule
 from rpel.types import Floats, Integers
 
@@ -255,23 +255,17 @@ class DivideAndConquer(Rule):
         step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
         for start in range(0, len(group.index), step):
             piece = slice(start, start + step)
-            x = self._sample(group, piece, k, d)
-            x -= x[:, :1].copy()  # around the own vector first: a mean of forged ones may be huge
-            x /= np.maximum(np.abs(x).max(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
-            x -= x.mean(axis=1, keepdims=True)
-            along = np.linalg.eigh(x @ x.transpose(0, 2, 1))[1][:, :, -1] ** 2  # of the Gram matrix: ∝ ⟨x_j − μ, v⟩²
+            along = group.kernels.top_direction(group.table, group.index[piece], self._columns(group, piece, k, d))
             found.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
         return np.concatenate(found)
 
-    def _sample(self, group: Group, piece: slice, k: int, d: int) -> Floats:
-        """(victims, m, q) the vectors on the coordinates of pass k, in float64."""
-        rows = group.lend(group.index[piece])
+    def _columns(self, group: Group, piece: slice, k: int, d: int) -> Integers | None:
+        """(victims, q) the coordinates of pass k; None: all."""
         if d <= self.coordinates:
-            return np.array(host(group.table[rows]), np.float64)
+            return None
         at = group.context
         streams = (stream(at.seed, ("dnc", k), at.round, int(node)) for node in group.nodes[piece])
-        columns = np.array([np.sort(coins.choice(d, self.coordinates, replace=False)) for coins in streams])
-        return np.array(host(group.table[rows[:, :, None], group.lend(columns)[:, None, :]]), np.float64)
+        return np.array([np.sort(coins.choice(d, self.coordinates, replace=False)) for coins in streams])
 
 
 def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
@@ -314,7 +308,7 @@ class Iterated(Rule):
         mine, rest = np.zeros(group.index.shape), np.ones(len(group.index))  # z = rest · start + Σ mine_j x_j
         given = not isinstance(self.start, str)
         if given or self.start == "zero":
-            z[:] = self.start if given else 0.0
+            z[:] = group.kernels.array(self.start) if given else 0.0
         elif self.start == "median":
             group.coordinatewise("median", 0, out=z)
         else:  # its own vector, which is one of the m
@@ -331,7 +325,7 @@ class Iterated(Rule):
             shift, mine = np.abs(after - mine).max(axis=1), after
             group.combine(mine, z)
             if given and rest.any():
-                z += (z.new_tensor(rest) if is_tensor(z) else rest.astype(z.dtype))[:, None] * self.start
+                group.kernels.add_scaled(z, rest, group.kernels.array(self.start))
             if self.tol is not None:
                 moving &= shift > self.tol
                 if not moving.any():

@@ -12,7 +12,7 @@ import numpy as np
 from rpel import plugins
 from rpel.errors import nearest
 from rpel.rules import coordinatewise, graph, linear
-from rpel.rules.arrays import Array, empty_like, host
+from rpel.rules.arrays import Array, empty_like
 from rpel.rules.base import Group, Rule, Stage
 from rpel.rules.coordinatewise import Chain, PreAggregation
 
@@ -94,8 +94,9 @@ class FunctionRule(Rule):
         _say_slow(self.name)
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
         result = empty_like(group.table, len(group.index)) if out is None else out
+        group.kernels.crossed(f"rule {self.name}", (group.index.size + len(group.index)) * _row_bytes(group.table))
         for i, rows in enumerate(group.index):
-            found = self.function(np.array(host(group.table[group.lend(rows)])), **given)
+            found = self.function(np.array(group.kernels.host(group.kernels.take(group.table, rows))), **given)
             vector = np.asarray(None if isinstance(found, Stage) else found)
             if vector.shape != (result.shape[1],):
                 what = f"{found.name}, a rule" if isinstance(found, Stage) else str(vector.shape)
@@ -103,8 +104,12 @@ class FunctionRule(Rule):
                     f"rule {self.name} must give a vector ({result.shape[1]},), not {what} "
                     "(a function that makes a rule is given all it needs by keyword)"
                 )
-            result[i] = group.lend(vector)
+            result[i] = group.kernels.array(vector)
         return result
+
+
+def _row_bytes(table: Array) -> int:
+    return int(table.shape[1]) * int(table.dtype.itemsize)
 
 
 @cache

@@ -135,6 +135,8 @@ def certificate(
 ) -> Certificate:
     """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
 
+    Where nodes do not aggregate once a round, counts are (T, k, h), −1 where there was no aggregation.
+
     ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
     what was handed over from Python; ``metrics``, names of the task's, with whether more is better; ``privacy`` is
     what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
@@ -144,18 +146,20 @@ def certificate(
     >>> found["held"], found["violations"], found["histogram"]
     (False, [{'round': 2, 'node': 4, 'count': 3}], [1, 2, 0, 1])
     """
-    rounds, nodes = np.nonzero(counts > b_hat)
+    places = np.argwhere(counts > b_hat)
+    rounds = places[:, 0]
     listed = [
-        {"round": t + 1, "node": int(honest(t + 1)[i]), "count": int(counts[t, i])}
-        for t, i in zip(rounds[:_LISTED].tolist(), nodes[:_LISTED].tolist(), strict=True)
+        {"round": t + 1, "node": int(honest(t + 1)[at[-1]]), "count": int(counts[(t, *at)])}
+        for t, *at in places[:_LISTED].tolist()
     ]
     return Certificate({
         "plan": dict(plan),
         "guarantee": guarantee.value,
         "held": not len(rounds),
-        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("pull", 0)), b_hat))},
+        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("window", plan.get("pull", 0))), b_hat))},
+        "aggregations": int((counts >= 0).sum()),
         "max_observed": int(counts.max(initial=0)),
-        "histogram": np.bincount(counts.ravel()).tolist() if counts.size else [],
+        "histogram": np.bincount(counts[counts >= 0]).tolist() if counts.size else [],
         "violations": listed,
         "violations_total": len(rounds),
         "seed": seed,

@@ -82,7 +82,7 @@ DECLARED = (
     Column("messages", "models sent", _ALL, _COST, -1, ",.0f"),
     Column("bytes", "their size", _ALL, _COST, -1, ",.0f"),
     Column(
-        "byzantine_max", "the most hostile peers any honest node met in this round", _ALL, _DETAIL, -1, "d",
+        "byzantine_max", "the most hostile peers any honest node met in this round (or window)", _ALL, _DETAIL, -1, "d",
         "hostile/byzantine_max",
     ),
     Column("degraded", "honest nodes that could not aggregate", _ALL, _DETAIL, -1, "d", "hostile/degraded"),
@@ -112,7 +112,8 @@ DECLARED = (
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in DECLARED)
 """The names, in the order of a row."""
-_BY_NAME = {column.name: column for column in DECLARED}
+TIME = Column("time", "virtual time, in units of the median local phase; where speeds are given", _SOMETIMES)
+_BY_NAME = {column.name: column for column in (*DECLARED, TIME)}
 
 
 def column(name: str) -> Column:
@@ -135,7 +136,7 @@ def names(*, role: Role | None = None, when: When | None = None) -> tuple[str, .
 
 def measures(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """What these last rows of runs are judged by: accuracies where there are classes, then columns of metrics and such
-    that nobody declared, where all have them, then loss and consensus.
+    that nobody declared, where all have them, then loss and consensus, and epsilon where all are private.
 
     >>> rows = [{"accuracy_mean": None, "loss": 1.0, "metric.mae_mean": 0.5}, {"loss": 2.0, "metric.mae_mean": None}]
     >>> measures(rows)
@@ -146,7 +147,8 @@ def measures(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     classes = [key for key in declared if key.startswith("accuracy") and any(row.get(key) is not None for row in last)]
     each = [{key for key, value in row.items() if value is not None or key.startswith(METRIC)} for row in last]
     others = [key for key in (last[0] if last else ()) if key not in _BY_NAME and all(key in found for found in each)]
-    return (*classes, *others, *(key for key in declared if not key.startswith("accuracy")))
+    spent = ("epsilon",) if last and all(row.get("epsilon") is not None for row in last) else ()
+    return (*classes, *others, *(key for key in declared if not key.startswith("accuracy")), *spent)
 
 
 def headline(rows: Sequence[Row]) -> str:

@@ -60,7 +60,7 @@ def is_by_row(key: str) -> bool:
     >>> [is_by_row(key) for key in ("x", "local.momentum", "network.past", "record.counts")]
     [True, True, False, False]
     """
-    return key == "x" or key.startswith(("local.", "outer.", "chosen"))
+    return key == "x" or key.startswith(("local.", "outer.", "chosen", "network.rows."))
 
 
 class RunFolder:

@@ -63,7 +63,39 @@ def _spent(runs: "Sequence[Run]") -> dict[str, Any]:
     return {"privacy": max(said, key=lambda one: one["epsilon"])} if said else {}
 
 
-class Run:
+class Finished:
+    """What one run and several seeds of it share: a table of rounds, whose last row is what it came to."""
+
+    @property
+    def history(self) -> "Table":
+        raise NotImplementedError
+
+    def total(self, column: str) -> float:
+        """A column's sum over all rounds."""
+        raise NotImplementedError
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last round's row: full test set, nothing missing."""
+        return self.history.rows()[-1]
+
+    @property
+    def accuracy_mean(self) -> float:
+        """Mean accuracy over the honest nodes after the last round, and over the seeds."""
+        return _float(self.final["accuracy_mean"])
+
+    @property
+    def accuracy_worst(self) -> float:
+        """Accuracy of the worst honest node after the last round, mean over the seeds."""
+        return _float(self.final["accuracy_worst"])
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds and evaluations."""
+        return self.total("seconds")
+
+
+class Run(Finished):
     """A finished run, in its folder or in memory; what lies on disk is read when it is first asked for.
 
     history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
@@ -195,11 +227,6 @@ class Run:
 
     # --- what it ended with ---
 
-    @property
-    def final(self) -> dict[str, Any]:
-        """The last round's row: full test set, nothing missing."""
-        return self.history.rows()[-1]
-
     def end(self, column: str) -> float:
         """A column after the last round; infinite where it overflowed."""
         return _infinite(self.final[column])
@@ -207,16 +234,6 @@ class Run:
     def total(self, column: str) -> float:
         """A column's sum over all rounds."""
         return float(sum(row[column] for row in self.history))
-
-    @property
-    def accuracy_mean(self) -> float:
-        """Mean accuracy over the honest nodes after the last round."""
-        return _float(self.final["accuracy_mean"])
-
-    @property
-    def accuracy_worst(self) -> float:
-        """Accuracy of the worst honest node after the last round."""
-        return _float(self.final["accuracy_worst"])
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -232,11 +249,6 @@ class Run:
     def more_is_better(self) -> bool:
         """Whether more of :attr:`measure` is better."""
         return bool(self.certificate.get("metrics", {}).get(self.measure, True))
-
-    @property
-    def seconds(self) -> float:
-        """Time spent in rounds and evaluations."""
-        return self.total("seconds")
 
     @property
     def survival(self) -> Survival:
@@ -388,7 +400,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class RunSet:
+class RunSet(Finished):
     """Several seeds of one setting: ``runs`` one by one; history, accuracies and certificate over all of them.
 
     label  tells it from the others of a chart
@@ -486,25 +498,6 @@ class RunSet:
     def model(self, node: int) -> "nn.Module":
         """Not of several seeds at once: runs[0].model(node)."""
         raise ValueError(f"there are {len(self.runs)} runs: ask one of them, as in result.runs[0].model({node})")
-
-    @property
-    def final(self) -> dict[str, Any]:
-        """The last row of :attr:`history`."""
-        return self.history.rows()[-1]
-
-    @property
-    def accuracy_mean(self) -> float:
-        """Mean accuracy over the honest nodes after the last round, and over the seeds."""
-        return _float(self.final["accuracy_mean"])
-
-    @property
-    def accuracy_worst(self) -> float:
-        """Accuracy of the worst honest node after the last round, mean over the seeds."""
-        return _float(self.final["accuracy_worst"])
-
-    @property
-    def seconds(self) -> float:
-        return self.total("seconds")
 
     def total(self, column: str) -> float:
         """A column's sum over all rounds and seeds."""

@@ -63,6 +63,12 @@ class Fields(TypedDict, total=False):
     roaming: bool
     consistent: bool
     wire: WireName
+    memory: int
+    asynchronous: bool
+    speeds: str | Sequence[float]
+    jitter: float
+    latency: float
+    max_age: float | None
     max_grad_norm: float | None
     noise_multiplier: float | None
     target_epsilon: float | None
@@ -72,7 +78,9 @@ class Fields(TypedDict, total=False):
     eval_every: int
     eval_size: int
     checkpoint_every: int
-    device: Literal["cpu", "cuda"]
+    backend: Literal["auto", "numba", "torch", "plain"]
+    device: str
+    precision: Literal["float32", "bfloat16"]
     threads: int | None
     workers: int
     engine: Literal["local", "ray"]
@@ -81,69 +89,47 @@ class Fields(TypedDict, total=False):
     scale: Scale | Literal["smoke", "short", "full"]
 
 
-@overload
-def simulate(
-    model: str | nn.Module | None = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Loss | None = None,
-    *,
-    metric: Any = None,
-    collate: Any = None,
-    task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
-    problem: Callable[[Problem], Problem] | None = None,
-    seeds: None = None,
-    out: str | Path | None = None,
-    progress: bool | Progress | None = None,
-    force: bool = False,
-    reuse: bool = False,
-    tensorboard: bool = False,
-    **fields: Unpack[Fields],
-) -> Run: ...
+class Options(Fields, total=False):
+    """What a Spec does not hold: objects of Python, and what is done with the run."""
+
+    metric: Any
+    collate: Any
+    task: Task | None
+    callbacks: Sequence[Callback]
+    problem: Callable[[Problem], Problem] | None
+    out: str | Path | None
+    progress: bool | Progress | None
+    force: bool
+    reuse: bool
+    tensorboard: bool
+
+
+_OPTIONS: dict[str, Any] = {
+    "metric": None, "collate": None, "task": None, "callbacks": (), "problem": None, "out": None, "progress": None,
+    "force": False, "reuse": False, "tensorboard": False,
+}  # fmt: skip
+"""The defaults of the options; those of the fields are the Spec's."""
+_Model = str | nn.Module | None
 
 
 @overload
 def simulate(
-    model: str | nn.Module | None = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Loss | None = None,
-    *,
-    metric: Any = None,
-    collate: Any = None,
-    task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
-    problem: Callable[[Problem], Problem] | None = None,
-    seeds: str | Sequence[int],
-    out: str | Path | None = None,
-    progress: bool | Progress | None = None,
-    force: bool = False,
-    reuse: bool = False,
-    tensorboard: bool = False,
-    **fields: Unpack[Fields],
-) -> RunSet: ...
+    model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
+    *, seeds: None = None, **others: Unpack[Options],
+) -> Run: ...  # fmt: skip
+
+
+@overload
+def simulate(
+    model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
+    *, seeds: str | Sequence[int], **others: Unpack[Options],
+) -> RunSet: ...  # fmt: skip
 
 
 def simulate(
-    model: str | nn.Module | None = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Loss | None = None,
-    *,
-    metric: Any = None,
-    collate: Any = None,
-    task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
-    problem: Callable[[Problem], Problem] | None = None,
-    seeds: str | Sequence[int] | None = None,
-    out: str | Path | None = None,
-    progress: bool | Progress | None = None,
-    force: bool = False,
-    reuse: bool = False,
-    tensorboard: bool = False,
-    **fields: Unpack[Fields],
-) -> Run | RunSet:
+    model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
+    *, seeds: str | Sequence[int] | None = None, **others: Unpack[Options],
+) -> Run | RunSet:  # fmt: skip
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
 
     What is trained:
@@ -166,6 +152,9 @@ def simulate(
         Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise, or a function f(view, …) -> rows.
         attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
+        memory: rounds whose answers a node aggregates, c; each round then needs fewer new ones.
+        asynchronous, speeds, jitter, latency, max_age: nodes that do not wait for each other; a row of the history is
+        then a unit of virtual time (column time).
     How it is trained:
         lr (a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)"), momentum, weight_decay, batch_size,
         local_steps, output.
@@ -186,6 +175,8 @@ def simulate(
         reuse=True takes the finished one all the same, also one that other code has made.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
         engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
+        precision: "bfloat16" takes local steps through the network in bfloat16, all else stays float32; `rpel doctor`
+        says whether that is quicker here.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long last
         evaluation.
         tensorboard: copy the metrics for TensorBoard.
@@ -203,16 +194,17 @@ def simulate(
     >>> len(result.history), result.certificate["held"], result.models.shape
     (2, True, (5, 7850))
     """
-    given: dict[str, Any] = {**fields, "seeds": seeds}
-    rule, attack = fields.get("rule"), fields.get("attack", "alie")
+    given: dict[str, Any] = {**_OPTIONS, **others, "seeds": seeds}
+    options = {key: given.pop(key) for key in _OPTIONS}
+    rule, attack, out = given.get("rule"), given.get("attack", "alie"), options["out"]
     code = not isinstance(rule, str | None) or not (isinstance(attack, str) or _is_ours(attack))
-    if task is not None:
-        own = _of_task(task, code, model=model, train=train, test=test, loss=loss, metric=metric, collate=collate)
-        model = task.module
+    objects = {key: options[key] for key in ("metric", "collate")}
+    if options["task"] is not None:
+        own = _of_task(options["task"], code, model=model, train=train, test=test, loss=loss, **objects)
+        model = options["task"].module
     else:
-        module = model if isinstance(model, nn.Module) else None
-        own = Objects(module, train, test, loss, metric, code=code, collate=collate)
-    own = replace(own, callbacks=tuple(callbacks), problem=problem)
+        own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, code=code, **objects)
+    own = replace(own, callbacks=tuple(options["callbacks"]), problem=options["problem"])
     if not isinstance(given.get("optimizer", ""), str):
         own = replace(own, optimizer=given.pop("optimizer"))
     if isinstance(model, str):
@@ -222,29 +214,29 @@ def simulate(
     if rule is not None and not isinstance(rule, str):
         given["rule"] = named(rule)
     if not isinstance(attack, str):
-        given |= _as_text(attack, fields.get("attack_params", {}))
-    if fields.get("data_dir") is not None:
-        given["data_dir"] = str(fields["data_dir"])
+        given |= _as_text(attack, given.get("attack_params", {}))
+    if given.get("data_dir") is not None:
+        given["data_dir"] = str(given["data_dir"])
     if out is not None:
         given["out"] = str(out)
-    if tensorboard and out is None:
+    if options["tensorboard"] and out is None:
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
-    told = _printed if progress is True else progress or None
+    told = _printed if options["progress"] is True else options["progress"] or None
+    done = {key: options[key] for key in ("force", "reuse", "tensorboard")}
     spec = Spec(**given)
-    return engine_of(spec)(
-        spec, own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
-    )
+    return engine_of(spec)(spec, own, keep=out is not None, progress=told, **done)
 
 
 def _signature() -> inspect.Signature:
-    """What help() shows: every field with the default that the Spec gives it."""
+    """What help() shows: every option and field with its default."""
     own = list(inspect.signature(simulate).parameters.values())[:-1]
-    kinds, keyword = Fields.__annotations__, inspect.Parameter.KEYWORD_ONLY
-    fields = [
-        inspect.Parameter(key, keyword, default=Spec.model_fields[key].default, annotation=kind)
-        for key, kind in kinds.items()
+    defaults = {key: field.default for key, field in Spec.model_fields.items()} | _OPTIONS
+    kinds = Options.__annotations__
+    others = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=kinds[key])
+        for key in (*_OPTIONS, *Fields.__annotations__)
     ]
-    return inspect.Signature([*own, *fields], return_annotation=Run | RunSet)
+    return inspect.Signature([*own, *others], return_annotation=Run | RunSet)
 
 
 simulate.__signature__ = _signature()  # type: ignore[attr-defined]

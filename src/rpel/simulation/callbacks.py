@@ -146,6 +146,8 @@ class Rows:
         assert self.measure.found is not None, "measured before it is written"
         sent, now = self.measure.simulation.bytes, time.perf_counter()
         row |= self.metrics.row(self.measure.found, self.evaluate.shown, sent, now - self.began)
+        if (clock := self.measure.simulation.clock) is not None:
+            row["time"] = number(clock(info.round))
         if (budget := self.measure.simulation.budget) is not None:
             row["epsilon"] = budget.after(info.round)
 

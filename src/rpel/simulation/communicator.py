@@ -13,6 +13,7 @@ Invariants:
 """
 
 import logging
+import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,11 @@ class Alone:
 
     rank, size, here, received = 0, 1, 1, 0
 
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those on this machine, for who has a device of its own."""
+        return int(os.environ.get("LOCAL_RANK", self.rank))
+
     def shards(self, rows: int, unit: int) -> Shards:
         """Contiguous, whole units but for the last, as equal as that allows.
 
@@ -76,8 +82,8 @@ class Alone:
     def collect(self, array: NDArray[Any], shards: Shards) -> None:
         """Everybody's rows to worker 0."""
 
-    def rows(self, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
-        """This worker's rows, joined by those of all others: (h, …)."""
+    def rows(self, mine: Any, shards: Shards) -> Any:
+        """This worker's rows, an array or a tensor, joined by those of all others: (h, …)."""
         return mine
 
     # --- sums ---
@@ -175,9 +181,10 @@ class Group(Alone):
         for one in moving:
             one.wait()
 
-    def rows(self, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
+    def rows(self, mine: Any, shards: Shards) -> Any:
         """This worker's rows, joined by those of all others: (h, …)."""
-        whole = np.empty((shards[-1].stop, *mine.shape[1:]), mine.dtype)
+        shape = (shards[-1].stop, *mine.shape[1:])
+        whole: Any = mine.new_empty(shape) if isinstance(mine, Tensor) else np.empty(shape, mine.dtype)
         whole[shards[self.rank]] = mine
         with self.gathering(whole, [[shard] for shard in shards]) as ready:
             ready(shards[self.rank])

@@ -6,16 +6,16 @@ forged vectors are written behind the honest rows of one table, so that nothing 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.attacks import Attack, View
-from rpel.kernels.backend import Backend, backend
+from rpel.backend.base import Backend, backend
 from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
-from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
+from rpel.types import Arrays, Floats, Integers, Models, Moves, Received, Topology
 from rpel.wire import Wire
 
 _AUDIENCE = 16
@@ -60,12 +60,37 @@ class Ask:
     weights: Floats | None = None
 
 
+class Versions(Protocol):
+    """Which of a peer's versions is read."""
+
+    def choose(self, ask: Ask, rows: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+        """(c, s) the rows that answer in the place of these, and which of them do, being fresh enough."""
+
+    def told(self) -> dict[str, Any]:
+        """What an adversary sees of the time."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What nodes (c,) remember of earlier rounds: (c, k) numbers of rows behind the table, −1 absent."""
+
+    nodes: Integers
+    numbers: Integers
+    moves: Moves
+
+    def of(self, victims: Integers) -> Integers:
+        """(v, k) of some of the nodes."""
+        return self.numbers[np.searchsorted(self.nodes, victims)]
+
+
 @dataclass(frozen=True)
 class SimulatedNetwork:
     """Lines 7-8 from a table: honest rows first, then room for one forged vector per victim.
 
     ids(t): (h,) the node numbers of the table's rows in a round. models: rows of the table that hold the nodes' models,
     all others are for forged ones. mine: the rows of the nodes that ask. everyone(x): the rows of all workers.
+    in_order: answers come in the order of asking, −1 where there is none. window: what nodes have of earlier rounds.
+    versions: which of a peer's versions is read, where nodes do not publish all at once.
     """
 
     roster: Roster
@@ -82,6 +107,10 @@ class SimulatedNetwork:
     consistent: bool = False
     everyone: Callable[[Models], Models] = lambda x: x
     backend: Backend = field(default_factory=lambda: backend("numba"))
+    wire: Wire = field(default_factory=Wire)
+    in_order: bool = False
+    window: Window | None = None
+    versions: "Versions | None" = None
 
     def init(self) -> Arrays:
         """What the attack remembers."""
@@ -99,23 +128,28 @@ class SimulatedNetwork:
         known = self.everyone(before) if "before" in self.attack.needs else None
         forging = not (self.silent or self.attack.trains)
         if not forging or victim_by_victim(self.attack, self.consistent):
-            return self._answers(t, nodes, state, known, forging, slice(None))
-        return self._answers(t, np.arange(self.models), state, known, forging, self.mine)
+            return self.answers(t, nodes, state, known, forging, slice(None))
+        return self.answers(t, np.arange(self.models), state, known, forging, self.mine)
 
-    def _answers(
+    def answers(
         self, t: int, own: Integers, state: Arrays, before: Models | None, forging: bool, wanted: slice
     ) -> tuple[Received, Arrays]:
         """What the nodes in these rows of the table get; of the result, the part that is wanted."""
         ask = self.ask(t, own)
         rows, hostile = self._locate(ask)
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
+        if self.versions is not None:
+            rows, fresh = self.versions.choose(ask, rows)
+            answered &= fresh
         end = self.models
         if forging and hostile.any():
             end += int(hostile.any(axis=1).sum())
             rows, state = self._forge(ask, own, rows, hostile, answered, state, before)
         if not self.silent:  # where hostile nodes train, they stand in the table like the others
-            answered = answered | hostile
-        return _received(self.table[:end], own, np.where(answered, rows, -1), hostile, ask.weights, wanted), state
+            answered = answered | (hostile & ~self.attack.silenced(hostile.sum(axis=1))[:, None])
+        rows = np.where(answered, rows, -1)
+        received = _received(self.table[:end], own, rows, hostile, ask.weights, wanted, self.in_order)
+        return received, state
 
     def ask(self, t: int, own: Integers) -> Ask:
         """Line 7: S_i^t of the nodes in these rows, drawn once."""
@@ -186,9 +220,14 @@ class SimulatedNetwork:
         counts = hostile.sum(axis=1)
         common: dict[str, Any] = {
             "rule": self.rule.rule, "context": self.rule.context(ask.round, victims), "kernels": self.backend,
+            "wire": self.wire, "now": float(ask.round),
         }  # fmt: skip
+        if self.versions is not None:
+            common |= self.versions.told()
         if ask.weights is None:
-            return View(table, victims, _to_the_front(peers), counts, **common)
+            if self.window is not None:
+                common |= {"remembered": self.window.of(victims), "moves": self.window.moves}
+            return View(table, victims, to_the_front(peers), counts, **common)
         own, others = ask.weights[met, :1], ask.weights[met, 1:]
         peers = np.concatenate([victims[:, None], peers], axis=1)
         order = np.argsort(peers < 0, axis=1, kind="stable")
@@ -213,7 +252,6 @@ class CodedNetwork:
     """
 
     network: SimulatedNetwork
-    wire: Wire
     half: Models
     air: Models
 
@@ -226,14 +264,13 @@ class CodedNetwork:
         return self.network.nodes(t)
 
     def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
-        """Honest half-steps through the code; the attack forges from what came; its vectors through the code, too."""
+        """Honest half-steps through the code; the attack forges from what came, and its vectors go through it, too."""
         h = len(self.half)
-        self.wire.through(self.half, self.air[:h])
+        self.network.wire.through(self.half, self.air[:h])
         received, state = self.network(half, state, nodes, t, before)
         end = len(received.table)
-        self.wire.through(self.air[h:end], self.air[h:end])
         exact, index = np.arange(end, end + len(half)), received.index.copy()
-        self.air[exact] = half
+        self.air[end : end + len(half)] = half
         index[:, 0] = exact
         return replace(received, table=self.air[: end + len(half)], index=index), state
 
@@ -250,20 +287,21 @@ def _received(
     hostile: NDArray[np.bool_],
     weights: NDArray[np.float64] | None,
     wanted: slice,
+    in_order: bool = False,
 ) -> Received:
     """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
     rows, hostile, weights = rows[wanted], hostile[wanted], None if weights is None else weights[wanted]
     met = hostile.sum(axis=1)
     index = np.concatenate([own[wanted, None], rows], axis=1)
     if weights is None:
-        return Received(table, _to_the_front(index), met=met)
+        return Received(table, index if in_order else to_the_front(index), met=met)
     order = np.argsort(index < 0, axis=1, kind="stable")
     marks = np.concatenate([np.zeros((len(rows), 1), dtype=bool), hostile], axis=1)
     index, weights, marks = (np.take_along_axis(a, order, axis=1) for a in (index, weights, marks))
     return Received(table, index, weights, marks, met)
 
 
-def _to_the_front(rows: Integers) -> Integers:
+def to_the_front(rows: Integers) -> Integers:
     """(h, s) present entries first, in their order."""
     if (rows >= 0).all():
         return rows

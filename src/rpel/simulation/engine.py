@@ -10,7 +10,7 @@ the exchange. Nothing else of that size is ever made.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,17 +20,20 @@ from numpy.typing import NDArray
 
 from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
-from rpel.attacks import attack as attack_by_name
-from rpel.kernels.backend import Backend, backend
+from rpel.attacks import Attack
+from rpel.backend.base import Backend, backend
 from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.randomness import draws
+from rpel.simulation.asynchrony import AsynchronousRounds
 from rpel.simulation.communicator import ALONE, Communicator, Shards
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
 from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
-from rpel.simulation.methods import ResolvedSpec, build_network, build_rule, messages
+from rpel.simulation.memory import RememberingNetwork
+from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
 from rpel.simulation.private import private
+from rpel.simulation.schedule import of_round
 from rpel.tasks import Objective
 from rpel.text import count, human_bytes
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
@@ -83,16 +86,17 @@ class Simulation:
         arrays: Backend | None = None,
         change: Callable[[Problem], Problem] | None = None,
         optimizer: Any = None,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
         """change: from the problem of this run to the one that is played, with another part in it.
 
         optimizer: a torch class, or what makes one, where the Spec says that the user has brought one.
+        sizes: how many examples nodes count as theirs, where an audit gave them others (`rpel.tasks.private`).
         """
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
-        attack = attack_by_name(spec.attack, **spec.attack_params)
-        rule = build_rule(spec)
-        self.topology, self.roster, self.graph = build_network(spec, attack.flood)
+        attack, rule = spec.adversary, build_rule(spec)
+        self.topology, self.roster, self.graph = spec.network
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = self.nodes = spec.nodes if self.everybody else spec.nodes - spec.byzantine
         self.unit: int = getattr(task, "unit", 1)
@@ -108,16 +112,22 @@ class Simulation:
         behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
         initial = task.initial()
         kept = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
-        answers = self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
+        answers = (
+            spec.memory * self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
+        )
         rows = (h + behind) * (1 + (spec.wire != "float32")) + (kept + (spec.wire != "float32")) * len(self.rows)
-        self._check_memory(rows * initial.nbytes + _ANSWER * answers, answers)
-        self.table = self.backend.empty(h + behind, initial)
-        half, space = self.table[:h], self.table[h:]  # gradients are spent before anything is forged
+        rows += (spec.memory if spec.memory > 1 else 0) * (h + behind + (spec.wire != "float32") * len(self.rows))
+        older = h if spec.asynchronous else 0  # versions that were replaced within a window
+        rows += older
+        beside = int(getattr(task, "device_bytes", 0))
+        self._check_memory(rows * initial.nbytes + _ANSWER * answers + beside, answers)
+        self.table = self.backend.empty(h + older + behind, initial)
+        half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
-        gradients, self.budget = private(spec, task)
+        self.gradients, self.budget = private(spec, task, sizes)
         if self.budget is not None and change is not None:
             raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
-        local = self._local(gradients, optimizer, space)
+        local = self._local(self.gradients, optimizer, space)
         self.wire = Wire(spec.wire)
         coded = self.wire.name != "float32"
         air = self.backend.empty(coded * (h + behind + len(self.rows)), initial)
@@ -125,17 +135,24 @@ class Simulation:
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, line9, answers_from, h, self.mine, spec.seed, spec.no_show,
             spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend,
+            wire=self.wire,
         )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
-        deliver: Deliver = CodedNetwork(self.network, self.wire, half, air) if coded else self.network
+        deliver: Deliver = CodedNetwork(self.network, half, air) if coded else self.network
+        if spec.memory > 1:
+            deliver = self._remembering(deliver, attack)
         outer = NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend) if spec.outer == "nesterov" else None
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
+        self.schedule = schedule(spec, self._ids(1)) if spec.asynchronous or spec.speeds != "equal" else None
+        self.windows = self._windows(local, line9, outer, change) if spec.asynchronous else None
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
-        kept_output = (self.state.x.copy(), self.state.local["buffers"].copy())
-        self._chosen = kept_output if spec.output == "uniform" else None
-        rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
+        self._chosen: tuple[Models, Models] | None = None
+        if spec.output == "uniform":
+            self._chosen = self.backend.copy(self.state.x), self.backend.copy(self.state.local["buffers"])
+        if isinstance(self.state.x, np.ndarray):
+            rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
 
     def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":
         """Lines 3-6 as the Spec has them; what makes gradients private comes before the optimiser."""
@@ -146,12 +163,53 @@ class Simulation:
             "scratch": scratch,
             "backend": self.backend,
         }
+
+        def rate(t: int) -> float:
+            return s.rate(of_round(t))
+
         if s.optimizer == "momentum":
-            return MomentumSGD(gradients, s.rate, s.momentum, s.weight_decay, **common)
+            return MomentumSGD(gradients, rate, s.momentum, s.weight_decay, **common)
         make = factory(optimizer or s.optimizer, s.rate(1), s.weight_decay, s.optimizer_params)
         module = getattr(self.task, "module", None)
         shapes = [(self.task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
-        return TorchSteps(gradients, make, s.rate, shapes, **common)
+        return TorchSteps(gradients, make, rate, shapes, **common)
+
+    def _remembering(self, network: Any, attack: Attack) -> RememberingNetwork:
+        """The network of nodes that keep the answers of earlier rounds."""
+        if self.workers.size > 1 and attack.searches and not victim_by_victim(attack, self.spec.consistent):
+            raise ValueError(
+                f"memory {self.spec.memory} with attack {attack.name} on several workers needs one vector for each "
+                "victim: leave out consistent and targeting, or workers"
+            )
+        return RememberingNetwork(network, self.spec.memory, self.spec.pull)
+
+    def _windows(self, local: Any, line9: Aggregation, outer: Any, change: Any) -> AsynchronousRounds:
+        """Rounds without a barrier."""
+        if change is not None:
+            raise ValueError("asynchronous does not go with problem=, which changes rounds that all take together")
+        if self.workers.size > 1 and self.unit > 1:
+            raise ValueError(
+                f"asynchronous on several workers needs a network whose nodes are computed one by one, and here "
+                f"{self.unit} are at once: the nearest is workers 1"
+            )
+        assert self.schedule is not None
+        found = AsynchronousRounds(
+            self.schedule, local, self.network, line9, outer, self.workers, self.shards, self.mine, self.spec.max_age
+        )
+        self.state = replace(self.state, network=self.state.network | found.init(self.state.x))
+        return found
+
+    @property
+    def each(self) -> int:
+        """How often a node may aggregate in a round."""
+        return 1 if self.windows is None else self.windows.schedule.most
+
+    @property
+    def clock(self) -> Callable[[int], float] | None:
+        """The virtual time at the end of a round; None where nobody asked for it."""
+        if self.schedule is None:
+            return None
+        return self.schedule.time if self.spec.asynchronous else self.schedule.charged
 
     def _everyone(self, own: Models) -> Models:
         """The rows of all workers."""
@@ -159,7 +217,8 @@ class Simulation:
 
     def _check_memory(self, needed: int, answers: int) -> None:
         """ValueError if the workers on this machine need more than it has."""
-        free, here = free_memory(), self.workers.here
+        device = self.backend.device_memory()
+        free, here = (free_memory(), self.workers.here) if device is None else (device, 1)
         if free is not None and needed * here > free:
             each = f" for each of {here} workers" if here > 1 else ""
             raise ValueError(
@@ -190,7 +249,11 @@ class Simulation:
     @property
     def messages(self) -> int:
         """Models sent per round, hostile nodes counted as if they pulled."""
-        return messages(self.spec.method, self.spec.nodes, self.spec.pull)
+        if self.windows is not None and self.state.round:
+            pulls = self.windows.schedule.pulls(self.state.round)
+            return self.spec.pull * round(pulls * self.spec.nodes / self.nodes)
+        first = self.spec.memory if self.state.round <= 1 else 1  # the windows of the first round are filled at once
+        return first * messages(self.spec.method, self.spec.nodes, self.spec.pull)
 
     @property
     def bytes(self) -> int:
@@ -202,7 +265,10 @@ class Simulation:
         """One round of Algorithm 1; BudgetSpentError, before anything is computed, where privacy does not allow it."""
         if self.budget is not None:
             self.budget.check(self.round + 1)
-        self.state, info = algorithm.step(self.problem, self.state)
+        if self.windows is None:
+            self.state, info = algorithm.step(self.problem, self.state)
+        else:
+            self.state, info = self.windows.step(self.state)
         self._keep_output()
         return info
 
@@ -225,7 +291,7 @@ class Simulation:
         if self._chosen is not None:
             now = self._chosen_round == self.state.round
             for kept, value in zip(self._chosen, (self.state.x, self.state.local["buffers"]), strict=True):
-                kept[now] = value[now]
+                self.backend.put(kept, now, self.backend.take(value, now))
 
     def measured(self, info: Info, contraction: bool) -> RoundInfo:
         """Consensus distance, hostile counts and failures of a round; contraction: also the realised α and λ."""
@@ -234,12 +300,12 @@ class Simulation:
         alpha = lam = None
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
-            lam = float(np.square(mean - before[0]).sum()) / before[1]
+            lam = self.backend.squared_norm(mean - before[0]) / before[1]
         columns = [np.asarray(info.received.met), info.aggregated.degraded, self._diverged(consensus)]
-        own = np.stack(columns, axis=1).astype(np.int32)
+        own = np.column_stack(columns).astype(np.int32)
         counts = self._of_honest(self.workers.rows(own, self.shards))
-        _, degraded, diverged = counts.sum(axis=0).tolist()
-        met = counts[:, 0].astype(np.int64)
+        *_, degraded, diverged = counts.sum(axis=0).tolist()
+        met = (counts[:, 0] if self.each == 1 else counts[:, : self.each].T).astype(np.int64)
         return RoundInfo(info.round, met, degraded, self.messages, consensus, diverged, alpha, lam)
 
     def _diverged(self, consensus: float) -> NDArray[np.bool_]:
@@ -250,7 +316,7 @@ class Simulation:
 
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
-        own = x[np.isin(self.rows, self.honest)] if self.everybody else x
+        own = self.backend.take(x, np.isin(self.rows, self.honest)) if self.everybody else x
         return spread(own, self.workers, self.spec.nodes - self.spec.byzantine, self.backend)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
@@ -270,7 +336,7 @@ class Simulation:
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
-        norms = np.concatenate(self.workers.each(lambda: gradient_norms(self.task, x[here], local[here])))
+        norms = np.concatenate(self.workers.each(lambda: self._norms(here)))
         success = by_name.pop("attack_success", None)
         metrics = {
             name.removeprefix("metric."): column for name, column in by_name.items() if name.startswith("metric.")
@@ -278,6 +344,11 @@ class Simulation:
         return Evaluation(
             shown, by_name["loss"], float(norms.mean()), success, metrics=metrics, better=self.measures
         )  # fmt: skip
+
+    def _norms(self, rows: Integers) -> Floats:
+        """(k,) ‖∇F_H‖² at the models of these nodes of this worker."""
+        x, local = (self.backend.take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
+        return gradient_norms(self.task, x, local, self.backend)
 
     def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
         """(h,) of the honest nodes' output models on all test examples; None where those are the last round's."""
@@ -312,7 +383,7 @@ class Simulation:
 
     def evaluate_initial(self, subset: NDArray[np.int64] | None) -> dict[str, float]:
         """Accuracy and metrics of the model that all nodes begin with; of their own data nothing is said."""
-        x, local = self.task.initial()[None], self.task.local_state(1)
+        x, local = self.backend.array(self.task.initial()[None]), self.backend.array(self.task.local_state(1))
         measure = getattr(self.task, "measure", None)
         found = {"accuracy": self.task.evaluate(x, local, subset)[0]} if measure is None else measure(x, local, subset)
         return {name: float(column[0]) for name, column in found.items()}
@@ -320,12 +391,14 @@ class Simulation:
     def models(self) -> Models:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
         own = self.state.x if self._chosen is None else self._chosen[0]
-        return self._of_honest(self._collected(own, self.table[: self.nodes]))
+        whole = self.table[: self.nodes] if self.windows is None else np.empty((self.nodes, own.shape[1]), own.dtype)
+        return self._of_honest(self.backend.host(self._collected(own, whole)))
 
     def local_states(self) -> Models:
         """(h, q) what stayed with the honest nodes, of the round of their output; complete at worker 0."""
         own = self.state.local["buffers"] if self._chosen is None else self._chosen[1]
-        return self._of_honest(self._collected(own, np.empty((self.nodes, own.shape[1]), own.dtype)))
+        whole = self.backend.zeros(self.nodes, own.shape[1], own)
+        return self._of_honest(self.backend.host(self._collected(own, whole)))
 
     def _collected(self, own: Models, whole: Models) -> Models:
         if self.workers.size == 1:
@@ -337,18 +410,19 @@ class Simulation:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything a bit-exact continuation needs; `checkpoint.is_by_row` says what is of this worker's nodes."""
         kept = {} if self._chosen is None else dict(zip(_CHOSEN, self._chosen, strict=True))
-        return {key: np.asarray(value) for key, value in remembered(self.state).items()} | kept
+        return {key: self.backend.host(value) for key, value in ({**remembered(self.state), **kept}).items()}
 
     def load(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Continue from :meth:`arrays`."""
-        self.state.x[:] = arrays["x"]
+        self._fill(self.state.x, arrays["x"])
         for part, held in (("local", self.state.local), ("outer", self.state.outer)):
             for key, array in held.items():
-                array[:] = arrays[f"{part}.{key}"]
-        for key, array in self.state.outer.items():
-            array[:] = arrays[f"outer.{key}"]
+                self._fill(array, arrays[f"{part}.{key}"])
         prefix = "network."
         network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
         self.state = replace(self.state, round=int(arrays["round"]), network=network)
         for key, kept in zip(_CHOSEN, self._chosen or (), strict=False):
-            kept[:] = arrays[key]
+            self._fill(kept, arrays[key])
+
+    def _fill(self, array: Models, values: NDArray[Any]) -> None:
+        array[:] = values if isinstance(array, np.ndarray) else self.backend.array(values)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.kernels.backend import Backend, backend
+from rpel.backend.base import Backend, backend
 from rpel.simulation.communicator import ALONE, Communicator
 from rpel.tasks import Classification, Objective
 from rpel.types import Floats, Integers, Models
@@ -57,10 +57,11 @@ def evaluate(
     return found if success is None else found | {"attack_success": success}
 
 
-def gradient_norms(task: Objective, x: Models, local: Models) -> Floats:
+def gradient_norms(task: Objective, x: Models, local: Models, arrays: Backend | None = None) -> Floats:
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
+    arrays = arrays or backend("numba")
     found = [task.full_gradient(x[i : i + 1], local[i : i + 1], GRADIENT_EXAMPLES) for i in range(len(x))]
-    return np.array([np.square(g.astype(np.float64)).sum() for g in found])
+    return np.array([arrays.squared_lengths(g)[0] for g in found])
 
 
 def spread(
@@ -74,7 +75,7 @@ def spread(
     """
     arrays = arrays or backend("numba")
     h, d = len(x) if nodes is None else nodes, x.shape[1]
-    mean, deviation = np.zeros(d), np.zeros(d)
+    mean, deviation = arrays.sums(d, x), arrays.sums(d, x)
     workers.add(mean, lambda columns: arrays.add_rows(x, columns, mean))
     mean /= h
     workers.tell_last(mean)

@@ -8,8 +8,8 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from rpel import data, models, plugins
 from rpel.algorithm import Problem
-from rpel.attacks import Poison, attack
+from rpel.attacks import Poison
+from rpel.backend.base import Backend, backend
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset, trees, user
 from rpel.runs.certificate import versions
-from rpel.simulation.methods import ResolvedSpec, build_network
+from rpel.simulation.methods import ResolvedSpec, resolve
 from rpel.tasks import Classification, Trigger
 from rpel.tasks.checks import check_loss
 from rpel.tasks.task import Loss, metrics
@@ -32,6 +33,18 @@ from rpel.types import Integers
 log = logging.getLogger("rpel")
 
 Download = Callable[[str, int, int | None], None]
+Load = Callable[[str, str | None], Dataset]
+"""From a data set's name and folder to the data set."""
+
+
+def loader(download: Download | None = None) -> Load:
+    """Loads a data set once, however often it is asked for; ``download(name, done, total)`` hears of bytes that come.
+
+    >>> load = loader()
+    >>> load("mnist-sample", None) is load("mnist-sample", None)
+    True
+    """
+    return cache(partial(data.load, progress=download))
 
 
 @dataclass(frozen=True)
@@ -98,20 +111,20 @@ SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
 """Data sets in whose place the embedded sample may stand, so that the presets with many nodes run everywhere."""
 
 
-def available(spec: Spec, download: Download | None = None) -> Spec:
+def available(spec: Spec, load: Load = data.load) -> Spec:
     """The Spec, with the embedded sample where a data set of SAMPLES can be neither found nor downloaded."""
     if spec.dataset not in SAMPLES:
         return spec
     try:
-        data.load(spec.dataset, spec.data_dir, progress=download)
+        load(spec.dataset, spec.data_dir)
     except data.MissingDataError as error:
         log.warning("%s; until then the sample in the package, %s, takes its place", error, SAMPLES[spec.dataset])
         return spec.replace(dataset=SAMPLES[spec.dataset])
     return spec
 
 
-def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs:
-    """Load or take over what the run needs; ``download(name, done, total)`` hears of bytes that arrive."""
+def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
+    """Load or take over what the run needs."""
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
     there = {"model": own.model is not None, "dataset": own.train is not None}
@@ -126,7 +139,7 @@ def gather(spec: Spec, own: Objects, download: Download | None = None) -> Inputs
     if shards is not None and len(shards) != honest:
         raise ValueError(f"train has {len(shards)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
     if own.train is None:
-        dataset = data.load(spec.dataset, spec.data_dir, progress=download)
+        dataset = load(spec.dataset, spec.data_dir)
     elif user.is_one_per_node(own.train):
         dataset, shards = user.per_node(own.train, own.test, honest, collate=own.collate)
     else:
@@ -176,7 +189,7 @@ def _check_classes(spec: Spec, dataset: Dataset) -> None:
             f"partition {spec.partition!r} shares out classes, and these examples have no single one: use "
             "partition='iid', or give train= as a list with one data set per honest node"
         )
-    if attack(spec.attack, **spec.attack_params).trains:
+    if resolve(spec).adversary.trains:
         raise ValueError(f"attack {spec.attack!r} works on classes, and these targets are none: the nearest is 'alie'")
 
 
@@ -197,17 +210,30 @@ def _has_floats(tree: Any) -> bool:
 # --- the task --------------------------------------------------------------------------------------------------------
 
 
-def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
-    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor, also of those."""
+def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
+    """Who computes, on which device: of several workers on a machine each has its own. ValueError where it is not."""
+    if spec.backend != "torch":
+        return backend(spec.backend)
+    from rpel.backend.torch import Torch, local_device, missing
+
+    device = local_device(spec.device, local_rank)
+    if (why := missing(device)) is not None:
+        raise ValueError(f"device {spec.device!r} is not available here: {why}; the nearest is 'cpu'")
+    return cast(Backend, Torch(device))
+
+
+def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None) -> Classification:
+    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor, also of those.
+
+    arrays: the backend of the run; a task lives where its arrays do.
+    """
     dataset, h = inputs.dataset, spec.nodes - spec.byzantine
-    if spec.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' is not available here: the nearest is 'cpu'")
     module = inputs.module
     if module is None:
         module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
         if dataset.mean is None and models.takes_numbers(spec.model) and dataset.train_x.dtype.kind != "f":
             dataset = replace(dataset, mean=(0.0,), std=(1.0,))  # whole numbers, or pixels from 0 to 1
-    made = attack(spec.attack, **spec.attack_params)
+    made = spec.adversary
     trains = made.trains
     hostile = _hostile(spec) if trains else []
     shards: Any = inputs.shards
@@ -219,7 +245,12 @@ def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
     if trains and isinstance(shards, list):
         honest = np.setdiff1d(np.arange(spec.nodes), hostile)
         shards = dict(zip(honest.tolist(), shards, strict=True))
-    return Classification(
+    make: Callable[..., Classification] = Classification
+    if spec.backend == "torch":
+        from rpel.tasks.device import DeviceTask
+
+        make = partial(DeviceTask, cast(Any, arrays or build_backend(spec)))
+    return make(
         dataset,
         shards,
         module,
@@ -227,16 +258,16 @@ def build_task(spec: ResolvedSpec, inputs: Inputs) -> Classification:
         inputs.metric,
         batch_size=spec.batch_size,
         seed=spec.seed,
-        device=spec.device,
         flipped=hostile,
         trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
         tests=tests,
+        precision=spec.precision,
     )
 
 
 def _hostile(spec: ResolvedSpec) -> list[int]:
     """Who is hostile in round 1, as the simulator will place them."""
-    _, roster, _ = build_network(spec)
+    _, roster, _ = spec.network
     return [int(i) for i in np.flatnonzero(roster.hostile(1))]
 
 
@@ -247,11 +278,11 @@ def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], lis
             f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try 'dirichlet'"
         )
     held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
-    if attack(spec.attack, **spec.attack_params).trains:
+    if spec.adversary.trains:
         raise ValueError(
             f"attack {spec.attack!r} trains on all data, and partition 'owner' gives none to hostile nodes"
         )
-    _, roster, _ = build_network(spec)
+    _, roster, _ = spec.network
     honest = [held[i] for i in roster.honest_ids(1)]
     if dataset.test_writers is None:
         return honest, None

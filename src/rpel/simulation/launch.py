@@ -62,7 +62,9 @@ def joined(spec: Spec) -> Iterator[Communicator]:
             store, rank, size = _meeting(Path(place), spec, children)
             _await_all(store, rank, size, children)
             with _watched(children):  # gloo has been seen to lose a connection while it is made: not for long, then
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_JOINING)
+                dist.init_process_group(
+                    _carrier(spec.device), store=store, rank=rank, world_size=size, timeout=_JOINING
+                )
                 world = dist.group.WORLD
                 assert world is not None
                 world.set_timeout(_PATIENCE)
@@ -76,6 +78,15 @@ def joined(spec: Spec) -> Iterator[Communicator]:
                 dist.destroy_process_group()
             for child in children:
                 _end(child)
+
+
+def _carrier(device: str) -> str:
+    """What moves arrays: NCCL those of CUDA devices, gloo those of the host; ValueError where nothing can."""
+    if device == "cpu":
+        return "gloo"
+    if device.startswith("cuda") and dist.is_nccl_available():
+        return "cpu:gloo,cuda:nccl"
+    raise ValueError(f"several workers need NCCL to share device {device!r}, and it is not here: take workers 1")
 
 
 def _check_number(spec: Spec) -> None:

@@ -1,14 +1,18 @@
 """Every method is one topology and one rule; nothing else in the round changes. And a Spec resolved for its method."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from rpel import planning, theory
+from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
+from rpel.backend.base import backend
 from rpel.config.spec import TO_ALL, Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.randomness import stream
@@ -16,8 +20,9 @@ from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
 from rpel.rules.registry import built_in
 from rpel.simulation.delivery import Roster
+from rpel.simulation.schedule import Schedule, slowness
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
-from rpel.types import Guarantee, Topology
+from rpel.types import ROBUST_RULE, Guarantee, Integers, Topology
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Method:
 
 
 METHODS = {
-    "rpel": Method("pull", "nnm+trimmed_mean"),
-    "all-to-all": Method("everybody", "nnm+trimmed_mean"),
+    "rpel": Method("pull", ROBUST_RULE),
+    "all-to-all": Method("everybody", ROBUST_RULE),
     "nna": Method("everybody", "monna"),
     "cs-plus": Method("graph", "cs_plus"),
     "gts": Method("graph", "gts"),
@@ -83,6 +88,16 @@ class ResolvedSpec(Spec):
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
 
+    @cached_property
+    def adversary(self) -> Attack:
+        """The attack, built once for all who ask."""
+        return attack_by_name(self.attack, **self.attack_params)
+
+    @cached_property
+    def network(self) -> tuple[Topology, Roster, Graph | None]:
+        """Who hears whom, who is hostile, and the graph when there is a fixed one; built once."""
+        return build_network(self, self.adversary.flood)
+
 
 def resolve(spec: Spec) -> ResolvedSpec:
     """Plan what was left out and check that the parts exist and fit together.
@@ -98,6 +113,8 @@ def resolve(spec: Spec) -> ResolvedSpec:
     attack = attack_by_name(spec.attack, **spec.attack_params)
     attack.check_size(spec.nodes - spec.byzantine)
     method = METHODS[spec.method]
+    _check_memory(spec)
+    _check_asynchronous(spec, attack)
     plan = _plan(spec, method)
     if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:
         raise ValueError(
@@ -113,9 +130,28 @@ def resolve(spec: Spec) -> ResolvedSpec:
         "attack": attack.name,
         "plan": plan,
     }
+    planned["backend"] = _backend(spec)
     if spec.sampling is None and spec.max_grad_norm is not None:
         planned["sampling"] = "poisson"
-    return ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
+    resolved = ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
+    vars(resolved)["adversary"] = attack  # it was needed before there was a plan
+    return resolved
+
+
+def _backend(spec: Spec) -> str:
+    """Who computes; ValueError for what that one cannot do."""
+    name = str(spec.backend) if spec.backend != "auto" else "numba" if spec.device == "cpu" else "torch"
+    if name != "torch" and spec.device != "cpu":
+        raise ValueError(f"backend {name!r} computes on the cpu: device {spec.device!r} goes with backend 'torch'")
+    if name == "torch" and spec.asynchronous:
+        raise ValueError("asynchronous rounds go with backend 'numba', not 'torch'")
+    if name == "torch" and spec.memory > 1:
+        raise ValueError(f"memory {spec.memory} goes with backend 'numba', not {name!r}")
+    if name == "torch" and spec.precision != "float32":
+        raise ValueError(f"precision {spec.precision!r} goes with backend 'numba' on the cpu, not 'torch'")
+    if name == "torch" and (spec.max_grad_norm is not None or spec.sampling == "poisson"):
+        raise ValueError("gradients of single examples, for privacy, go with backend 'numba' on the cpu, not 'torch'")
+    return name
 
 
 def _plan(spec: Spec, method: Method) -> planning.Plan:
@@ -126,11 +162,12 @@ def _plan(spec: Spec, method: Method) -> planning.Plan:
         spec = spec.replace(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
-        pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat + 2), spec.nodes - 1)
+        least = -(-(2 * spec.b_hat + 2) // spec.memory)
+        pull = min(max(_planned(spec, None).pull, least), (spec.nodes - 1) // spec.memory)
     plan = _planned(spec, pull)
     if spec.b_hat is not None:
         plan = _with_b_hat(plan, spec.b_hat)
-    if 2 * plan.b_hat >= plan.pull + 1:
+    if 2 * plan.b_hat >= plan.models:
         raise ValueError(_no_minority(spec, plan))
     return plan
 
@@ -157,6 +194,8 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
             confidence=spec.confidence,
             max_fraction=spec.max_fraction,
             silent=spec.silent,
+            memory=spec.memory,
+            aggregations=aggregations(spec),
         )
     return planning.plan(
         nodes=spec.nodes,
@@ -165,6 +204,8 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
         pull=pull,
         confidence=spec.confidence,
         silent=spec.silent,
+        memory=spec.memory,
+        aggregations=aggregations(spec),
     )
 
 
@@ -172,29 +213,29 @@ def _with_b_hat(plan: planning.Plan, b_hat: int) -> planning.Plan:
     """The same pull with a b_hat that somebody chose, and the probability with which that one holds."""
     if b_hat == plan.b_hat:
         return plan
-    cdf = planning.max_byzantine_cdf(plan.nodes, plan.byzantine, plan.pull, plan.rounds)
-    reduction = theory.reduction(plan.nodes, plan.byzantine, plan.pull, b_hat)
+    reduction = theory.reduction(plan.nodes, plan.byzantine, plan.window, b_hat)
+    proven = reduction if plan.memory == 1 else None
     return replace(
         plan,
         b_hat=b_hat,
-        fraction=b_hat / (plan.pull + 1),
-        probability=float(cdf[b_hat]) if b_hat < len(cdf) else 1.0,
-        feasible=2 * b_hat < plan.pull + 1,
+        fraction=b_hat / plan.models,
+        probability=plan.question().probability(plan.pull, b_hat),
+        feasible=2 * b_hat < plan.models,
         kappa=reduction.kappa if reduction else None,
-        alpha=reduction.alpha if reduction else None,
-        lambda_=reduction.lambda_ if reduction else None,
-        theorem_applies=reduction is not None and reduction.contracts,
+        alpha=proven.alpha if proven else None,
+        lambda_=proven.lambda_ if proven else None,
+        theorem_applies=proven is not None and proven.contracts,
     )
 
 
 def _no_minority(spec: Spec, plan: planning.Plan) -> str:
-    half = plan.pull // 2
-    cdf = planning.max_byzantine_cdf(plan.nodes, plan.byzantine, plan.pull, plan.rounds)
-    holds = float(cdf[half]) if half < len(cdf) else 1.0
-    why = f"b_hat {plan.b_hat} is not a minority of pull + 1 = {plan.pull + 1}"
+    half = plan.window // 2
+    holds = plan.question().probability(plan.pull, half)
+    of = "pull + 1" if plan.memory == 1 else "memory * pull + 1"
+    why = f"b_hat {plan.b_hat} is not a minority of {of} = {plan.models}"
     if spec.b_hat is None:
         needed = f"pull {plan.pull} needs b_hat {plan.b_hat} at confidence {plan.confidence:g}"
-        why = f"{needed}, which is not a minority of {plan.pull + 1}"
+        why = f"{needed}, which is not a minority of {plan.models}"
     return f"{why}: best_below_half is b_hat {half}, which holds with probability {holds:.6g}"
 
 
@@ -203,8 +244,57 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
     if found.unsuited:
         raise ValueError(f"rule {name!r} {found.unsuited}")
     least = found.least(plan.b_hat)
-    if plan.pull + 1 < least:
-        raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}")
+    if plan.models < least:
+        pull = -(-(least - 1) // plan.memory)
+        raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {pull}")
+
+
+def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
+    """When the nodes of these numbers (the honest ones) publish and read."""
+    roster = Roster(spec.nodes, spec.byzantine, spec.seed)
+    numbers = roster.honest_ids(1) if ids is None else ids
+    w = slowness(spec.speeds, numbers, np.flatnonzero(roster.hostile(1)), spec.nodes, spec.seed)
+    return Schedule(w, numbers, spec.rounds, spec.latency, spec.jitter, spec.seed)
+
+
+def aggregations(spec: Spec) -> int | None:
+    """How often the honest nodes of an asynchronous run aggregate, all together; None where it is once a round each."""
+    return schedule(spec).aggregations() if spec.asynchronous else None
+
+
+def _check_asynchronous(spec: Spec, attack: Attack) -> None:
+    """ValueError, one sentence, for what does not go with rounds without a barrier."""
+    if spec.speeds != "equal":
+        schedule(spec)
+    if not spec.asynchronous:
+        if spec.max_age is not None:
+            raise ValueError(f"max_age {spec.max_age:g} goes with asynchronous true: else all answers are of the round")
+        return
+    for other, why in (
+        (spec.method != "rpel", f"method {spec.method}: the nearest is method rpel"),
+        (spec.memory > 1, f"memory {spec.memory}: the nearest is memory 1"),
+        (spec.wire != "float32", f"wire {spec.wire}: the nearest is wire float32"),
+        (spec.max_grad_norm is not None, "max_grad_norm: fast nodes would spend more privacy than is counted"),
+        (spec.roaming, "roaming: there is no round at whose end identities could change"),
+        (spec.consistent, "consistent: who asks at another moment is answered from other models"),
+        (spec.device != "cpu", f"device {spec.device}: the nearest is device cpu"),
+        ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
+    ):
+        if other:
+            raise ValueError(f"asynchronous does not go with {why}")
+
+
+def _check_memory(spec: Spec) -> None:
+    """ValueError, one sentence, for what does not go with remembered answers."""
+    if spec.memory == 1:
+        return
+    for other, why in (
+        (spec.method != "rpel", f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel"),
+        (spec.roaming, "roaming: windows follow the planned law only while the hostile nodes stay the same"),
+        (spec.device != "cpu", f"device {spec.device}: the nearest is device cpu"),
+    ):
+        if other:
+            raise ValueError(f"memory {spec.memory} does not go with {why}")
 
 
 # --- what there is to say before a run -------------------------------------------------------------------------------
@@ -217,7 +307,7 @@ def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
     >>> remarks(spec, resolve(spec))
     ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after trimming']
     """
-    found, m = [], resolved.pull + 1
+    found, m = [], resolved.memory * resolved.pull + 1
     if spec.pull is None and spec.method not in TO_ALL:
         left = m - 2 * resolved.b_hat
         found.append(
@@ -239,15 +329,16 @@ def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> lis
     >>> same_rules(runs)
     ['median and trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is left after trimming']
     """
-    plans: dict[tuple[int, int], set[str]] = {}
+    plans: dict[tuple[int, int, int], set[str]] = {}
     for spec in specs:
         if spec.method in _OTHER_RULES:
-            plans.setdefault((spec.pull, spec.b_hat), set(others)).add(spec.rule)
+            plans.setdefault((spec.memory, spec.pull, spec.b_hat), set(others)).add(spec.rule)
     found = []
-    for (pull, b_hat), rules in plans.items():
-        left = pull + 1 - 2 * b_hat
-        why = f"{left} of {pull + 1} models {'is' if left == 1 else 'are'} left after trimming"
-        for *first, last in _coinciding(sorted(rules), pull + 1, b_hat):
+    for (memory, pull, b_hat), rules in plans.items():
+        m = memory * pull + 1
+        left = m - 2 * b_hat
+        why = f"{left} of {m} models {'is' if left == 1 else 'are'} left after trimming"
+        for *first, last in _coinciding(sorted(rules), m, b_hat):
             found.append(f"{', '.join(first)} and {last} are one function at pull {pull} and b_hat {b_hat}: {why}")
     return found
 
@@ -256,13 +347,13 @@ def _coinciding(names: Sequence[str], m: int, f: int) -> list[list[str]]:
     """Those of the built-in rules that give the same on a few inputs of m vectors."""
     if len(names) < 2:
         return []
-    inputs, groups = stream(0, "coinciding").standard_normal((6, m, 5)), dict[bytes, list[str]]()
+    table, index = stream(0, "coinciding").standard_normal((6 * m, 5)), np.arange(6 * m).reshape(6, m)
+    plain, groups = backend("plain"), dict[bytes, list[str]]()  # for so little nothing is compiled
     for name in names:
-        try:
-            found = np.asarray(rule_by_name(name, f=f)(inputs)) if all(map(built_in, name.split("+"))) else None
-        except ValueError:
-            continue  # it cannot take so many
-        if found is not None:
+        if not all(map(built_in, name.split("+"))):
+            continue
+        with suppress(ValueError):  # it cannot take so many
+            found = rule_by_name(name, f=f).aggregate(table, index, kernels=plain)
             groups.setdefault(found.round(9).tobytes(), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -25,9 +25,10 @@ _AHEAD = "record.ahead."
 class Metrics:
     """Filled round by round; ``counts`` (T, h), ``rows`` one dict a round."""
 
-    def __init__(self, rounds: int, honest: NDArray[np.int64]) -> None:
+    def __init__(self, rounds: int, honest: NDArray[np.int64], each: int = 1) -> None:
+        """each: how often a node may aggregate in a round; counts are then (T, each, h), −1 where it did not."""
         self.honest = honest
-        self.counts = np.zeros((rounds, len(honest)), dtype=np.int32)
+        self.counts = np.zeros((rounds, len(honest)) if each == 1 else (rounds, each, len(honest)), dtype=np.int32)
         self.rows: list[Row] = []
         self.eval_rounds: list[int] = []
         self.accuracies: list[NDArray[np.float64]] = []

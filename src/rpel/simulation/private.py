@@ -6,72 +6,18 @@ holds the target; a round whose steps would pass the target is not begun.
 
 import logging
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from rpel import privacy
-from rpel.errors import BudgetSpentError
 from rpel.learning import Gradients
+from rpel.privacy import Budget
 from rpel.simulation.methods import ResolvedSpec
 from rpel.tasks import Classification, Objective
 from rpel.tasks.private import PrivateGradients
-from rpel.types import Floats
 
 log = logging.getLogger("rpel")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """ε of the honest nodes, round by round. rates: (h,) with which each draws its examples; steps: per round."""
-
-    noise_multiplier: float
-    max_grad_norm: float
-    delta: float
-    rates: Floats
-    steps: int
-    rounds: int
-    target: float | None = None
-
-    @cached_property
-    def whole(self) -> tuple[float, float]:
-        """The largest and the median ε of the nodes after the last round."""
-        return privacy.largest_and_median(self.noise_multiplier, self.rates, self.steps * self.rounds, self.delta)
-
-    @cached_property
-    def affordable(self) -> int:
-        """How many rounds the target allows."""
-        if self.target is None or self.whole[0] <= self.target:
-            return self.rounds
-        steps, worst = self.steps * self.rounds, float(self.rates.max())
-        return privacy.steps_within(self.target, self.noise_multiplier, worst, steps, self.delta) // self.steps
-
-    def after(self, t: int) -> float:
-        """An upper bound of the largest ε after round t; in the last round what the certificate says."""
-        worst, steps = float(self.rates.max()), t * self.steps
-        quick = math.inf if t == self.rounds else privacy.epsilon_quickly(
-            self.noise_multiplier, worst, steps, self.delta
-        )  # fmt: skip
-        return min(quick, self.whole[0])
-
-    def check(self, t: int) -> None:
-        """BudgetSpentError where round t would pass the target."""
-        if t > self.affordable:
-            raise BudgetSpentError(
-                f"stopped before round {t} of {self.rounds}, which would pass target_epsilon {self.target:g} (delta "
-                f"{self.delta:g}) with noise_multiplier {self.noise_multiplier:g}: take more noise or {t - 1} rounds"
-            )
-
-    def statement(self) -> dict[str, Any]:
-        """For the certificate."""
-        largest, median = self.whole
-        return {
-            "epsilon": largest, "epsilon_median": median, "delta": self.delta, "relation": privacy.RELATION,
-            "accountant": privacy.ACCOUNTANT, "version": privacy.version(), "noise_multiplier": self.noise_multiplier,
-            "max_grad_norm": self.max_grad_norm, "sampling": "poisson", "steps": self.steps * self.rounds,
-        }  # fmt: skip
 
 
 def is_private(spec: ResolvedSpec) -> bool:
@@ -79,21 +25,26 @@ def is_private(spec: ResolvedSpec) -> bool:
     return spec.target_epsilon is not None or bool(spec.noise_multiplier)
 
 
-def private(spec: ResolvedSpec, task: Objective) -> tuple[Gradients, Budget | None]:
-    """The gradients of a run, and its budget where there is noise; the task's own and None without such fields."""
+def private(
+    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None
+) -> tuple[Gradients, Budget | None]:
+    """The gradients of a run, and its budget where there is noise; the task's own and None without such fields.
+
+    sizes: see :class:`PrivateGradients`.
+    """
     _check(spec)
     if spec.max_grad_norm is None and spec.sampling != "poisson":
         return task, None
     if not isinstance(task, Classification):
         raise ValueError("clipped gradients and Poisson batches need a task with examples")
     norm = math.inf if spec.max_grad_norm is None else spec.max_grad_norm
-    plain = PrivateGradients(task, norm)
-    held = list(task.examples.held.values())
-    rates = np.array([_rate(spec, len(own)) for own in held])
+    plain = PrivateGradients(task, norm, sizes=sizes)
+    counts = [plain.sizes.get(node, len(own)) for node, own in task.examples.held.items()]
+    rates = np.array([_rate(spec, count) for count in counts])
     if spec.target_delta is None:
         return plain, None
     _check_data(task)
-    if weak := privacy.weak_delta(spec.target_delta, min(map(len, held))):
+    if weak := privacy.weak_delta(spec.target_delta, min(counts)):
         log.warning("%s", weak)
     noise, steps = spec.noise_multiplier, spec.local_steps * spec.rounds
     if noise is None:
@@ -101,7 +52,7 @@ def private(spec: ResolvedSpec, task: Objective) -> tuple[Gradients, Budget | No
         noise = privacy.noise_for(spec.target_epsilon, float(rates.max()), steps, spec.target_delta)
     budget = Budget(noise, norm, spec.target_delta, rates, spec.local_steps, spec.rounds, spec.target_epsilon)
     budget.check(1)
-    return PrivateGradients(task, norm, noise), budget
+    return PrivateGradients(task, norm, noise, sizes=sizes), budget
 
 
 def _rate(spec: ResolvedSpec, examples: int) -> float:

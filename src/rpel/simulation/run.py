@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from rpel.backend.pool import set_threads, threads
 from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash
-from rpel.kernels.pool import set_threads, threads
 from rpel.processes import Stop
 from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
@@ -26,7 +26,7 @@ from rpel.runs.reuse import choose, resumed
 from rpel.simulation import launch
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
 from rpel.simulation.communicator import Communicator, LostError
-from rpel.simulation.inputs import Download, Inputs, Objects, available, code_versions, gather
+from rpel.simulation.inputs import Download, Inputs, Load, Objects, available, code_versions, gather, loader
 from rpel.simulation.methods import ResolvedSpec, remarks, resolve
 from rpel.simulation.runner import Run
 
@@ -56,12 +56,12 @@ def run(
         check_tensorboard()  # before data are loaded
     own, stop = own or Objects(), stop or Stop(WHEN)
     spec = own.named(spec)
-    seeds = parse_seeds(spec.seeds) or [spec.seed]
+    seeds, load = parse_seeds(spec.seeds) or [spec.seed], loader(download)
     runs: list[Result] = []
     with joined(spec, own) as workers:
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
-            resolved, inputs = workers.together(partial(prepared, one, own, download))
+            resolved, inputs = workers.together(partial(prepared, one, own, load))
             said = remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ()
             folder = None
             if keep:
@@ -79,10 +79,10 @@ def run(
     return runs[0] if spec.seeds is None else RunSet(runs)
 
 
-def prepared(spec: Spec, own: Objects, download: Download | None) -> tuple[ResolvedSpec, Inputs]:
+def prepared(spec: Spec, own: Objects, load: Load) -> tuple[ResolvedSpec, Inputs]:
     """The Spec with nothing left open, and its data."""
-    resolved = resolve(available(spec, download))
-    return resolved, gather(resolved, own, download)
+    resolved = resolve(available(spec, load))
+    return resolved, gather(resolved, own, load)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def resume(
             f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes on with it"
         )
     with joined(spec, own) as workers:
-        resolved, inputs = workers.together(lambda: prepared(spec, own, download))
+        resolved, inputs = workers.together(lambda: prepared(spec, own, loader(download)))
         now, named = hash_of(folder_name(resolved, inputs)), hash_of(folder.path.resolve().name)
         if named not in (None, now):
             raise ValueError(

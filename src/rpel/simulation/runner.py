@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plots
+from rpel.backend.pool import threads
 from rpel.config.spec import spec_hash, to_toml
 from rpel.errors import BudgetSpentError
-from rpel.kernels.pool import threads
 from rpel.processes import Stop
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import Row
@@ -31,7 +31,7 @@ from rpel.simulation.callbacks import (
 )
 from rpel.simulation.communicator import ALONE, Communicator
 from rpel.simulation.engine import Simulation
-from rpel.simulation.inputs import Inputs, build_task
+from rpel.simulation.inputs import Inputs, build_backend, build_task
 from rpel.simulation.methods import METHODS, ResolvedSpec
 from rpel.simulation.metrics import Metrics
 
@@ -53,10 +53,12 @@ class Run:
         self.spec, self.inputs, self.folder, self.workers = spec, inputs, folder, workers
         self.user = UserCallbacks(callbacks)
         self.progress, self.stop = None if workers.rank else progress, stop or Stop()
+        self.arrays = build_backend(spec, workers.local_rank)
+        task = build_task(spec, inputs, self.arrays)
         self.simulation = Simulation(
-            spec, build_task(spec, inputs), workers, change=inputs.problem, optimizer=inputs.optimizer
-        )
-        self.metrics = Metrics(spec.rounds, self.simulation.honest)
+            spec, task, workers, self.arrays, change=inputs.problem, optimizer=inputs.optimizer
+        )  # fmt: skip
+        self.metrics = Metrics(spec.rounds, self.simulation.honest, self.simulation.each)
         self.path = None if folder is None else folder.path
         self.measure = Measure(self.simulation)
         self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size))
@@ -138,6 +140,8 @@ class Run:
             metrics=self.simulation.measures,
             privacy=None if self.simulation.budget is None else self.simulation.budget.statement(),
         )
+        if (crossed := self.arrays.statement()) is not None:
+            proof["backend"] = crossed
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rpel.backend.pool import threads
 from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec
-from rpel.kernels.pool import threads
 from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
@@ -20,7 +20,7 @@ from rpel.simulation import cluster
 from rpel.simulation import run as runs_here
 from rpel.simulation.callbacks import Interrupted, Progress, tick
 from rpel.simulation.communicator import LostError
-from rpel.simulation.inputs import Download, Objects
+from rpel.simulation.inputs import Download, Objects, loader
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import WHEN, placed, prepared, stored
 
@@ -48,14 +48,14 @@ def on_ray(
         raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
     if tensorboard:
         check_tensorboard()
-    seeds, runs = parse_seeds(spec.seeds) or [spec.seed], list[Run]()
+    seeds, runs, load = parse_seeds(spec.seeds) or [spec.seed], list[Run](), loader(download)
     here = {"engine": "local", "workers": 1, "out": str(Path(spec.out).resolve()), "seeds": None}
     if spec.data_dir is not None:
         here["data_dir"] = str(Path(spec.data_dir).resolve())
     with cluster.connected(spec.address, max(spec.workers, threads())), Stop(WHEN) as stop:
         for seed in seeds:
             one = spec.replace(seed=seed, **here)
-            resolved, inputs = prepared(one, Objects(), download)
+            resolved, inputs = prepared(one, Objects(), load)
             folder = RunFolder(placed(resolved, inputs, reuse=reuse, force=force), tensorboard)
             if force:
                 with folder.locked():

@@ -87,13 +87,19 @@ class Copy:
     """One thread's copy of the module, with dropout(p) in the place of each nn.Dropout."""
 
     def __init__(
-        self, module: nn.Module, dtype: torch.dtype, device: torch.device, dropout: DropoutLayer | None = None
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        dropout: DropoutLayer | None = None,
+        winograd: bool = True,
     ) -> None:
         self.generator, self.arguments = torch.Generator(device), Arguments(module)
         layer = dropout or (lambda p: _Dropout(p, self.generator))
         self.module = with_dropout(copy.deepcopy(module), layer).to(device, dtype)
         if device.type == "cpu":
-            with_winograd(self.module)
+            if winograd:
+                with_winograd(self.module)
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(self.module.parameters())
         self.trained = [p for p in self.parameters if p.requires_grad]
@@ -137,6 +143,11 @@ def _parts(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def _widened(value: Any) -> Any:
+    """float32 of bfloat16; everything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
 def altered(layer: nn.Module) -> bool:
     """Whether calling this layer does more than its class says: it has hooks, or a forward of its own.
 
@@ -169,10 +180,17 @@ class AutogradEngine(Engine):
     """Gradients of any module and any loss(output, target), node by node."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, probe: Any, device: torch.device, metrics: Sequence[Metric] = ()
+        self,
+        module: nn.Module,
+        loss: Loss,
+        probe: Any,
+        device: torch.device,
+        metrics: Sequence[Metric] = (),
+        brief: bool = False,
     ) -> None:
+        """brief: training steps go through the network in bfloat16, as torch's autocast has it."""
         super().__init__(loss, metrics)
-        self.module, self.device = module, device
+        self.module, self.device, self.brief = module, device, brief
         # CIFAR-10's network keeps 13 MB of values a layer for 50 images; with 250 it waits for the memory
         self.block = 50 if any(value.dim() == 4 for _, value in trees.leaves(probe)) else 250
         self.hidden = self._draws_elsewhere(probe)
@@ -187,7 +205,10 @@ class AutogradEngine(Engine):
         for i in range(len(x)):
             own.load(x[i], local[i], train)
             with self._seeded(own, seeds[i] if train and self.noisy else 0):
-                output = own.run(trees.mapped(lambda value, i=i: value[i], inputs))
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.brief and train):
+                    output = own.run(trees.mapped(lambda value, i=i: value[i], inputs))
+                if self.brief and type(output) in (Tensor, tuple, dict):
+                    output = trees.mapped(_widened, output)
                 loss = self.loss(output, trees.mapped(lambda value, i=i: value[i].to(self.device), labels))
             own.store_gradient(loss, out[i])
             if train:
@@ -207,7 +228,7 @@ class AutogradEngine(Engine):
     def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""
         if getattr(self.own, "dtype", None) != dtype:
-            self.own.copy, self.own.dtype = Copy(self.module, dtype, self.device), dtype
+            self.own.copy, self.own.dtype = Copy(self.module, dtype, self.device, winograd=not self.brief), dtype
         found: Copy = self.own.copy
         return found
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rpel.backend.cache import compiled
+from rpel.backend.pool import run
 from rpel.data import Dataset, Virtual, crop_flip, trees
-from rpel.kernels.cache import compiled
-from rpel.kernels.pool import run
 from rpel.randomness import draws, stream
 from rpel.types import Integers
 

@@ -21,7 +21,7 @@ from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine, altered
 from rpel.tasks.batches import Examples, Shards, Trigger
-from rpel.tasks.checks import check_classes, check_fit, check_module, first_line, refusal
+from rpel.tasks.checks import check_bfloat16, check_classes, check_fit, check_module, first_line, refusal
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.task import Engine, Loss, Metric, metrics, share, tensor
@@ -72,6 +72,7 @@ class Classification:
         trigger: Trigger | None = None,
         tests: Sequence[Integers] | None = None,
         fast: bool = True,
+        precision: str = "float32",
     ) -> None:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
         self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
@@ -79,14 +80,16 @@ class Classification:
         self.module = _copied(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
-        self.engine = self._engine(torch.device(device), fast)
+        if precision == "bfloat16" and torch.device(device).type == "cpu":
+            check_bfloat16()
+        self.engine = self._engine(torch.device(device), fast and precision == "float32", precision == "bfloat16")
         if not self.engine.accuracy and not self.metrics:
             self.metrics = {"loss": Metric(self.loss, higher_is_better=False)}
             self.engine.metrics = tuple(self.metrics.values())
         self.tests = tests
 
-    def _engine(self, device: torch.device, fast: bool) -> Engine:
-        """The fastest engine that knows this network."""
+    def _engine(self, device: torch.device, fast: bool, brief: bool) -> Engine:
+        """The fastest engine that knows this network; brief: one that trains in bfloat16."""
         fast, dataset = fast and device.type == "cpu", self.examples.dataset
         known = fast and self.loss is F.cross_entropy and not self.metrics and _plain(dataset)
         layers, shape = recognise(self.module) if known else None, dataset.shape
@@ -96,16 +99,30 @@ class Classification:
         named = tuple(self.metrics.values())
         probe, targets = self._probe()
         try:
-            plain = AutogradEngine(self.module, self.loss, probe, device, named)
+            plain = AutogradEngine(self.module, self.loss, probe, device, named, brief)
         except Exception as error:  # the module's code may be anything
             raise refusal(error, probe) from error
         plain.accuracy = check_fit(plain, self.module, self.metrics, dataset, probe, targets)
-        many = VmapEngine(self.module, self.loss, named)
-        many.accuracy = plain.accuracy
+        many = self._many(plain) if fast else None
+        return many if many is not None and many.pays(probe) and many.agrees(plain, probe, targets) else plain
+
+    def _many(self, plain: AutogradEngine) -> VmapEngine | None:
+        """The engine for many nodes or examples at once; None where what autograd does could not be done so."""
         altering = plain.hidden or any(map(altered, self.module.modules()))
-        if not fast or altering or dataset.collate is not None or not many.pays(probe):
+        if altering or self.examples.dataset.collate is not None or plain.device.type != "cpu":
+            return None
+        many = VmapEngine(self.module, self.loss, tuple(self.metrics.values()))
+        many.accuracy = plain.accuracy
+        return many
+
+    def engine_by_example(self) -> Engine:
+        """The engine whose gradients of single examples are fastest: with one model for all of them, also where one by
+        one is faster for nodes with a model each."""
+        plain = self.engine
+        many = self._many(plain) if isinstance(plain, AutogradEngine) else None
+        if many is None or not isinstance(plain, AutogradEngine) or not many.agrees(plain, *self._probe()):
             return plain
-        return many if many.agrees(plain, probe, targets) else plain
+        return many
 
     def _probe(self) -> tuple[Any, Any]:
         """The first and the last training example, and their targets."""

@@ -22,6 +22,7 @@ from rpel.tasks.windows import (
     Place,
     Stage,
     arrange,
+    clipped_gradient,
     image_gradient,
     place,
     pool,
@@ -30,6 +31,9 @@ from rpel.tasks.windows import (
     restore,
     stage,
 )
+from rpel.types import Integers
+
+_HELD = ("winners", "begins", "factors", "taps")  # of a stage, as `clipped_gradient` wants them
 
 
 class _Scratch:
@@ -45,6 +49,15 @@ class _Scratch:
         self.d_taps = np.zeros_like(self.taps)
         self.begins = np.zeros(max(s.rows * s.columns, s.filters) + 4, np.int64)
         self.factors = np.zeros(len(self.begins), dtype)
+
+
+class _OneImage:
+    """What one thread needs for the gradient of a single image of one stage, and the sum of those of many."""
+
+    def __init__(self, s: Stage, dtype: Any) -> None:
+        self.d_images = np.zeros(s.height * s.width * s.channels + SPARE, dtype)
+        self.d_taps, self.d_bias = np.zeros(s.filters * s.k * s.run + SPARE, dtype), np.zeros(s.filters, dtype)
+        self.sums, self.bias_sums = np.zeros_like(self.d_taps), np.zeros_like(self.d_bias)
 
 
 class _Head:
@@ -66,8 +79,7 @@ class _Head:
 
     def backward(self, x: Tensor, values: list[Tensor], labels: Tensor, out: Tensor) -> Tensor:
         """The gradient of the mean negative log-likelihood: of the layers into `out` (d,), of the features returned."""
-        delta = values[-1].exp_()
-        delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
+        delta = _scores_gradient(values[-1], labels)
         delta /= len(labels)
         for position in reversed(range(len(self.linears))):
             layer, entered = self.linears[position], values[position]
@@ -77,6 +89,34 @@ class _Head:
             if position:
                 delta *= entered > 0
         return delta
+
+    def by_example(self, x: Tensor, values: list[Tensor], labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Each example's gradient of the outputs of each layer (B, outputs) and, first, of the features; and the
+        squared length (B,) of its gradient of all layers, which is never made: a layer's is an outer product."""
+        deltas = [_scores_gradient(values[-1], labels)]
+        squared = torch.zeros(len(labels), dtype=torch.float64)
+        for position in reversed(range(len(self.linears))):
+            layer, entered = self.linears[position], values[position]
+            own = deltas[0].square().sum(dim=1, dtype=torch.float64)
+            squared += own * (1 + entered.square().sum(dim=1, dtype=torch.float64))
+            deltas.insert(0, torch.mm(deltas[0], x[layer.weight].view(layer.shape)))
+            if position:
+                deltas[0] *= entered > 0
+        return deltas, squared
+
+    def add(self, values: list[Tensor], deltas: list[Tensor], scales: Tensor, out: Tensor) -> None:
+        """The sums over examples of each layer's gradients, multiplied by scales (B,), into `out` (d,)."""
+        kept = scales[:, None]
+        for layer, entered, delta in zip(self.linears, values, deltas[1:], strict=False):
+            part = torch.where(kept > 0, delta * kept, 0.0)
+            torch.mm(part.mT, torch.where(kept > 0, entered, 0.0), out=out[layer.weight].view(layer.shape))
+            torch.sum(part, dim=0, out=out[layer.bias])
+
+
+def _scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
+    """Of the negative log-likelihood of each example, from log-probabilities (B, classes), which are overwritten."""
+    delta = scores.exp_()
+    return delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
 
 
 class ConvolutionEngine(Engine):
@@ -97,6 +137,48 @@ class ConvolutionEngine(Engine):
             values = self.head.forward(x[i], self._pooled(scratch, pooled, inputs[i]))
             delta = self.head.backward(x[i], values, labels[i], out[i])
             self._backward(scratch, self._inner_order(delta), inputs.shape[1], out[i].numpy())
+
+    def clipped(
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Tensor, norm: float,
+        out: Tensor,
+    ) -> None:  # fmt: skip
+        """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
+
+        Of the linear layers, which have most parameters, no gradient of a single example is made (`_Head.by_example`);
+        of the convolutions it is, one image at a time.
+        """
+        for i in range(len(x)):
+            there = present[i].nonzero()[:, 0]
+            if not len(there):
+                out[i].zero_()
+                continue
+            scratch, pooled = self._scratch(len(there), x.dtype)
+            self._arrange(scratch, x[i].numpy())
+            values = self.head.forward(x[i], self._pooled(scratch, pooled, inputs[i, there]))
+            deltas, squared = self.head.by_example(x[i], values, labels[i, there])
+            scales = self._clipped(scratch, self._inner_order(deltas[0]), squared.numpy(), norm, out[i].numpy())
+            self.head.add(values, deltas, torch.from_numpy(scales), out[i])
+
+    def _clipped(
+        self, scratch: list[_Scratch], gradient: NDArray[Any], squared: NDArray[Any], norm: float, out: NDArray[Any]
+    ) -> NDArray[Any]:
+        """The convolutions' part into one row of the result; returns by what each example was multiplied (B,)."""
+        if getattr(self.own, "kind", None) != out.dtype:
+            self.own.one, self.own.kind = [_OneImage(s, out.dtype) for s in self.stages], out.dtype
+        one: list[_OneImage] = self.own.one
+        for own in one:
+            own.sums.fill(0)
+            own.bias_sums.fill(0)
+        scales = np.zeros(len(squared), out.dtype)
+        given: list[Any] = [tuple(self.stages), tuple(self.places), tuple(own.images for own in scratch), gradient]
+        given += [tuple(getattr(own, name) for own in scratch) for name in _HELD]
+        given += [tuple(getattr(own, name) for own in one) for name in vars(one[0])]
+        given += [squared, float(norm), scales]
+        clipped_gradient(*given)
+        for s, affine, sums in zip(self.stages, self.affines, one, strict=True):
+            restore(s, sums.sums, out[affine.weight])
+            out[affine.bias] = sums.bias_sums
+        return scales
 
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
         """Log-probabilities (c, N, classes) of c nodes on the same inputs (N, C, H, W)."""

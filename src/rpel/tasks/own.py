@@ -82,8 +82,13 @@ class Task:
         )
 
     def of_member(self, index: int, *, batch_size: int, seed: int) -> Classification:
-        """The task of member ``index`` of a network, who holds all training examples there are here."""
-        return self.among({index: np.arange(self.dataset.size)}, batch_size=batch_size, seed=seed)
+        """The task of member ``index`` of a network, who holds all training examples there are here; of a list with one
+        data set for each member, the one with that number."""
+        if self.shards is None:
+            return self.among({index: np.arange(self.dataset.size)}, batch_size=batch_size, seed=seed)
+        if index >= len(self.shards):
+            raise ValueError(f"member {index} has no data: train is a list for {len(self.shards)} members")
+        return self.among({index: self.shards[index]}, batch_size=batch_size, seed=seed)
 
     def subset(self, size: int, seed: int = 0) -> Integers:
         """So many test examples, as many of every class."""

@@ -13,7 +13,7 @@ Plain twin: a loop over examples, in tests/test_privacy.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ class PrivateGradients:
     """The gradients of a task, made private; everything else about it stays what it is.
 
     max_grad_norm: C; infinite: nothing is clipped. noise_multiplier: σ. draw: where batches and noise come from; by
-    default the task's seed, which is right for simulations and wrong where others know the seed.
+    default the task's seed, which is right for simulations and wrong where others know the seed. sizes: N of nodes for
+    which others count another number of examples than they hold, as an audit does that adds and leaves out some.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
@@ -49,7 +50,12 @@ class PrivateGradients:
     """
 
     def __init__(
-        self, task: Classification, max_grad_norm: float, noise_multiplier: float = 0.0, draw: Draw | None = None
+        self,
+        task: Classification,
+        max_grad_norm: float,
+        noise_multiplier: float = 0.0,
+        draw: Draw | None = None,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
         check_module(task.module)
         if noise_multiplier and not math.isfinite(max_grad_norm):
@@ -59,6 +65,7 @@ class PrivateGradients:
         if task.examples.virtual is not None:
             raise ValueError("partition 'virtual' shares examples between nodes, so no node could protect its own")
         self.task, self.max_grad_norm, self.noise_multiplier = task, max_grad_norm, noise_multiplier
+        self.engine, self.sizes = task.engine_by_example(), dict(sizes or {})
         self.draw = draw or (lambda purpose, t, k, node: stream(task.seed, (purpose, k), t, node))
 
     def initial(self) -> Floats:
@@ -90,10 +97,11 @@ class PrivateGradients:
         examples, batch = self.task.examples, self.task.batch_size
         drawn = []
         for node in ids.tolist():
-            size, start = int(examples.size[node]), int(examples.start[node])
+            held, start = int(examples.size[node]), int(examples.start[node])
+            size = self.sizes.get(node, held)
             if size < batch:
                 raise ValueError(f"node {node} holds {size} examples, fewer than batch_size {batch}: take {size}")
-            inside = self.draw("private-batch", t, k, node).random(size) < batch / size
+            inside = self.draw("private-batch", t, k, node).random(held) < batch / size
             drawn.append(examples.pool[start + np.flatnonzero(inside)])
         widest = max(1, *map(len, drawn))
         rows = np.repeat(examples.pool[examples.start[ids], None], widest, axis=1)
@@ -105,7 +113,7 @@ class PrivateGradients:
         self, x: Any, local: Any, ids: Integers, t: int, k: int, rows: Integers, present: NDArray[np.bool_], out: Any
     ) -> None:
         """The sums of the clipped gradients of c nodes into out (c, d)."""
-        examples, engine = self.task.examples, self.task.engine
+        examples, engine = self.task.examples, self.engine
         coins = patched = None
         if examples.dataset.augment is not None:
             coins = self._uniform("private-augment", ids, t, k, (rows.shape[1], 3))

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rpel.backend.pool import run
 from rpel.data import trees
-from rpel.kernels.pool import run
 from rpel.types import Floats, Integers
 
 _TOGETHER = 1 << 22  # numbers in gradients of single examples that are there at once
@@ -171,17 +171,14 @@ class Engine(ABC):
         inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B): which examples there are. local is left alone.
         Here each example is a node of its own, with a batch of one.
         """
-        some = max(1, _TOGETHER // x.shape[1])
         for i in range(len(x)):
             out[i].zero_()
-            for part in torch.split(present[i].nonzero()[:, 0], some):
+            for part in parts(present[i], x.shape[1]):
                 alone, targets = (trees.mapped(lambda v, i=i, p=part: v[i, p][:, None], t) for t in (inputs, labels))
                 each, kept = torch.empty(len(part), x.shape[1], dtype=x.dtype), local[i].repeat(len(part), 1)
                 at = x[i].expand(len(part), -1)
                 self.gradient(at, kept, alone, targets, seeds[i, part.numpy()].tolist(), each, train=True)
-                factors = shortened(each.norm(dim=1, dtype=torch.float64), norm).to(x.dtype)
-                each[factors == 0] = 0  # whatever is not finite
-                out[i] += factors @ each
+                add_shortened(each, norm, out[i])
 
     @abstractmethod
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
@@ -227,6 +224,26 @@ def shortened(lengths: Tensor, norm: float) -> Tensor:
     [1.0, 1.0, 0.5, 0.0]
     """
     return torch.where(lengths.isfinite(), (norm / lengths.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+
+
+def parts(present: Tensor, d: int) -> list[Tensor]:
+    """Which examples there are, in parts whose gradients (d,) may be there at once; none where there is no example.
+
+    >>> parts(torch.tensor([True, False, True]), d=10), parts(torch.tensor([False]), d=10)
+    ([tensor([0, 2])], [])
+    """
+    return [part for part in torch.split(present.nonzero()[:, 0], max(1, _TOGETHER // d)) if len(part)]
+
+
+def add_shortened(gradients: Tensor, norm: float, total: Tensor) -> None:
+    """Add to total (d,) the gradients (B, d), each shortened to `norm`; what is not finite is left out.
+
+    >>> total = torch.zeros(2); add_shortened(torch.tensor([[3.0, 4.0], [0.0, torch.inf]]), 1.0, total); total
+    tensor([0.6000, 0.8000])
+    """
+    factors = shortened(gradients.norm(dim=1, dtype=torch.float64), norm).to(gradients.dtype)
+    gradients[factors == 0] = 0
+    total += factors @ gradients
 
 
 class Own(threading.local):
@@ -277,7 +294,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def share(work: Callable[[int], None], units: int, serial: bool = False) -> None:
-    """Call work(u) for u < units, on all threads that `rpel.kernels.pool` allows; in order and here if `serial`.
+    """Call work(u) for u < units, on all threads that `rpel.backend.pool` allows; in order and here if `serial`.
 
     >>> seen = []; share(seen.append, 3); sorted(seen)
     [0, 1, 2]

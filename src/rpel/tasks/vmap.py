@@ -18,7 +18,8 @@ from torch.func import functional_call, grad, vmap
 
 from rpel.data import trees
 from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, dropout_mask, with_dropout
-from rpel.tasks.task import Engine, Loss, Metric
+from rpel.tasks.task import Engine, Loss, Metric, parts, shortened
+from rpel.types import Integers
 
 Named = dict[str, Tensor]
 
@@ -120,6 +121,46 @@ class VmapEngine(Engine):
         self.parameters.store(found, out)
         if train:
             self.buffers.store(state, local)
+
+    def clipped(
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: Integers, present: Tensor, norm: float,
+        out: Tensor,
+    ) -> None:  # fmt: skip
+        """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
+
+        Many examples at once, with a node's one set of weights: most of a step is then products with that matrix.
+        """
+        module, given = self._copy(train=True)
+
+        def loss(trained: Named, rest: Named, masks: list[Tensor], example: Any, target: Any) -> Any:
+            given[:] = masks
+            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(example))
+            return self.loss(output, target)
+
+        each = vmap(grad(loss), in_dims=(None, None, 0, 0, 0))
+        for i in range(len(x)):
+            parameters = {name: value[0] for name, value in self.parameters.split(x[i : i + 1]).items()}
+            state = {name: value[0] for name, value in self._state(local[i : i + 1], x.dtype).items()}
+            rest = {name: parameters.pop(name) for name in self.frozen}
+            out[i].zero_()
+            for part in parts(present[i], x.shape[1]):
+                alone, targets = (trees.mapped(lambda v, i=i, p=part: v[i, p][:, None], t) for t in (inputs, labels))
+                masks: list[Tensor] = []
+                if self.noisy:
+                    first = trees.mapped(lambda value: value[0], alone)
+                    masks = self._masks(first, seeds[i, part.numpy()].tolist(), x.dtype)
+                found = each(parameters, rest, masks, alone, targets)
+                self._add(found, norm, out[i])
+
+    def _add(self, found: Named, norm: float, total: Tensor) -> None:
+        """Add to total (d,) the gradients of single examples, each shortened to `norm`; they are not copied."""
+        flat = {name: value.flatten(1) for name, value in found.items()}
+        lengths = [torch.linalg.vector_norm(value, dim=1, dtype=torch.float64) for value in flat.values()]
+        factors = shortened(torch.stack(lengths).norm(dim=0), norm).to(total.dtype)
+        for name, place in self.parameters.split(total[None]).items():
+            if name in flat:
+                flat[name][factors == 0] = 0
+                place.view(-1).add_(factors @ flat[name])
 
     @torch.no_grad()
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Tensor:

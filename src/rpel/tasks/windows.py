@@ -18,8 +18,8 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rpel.kernels.cache import compiled, inlined
-from rpel.kernels.vectors import (
+from rpel.backend.cache import compiled, inlined
+from rpel.backend.vectors import (
     BLOCK,
     WIDE,
     Builder,
@@ -379,3 +379,60 @@ def image_gradient(
                     at = (n * s.height + 2 * py + (corner >> 1)) * row + (2 * px + (corner & 1)) * s.channels
                     if found:
                         _add_patches(d_images, at, row, taps, s.run, begins, factors, np.int64(found), s.k, s.run)
+
+
+@compiled
+def clipped_gradient(
+    stages: tuple[Stage, ...], places: tuple[Place, ...], images: tuple[Floats, ...], gradient: Floats,
+    winners: tuple[NDArray[np.uint8], ...], begins: tuple[NDArray[np.int64], ...], factors: tuple[Floats, ...],
+    taps: tuple[Floats, ...], d_images: tuple[Floats, ...], d_taps: tuple[Floats, ...], d_bias: tuple[Floats, ...],
+    sums: tuple[Floats, ...], bias_sums: tuple[Floats, ...], squared: Floats, norm: float, scales: Floats,
+) -> None:  # fmt: skip
+    """Add to sums and bias_sums the gradients of single images, each shortened so that its example keeps to `norm`.
+
+    gradient: of the pooled values of the last stage, of all images. squared (count,): the squared length of the rest of
+    each example's gradient. scales (count,) is what each was multiplied with; 0 where it is not finite. d_images,
+    d_taps and d_bias are scratch for one image, so that no more than one image's gradient is ever there.
+    """
+    last = len(stages) - 1
+    for n in range(len(squared)):
+        length = squared[n]
+        for back in range(len(stages)):
+            i = last - back
+            s, of = stages[i], places[i]
+            image = images[i][n * s.height * s.width * s.channels :]
+            won = winners[i][n * s.rows * s.columns * s.filters :]
+            given = gradient[n * of.image :] if i == last else d_images[i + 1]
+            d_taps[i][:] = 0
+            d_bias[i][:] = 0
+            pool_gradient(s, 1, image, given, of, won, begins[i], factors[i], d_taps[i], d_bias[i])
+            if i:
+                d_images[i][:] = 0
+                image_gradient(s, 1, taps[i], given, of, won, begins[i], factors[i], d_images[i])
+            length += _squared_length(s, d_taps[i], d_bias[i])
+        scale = min(1.0, norm / max(np.sqrt(length), 1e-300)) if np.isfinite(length) else 0.0
+        scales[n] = scale
+        if scale > 0:
+            kept = scales[n]
+            for i in range(len(stages)):
+                total, lift, of_taps, of_bias = sums[i], bias_sums[i], d_taps[i], d_bias[i]
+                for j in range(len(total)):
+                    total[j] += kept * of_taps[j]
+                for j in range(len(lift)):
+                    lift[j] += kept * of_bias[j]
+
+
+@inlined
+def _squared_length(s: Stage, taps: Floats, bias: Floats) -> float:
+    """Of a stage's gradient; what lies beyond a run of the taps is no part of it."""
+    columns, found = np.zeros(s.k * s.channels), 0.0
+    for line in range(s.filters * s.k):
+        at = line * s.run
+        for j in range(len(columns)):
+            value = np.float64(taps[at + j])
+            columns[j] += value * value
+    for j in range(len(columns)):
+        found += columns[j]
+    for f in range(s.filters):
+        found += np.float64(bias[f]) * np.float64(bias[f])
+    return found

@@ -20,8 +20,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor, nn
 
-from rpel.kernels.cache import compiled
-from rpel.kernels.vectors import Builder, add_product, instruction, integer, load, loop, store, vector_of
+from rpel.backend.cache import compiled
+from rpel.backend.vectors import Builder, add_product, instruction, integer, load, loop, store, vector_of
 from rpel.types import Floats
 
 LANES = 8

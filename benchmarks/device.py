@@ -1,0 +1,96 @@
+"""Seconds and bytes of each part of a round on a device of torch: python benchmarks/device.py --device cuda --json.
+
+Beside each part stands what the device's own copy and matrix-product rates, measured here, would need for its bytes.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from rpel.backend.torch import Torch, missing
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--nodes", type=int, default=90)
+    parser.add_argument("--models", type=int, default=16, help="that each node aggregates, its own included")
+    parser.add_argument("--parameters", type=int, default=176_050)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if (why := missing(given.device)) is not None:
+        sys.exit(f"device {given.device!r} is not available here: {why}")
+    rows = measured(Torch(given.device), given.nodes, given.models, given.parameters)
+    about = {"device": given.device, "torch": torch.__version__, "name": _name(given.device)}
+    if given.json:
+        print(json.dumps({**about, "nodes": given.nodes, "parameters": given.parameters, "parts": rows}))
+        return
+    print(f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} parameters")
+    for row in rows:
+        print(f"{row['part']:<24} {row['seconds']:9.4f} s {row['bytes'] / 1e6:12.1f} MB {row['of_copy']:6.1f} x copy")
+
+
+def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
+    """A row for each part; bytes are those that it must read and write at least."""
+    coins = np.random.default_rng(0)
+    table = arrays.repeated(np.zeros(d, np.float32), 2 * h)
+    table[:] = torch.randn(d, device=table.device) + 0.1 * torch.randn(2 * h, d, device=table.device)
+    index = np.stack([np.r_[i, coins.choice(np.delete(np.arange(h), i), m - 1, replace=False)] for i in range(h)])
+    x, momentum, gradient = table[:h].clone(), torch.zeros_like(table[:h]), table[h:]
+    f, size, ones = (m - 1) // 2, 4 * d, np.ones(h)
+    square = torch.randn(1024, 1024, device=table.device)
+    copied = seconds(arrays, lambda: x.copy_(table[:h])) / (2 * h * size)
+    parts: dict[str, tuple[Callable[[], Any], int]] = {
+        "copy": (lambda: x.copy_(table[:h]), 2 * h * size),
+        "momentum step": (lambda: arrays.momentum_step(x, momentum, gradient, 0.9, 0.1, 0.0, out=x), 5 * h * size),
+        "forge (alie)": (lambda: arrays.moments(table, index, ones, ones, out=gradient), h * (2 * m + 1) * size),
+        "distances": (lambda: arrays.squared_distances(table, index), h * m * size),
+        "trimmed mean": (lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, out=x), h * (m + 1) * size),
+        "nnm + trimmed mean": (
+            lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, m - f, out=x), h * (2 * m + 1) * size,
+        ),
+        "mean of all": (lambda: arrays.mean(table[:h]), h * size),
+    }  # fmt: skip
+    found = []
+    for name, (work, nbytes) in parts.items():
+        took = seconds(arrays, work)
+        found.append({"part": name, "seconds": took, "bytes": nbytes, "of_copy": took / (copied * nbytes)})
+    product = seconds(arrays, lambda: square @ square)
+    found.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
+                  "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
+    return found
+
+
+def seconds(arrays: Torch, work: Callable[[], Any], times: int = 3) -> float:
+    """The quickest of a few calls, each waited for."""
+    work()
+    best = float("inf")
+    for _ in range(times):
+        _wait(arrays.device)
+        began = time.perf_counter()
+        work()
+        _wait(arrays.device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device == "mps":
+        torch.mps.synchronize()
+
+
+def _name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""``rpel privacy attack``: what a curious member finds out about another one's examples."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from rpel.cli import terminal
+from rpel.cli.terminal import Json, Plot
+
+if TYPE_CHECKING:
+    from rpel.experiments.curious import Findings, Point
+
+app = typer.Typer(name="privacy", help="Attack the privacy of a run.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _privacy() -> None:
+    pass
+
+
+@app.command()
+def attack(
+    run: Annotated[Path, Argument(metavar="RUN", help="A run folder; finished or not.", show_default=False)],
+    victim: Annotated[int, Option(help="Which of the honest nodes is attacked.", min=0)] = 0,
+    canaries: Annotated[int, Option(help="Examples put beside the victim's, by coins, to be guessed.")] = 200,
+    shadows: Annotated[int, Option(help="Further runs for the likelihood ratio, an even number.")] = 0,
+    points: Annotated[int, Option(help="Rounds at which the curves are drawn.")] = 12,
+    seed: Annotated[int, Option(help="Of the coins.")] = 0,
+    without_clipping: Annotated[
+        bool, Option("--without-clipping", help="Break the run on purpose: the bound must then pass what is stated.")
+    ] = False,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Play a run again and guess, from half-steps that a member pulled, which examples the victim has.
+
+    Each of the victim's examples is left out by a coin. By the loss of the model seen last: AUC, and true positives
+    (TPR) at 1 % false positives. By canaries: a lower bound on epsilon, which must stay below what the run states. Once
+    for a member that sees the victim in every round, once for one that meets it by the plan's draws.
+
+    Example: rpel privacy attack runs/quickstart-0123456789ab --plot attack.svg
+    """
+    from rpel.config.spec import load_folder
+    from rpel.experiments import curious
+    from rpel.plots import save
+
+    spec = load_folder(run)
+    with terminal.display() as shown:
+
+        def progress(what: str, done: int, rounds: int) -> None:
+            if shown.console.is_terminal:
+                shown.update(what, done, rounds, "")
+            elif done == rounds or done * 10 // rounds > (done - 1) * 10 // rounds:
+                shown.say(f"{what}: round {done}/{rounds}")
+
+        found = curious.attack(
+            spec, victim=victim, canaries=canaries, shadows=shadows, points=points, seed=seed,
+            clipping=not without_clipping, progress=progress, download=shown.download,
+        )  # fmt: skip
+    if plot is not None:
+        save(curious.drawing(found), plot)
+    if not terminal.printed({"run": str(run), **found.to_dict()}, as_json):
+        _print(found)
+    if found.holds is False and found.clipped:
+        raise typer.Exit(1)
+
+
+def _print(found: "Findings") -> None:
+    print(
+        f"victim: node {found.victim}, {found.included} of {found.examples} examples there, {found.canaries} canaries; "
+        f"curious: node {found.member}"
+    )
+    ratio = ("ratio: AUC", "TPR 1%") if found.shadows else ()
+    names = ("round", "met", "loss: AUC", "TPR", *ratio, "canaries", "epsilon >=", "stated")
+    for name, points in found.curves.items():
+        table = terminal.table(*names, right=names, title=f"a member that sees it {name}")
+        for point, stated in zip(points, found.stated, strict=True):
+            table.add_row(*_cells(point, bool(ratio)), "none" if stated is None else f"{stated:.3f}")
+        terminal.stdout(wrap=True).print(table)
+    print(_verdict(found))
+
+
+def _cells(point: "Point", ratio: bool) -> list[str]:
+    more = [point.ratio_auc, point.ratio_tpr] if ratio else []
+    shown = [point.auc, point.tpr, *more, point.canary_auc, point.epsilon_low]
+    numbers = ["" if value is None or value != value else f"{value:.3f}" for value in shown]
+    return [str(point.round), str(point.met), *numbers]
+
+
+def _verdict(found: "Findings") -> str:
+    sure = f"(delta {found.delta:g}, {found.confidence:.1%} sure)"
+    bound = f"epsilon is at least {found.epsilon_low:.3f} {sure}"
+    stated = found.stated[-1]
+    if stated is None or found.holds is None:
+        return f"{bound}; this run states none"
+    if found.holds:
+        most = f"; {found.canaries} canaries show at most {found.most:.2f}" if found.most < stated else ""
+        broken = "" if found.clipped else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+        return f"{bound}, and {stated:.3f} is stated: nothing speaks against it{most}{broken}"
+    if found.clipped:
+        return f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says"
+    return f"{bound}, more than the {stated:.3f} stated with clipping: so the audit finds what is broken"

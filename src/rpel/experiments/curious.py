@@ -1,0 +1,432 @@
+"""The curious member: what it finds out about a victim's examples from the half-steps that it pulled.
+
+A run is played again from its Spec, which is deterministic, with one change at one node, the victim: each of its
+examples is left out by a fair coin, and canaries are put beside them, each there by a fair coin as well. Rates stay
+those of the run, as if nothing had changed, so the accountant's ε is the run's. Who is there is then guessed:
+
+- of examples, by the loss of the model seen last (low: there), or by the ratio of likelihoods of that loss under shadow
+  runs with and without the example (Carlini et al. 2022);
+- of canaries, by how far the victim's updates point along the canary's gradient, summed over the rounds seen, less
+  what ordinary examples explain of it; from that comes a lower bound on ε (`rpel.inference`).
+
+Two members guess. One sees the victim's half-step in every round, and knows the model it started from and which of its
+own examples are there: of somebody who knows all but the canaries, differential privacy says the same. The other meets
+it by the plan's draws, and knows its own model and its own examples only.
+Invariant: coins are drawn for this and nothing else, and no guess looks at them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from rpel import inference, plots
+from rpel.config.record import OWN
+from rpel.config.spec import Spec
+from rpel.data import Dataset
+from rpel.randomness import stream
+from rpel.simulation.engine import Simulation
+from rpel.simulation.inputs import Download, Inputs, Objects, build_task, loader
+from rpel.simulation.methods import ResolvedSpec
+from rpel.simulation.run import pinned, prepared
+from rpel.tasks import Classification
+from rpel.tasks.task import one_torch_thread, tensor
+from rpel.types import Floats, Integers
+
+EVERY, DRAWN = "every round", "by draws"
+DELTA = 1e-5
+"""Of the audit of a run that states none."""
+_USUAL = 500  # examples whose gradients stand for those of all ordinary ones
+_RIDGE = 0.1  # of the least squares that tell canaries apart
+_AT_ONCE = 1 << 23  # numbers in the gradients of canaries that are there at once
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, round, rounds)"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a member knows after a round. met: rounds in which it saw the victim. auc, tpr: of the victim's examples by
+    their loss; ratio_auc, ratio_tpr: by likelihood ratio, with shadows; canary_auc and epsilon_low: of the canaries."""
+
+    round: int
+    met: int
+    auc: float = math.nan
+    tpr: float = math.nan
+    ratio_auc: float | None = None
+    ratio_tpr: float | None = None
+    canary_auc: float = math.nan
+    epsilon_low: float = 0.0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The curves of both members, and what they are to be held against."""
+
+    victim: int
+    member: int
+    examples: int
+    """How many of the victim's own were to be guessed."""
+    included: int
+    canaries: int
+    clipped: bool
+    shadows: int
+    confidence: float
+    delta: float
+    most: float
+    """The largest bound that so many canaries could show."""
+    stated: list[float | None]
+    """The victim's ε after the rounds of the curves, by the accountant; None where nothing is stated."""
+    curves: dict[str, list[Point]]
+
+    @property
+    def epsilon_low(self) -> float:
+        """The larger bound of both members after the last round."""
+        return max(points[-1].epsilon_low for points in self.curves.values())
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether no bound, in any round, exceeds what is stated for it; None where nothing is stated."""
+        pairs = [
+            (p.epsilon_low, e) for points in self.curves.values() for p, e in zip(points, self.stated, strict=True)
+        ]
+        return None if None in self.stated else all(e is not None and low <= e for low, e in pairs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "epsilon_low": self.epsilon_low, "holds": self.holds}
+
+
+def attack(
+    spec: Spec,
+    own: Objects | None = None,
+    *,
+    victim: int | None = None,
+    canaries: int = 200,
+    shadows: int = 0,
+    points: int = 12,
+    clipping: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+    download: Download | None = None,
+) -> Findings:
+    """Play a run again and let the curious member guess.
+
+    victim: its number among the honest nodes; the first if left out. shadows: further runs for the likelihood ratio, an
+    even number. points: rounds at which the curves are drawn. clipping=False breaks the mechanism on purpose: the bound
+    must then exceed what is stated, or the audit proves nothing. seed: of the coins.
+    """
+    if canaries < 20:
+        raise ValueError(f"{canaries} canaries show nothing: the least is 20, and 200 show an epsilon up to 3")
+    if shadows % 2 or shadows < 0:
+        raise ValueError(f"shadows {shadows} must be even, since they come in pairs: the nearest is {shadows + 1}")
+    if points < 1:
+        raise ValueError(f"a curve needs at least 1 point, not {points}")
+    resolved, inputs = prepared(spec, own or Objects(), loader(download))
+    if not clipping and resolved.max_grad_norm is None:
+        raise ValueError("this run does not clip, so clipping cannot be switched off: leave --without-clipping out")
+    with pinned(resolved.threads), one_torch_thread():
+        stage = _Stage(resolved, inputs, canaries, seed, victim, clipping)
+        return stage.findings(shadows, points, progress or (lambda what, t, rounds: None))
+
+
+def drawing(found: Findings) -> Any:
+    """Both curves: how well examples are told apart, and the bounds beside what is stated."""
+    figure, first = plots.canvas(10.0, 4.2)
+    figure.clear()
+    first, second = (plots.plain(axes) for axes in figure.subplots(1, 2))
+    for colour, (name, points) in zip(plots.COLOURS, found.curves.items(), strict=False):
+        rounds = [p.round for p in points]
+        first.plot(rounds, [p.auc for p in points], color=colour, marker="o", markersize=3.5, label=f"loss, {name}")
+        if found.shadows:
+            ratio = [math.nan if p.ratio_auc is None else p.ratio_auc for p in points]
+            first.plot(rounds, ratio, color=colour, linestyle="--", label=f"likelihood ratio, {name}")
+        first.plot(rounds, [p.canary_auc for p in points], color=colour, linestyle=":", label=f"canaries, {name}")
+        second.plot(rounds, [p.epsilon_low for p in points], color=colour, marker="o", markersize=3.5, label=name)
+    first.axhline(0.5, color="#999999", linewidth=0.8)
+    first.set(xlabel="round", ylabel="AUC of membership inference", ylim=(0.3, 1.02))
+    said = [(t.round, e) for t, e in zip(found.curves[EVERY], found.stated, strict=True) if e is not None]
+    if said:
+        second.plot(*zip(*said, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
+    second.set(xlabel="round", ylabel=f"ε, at least ({found.confidence:.1%} sure)", ylim=(0, None))
+    for axes in (first, second):
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+# --- what is changed at the victim -----------------------------------------------------------------------------------
+
+
+def with_canaries(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """The data set with canaries behind its training examples: noise that is unlike any example, with drawn labels.
+
+    Images: single bright pixels, as many as keep the mean. Other numbers: two deviations from the mean, up or down.
+    """
+    coins = stream(seed, "canaries")
+    if not isinstance(dataset.train_x, np.ndarray) or dataset.collate is not None or dataset.labels is None:
+        raise ValueError(
+            f"canaries are made of examples that are one array with a class each; {dataset.name} has others"
+        )
+    x = dataset.train_x
+    if dataset.mean is not None:
+        bright = np.broadcast_to(np.array(dataset.mean).reshape(-1, *(1,) * (x.ndim - 2)), x.shape[1:])
+        made = (coins.random((count, *x.shape[1:])) < bright) * (255 if x.dtype == np.uint8 else 1)
+    else:
+        made = x.mean(axis=0) + 2 * x.std(axis=0) * coins.choice([-1, 1], (count, *x.shape[1:]))
+    labels = coins.integers(dataset.classes, size=count)
+    return replace(
+        dataset,
+        train_x=np.concatenate([x, made.astype(x.dtype)]),
+        train_y=np.concatenate([dataset.train_y, labels.astype(dataset.train_y.dtype)]),
+        writers=None,
+    )
+
+
+@dataclass(frozen=True)
+class _Play:
+    """One playing of the run: who is there of the victim's examples and of the canaries."""
+
+    examples: NDArray[np.bool_]
+    canaries: NDArray[np.bool_]
+    seed: int
+
+
+@dataclass
+class _Notes:
+    """What one member has noted: rounds in which it met the victim, canaries' scores so far, and at the points of the
+    curve the round seen last, the examples' losses in it, and the scores."""
+
+    scores: Floats
+    met: int = 0
+    last: int = 0
+    seen: Floats | None = None
+    points: list[tuple[int, int, int, Floats | None, Floats]] = field(default_factory=list)
+
+
+class _Stage:
+    """The run, the victim, and what is put beside its examples."""
+
+    def __init__(
+        self, spec: ResolvedSpec, inputs: Inputs, canaries: int, seed: int, victim: int | None, clipping: bool
+    ) -> None:
+        task = build_task(spec, inputs)
+        held = task.examples.held
+        if not held:
+            raise ValueError(f"partition {spec.partition!r} shares examples between nodes, so nobody's can be guessed")
+        if len(held) < 2:
+            raise ValueError("a run with one honest node has no other member that could be curious")
+        place = 0 if victim is None else victim
+        if not 0 <= place < len(held):
+            raise ValueError(f"victim {place} is none of the {len(held)} honest nodes: the last is {len(held) - 1}")
+        self.spec, self.inputs, self.clipping, self.seed = spec, inputs, clipping, seed
+        self.module, self.metric_free = task.module, replace(inputs, metric=None)
+        self.nodes, self.shards = list(held), list(held.values())
+        self.place, self.row = place, self.nodes[place]
+        self.beside = (place + 1) % len(held)
+        self.member = self.nodes[self.beside]
+        self.own = self.shards[place]
+        self.dataset = with_canaries(task.examples.dataset, canaries, seed)
+        self.planted = np.arange(task.examples.dataset.size, self.dataset.size)
+
+    def findings(self, shadows: int, points: int, progress: Progress) -> Findings:
+        """Play, guess, and say what was found."""
+        coins = stream(self.seed, "curious")
+        play = _Play(coins.random(len(self.own)) < 0.5, coins.random(len(self.planted)) < 0.5, self.spec.seed)
+        simulation, task = self._simulation(play)
+        last = self.spec.rounds if simulation.budget is None else simulation.budget.affordable
+        rounds = [-(-last * i // min(points, last)) for i in range(1, min(points, last) + 1)]
+        notes = self._watched(simulation, task, play, rounds, progress)
+        ratios = self._ratios(notes, shadows, progress)
+        budget = simulation.budget
+        delta = DELTA if budget is None else budget.delta
+        curves = {
+            name: [self._point(one, play, delta, ratios.get((name, i))) for i, one in enumerate(found.points)]
+            for name, found in notes.items()
+        }
+        rate = 0.0 if budget is None else float(budget.rates[self.place])
+        stated = [None if budget is None else budget.of(rate, t) for t in rounds]
+        ids = simulation.roster.honest_ids(1) if not simulation.everybody else np.arange(self.spec.nodes)
+        return Findings(
+            victim=int(ids[self.row]), member=int(ids[self.member]), examples=len(self.own),
+            included=int(play.examples.sum()), canaries=len(self.planted), clipped=self.clipping, shadows=shadows,
+            confidence=inference.CONFIDENCE, delta=delta, most=inference.most(len(self.planted), delta), stated=stated,
+            curves=curves,
+        )  # fmt: skip
+
+    def _simulation(self, play: _Play) -> tuple[Simulation, Classification]:
+        there = np.concatenate([self.own[play.examples], self.planted[play.canaries]])
+        shards = [there if i == self.place else own for i, own in enumerate(self.shards)]
+        spec = self.spec.model_copy(update={"partition": OWN, "seed": play.seed})
+        given = replace(self.metric_free, dataset=self.dataset, shards=shards, module=self.module)
+        task = build_task(spec, given)
+        simulation = Simulation(spec, task, optimizer=self.inputs.optimizer, sizes={self.row: len(self.own)})
+        if not self.clipping:
+            _unclipped(simulation)
+        return simulation, task
+
+    # --- watching ---
+
+    def _watched(
+        self, simulation: Simulation, task: Classification, play: _Play, rounds: list[int], progress: Progress
+    ) -> dict[str, _Notes]:
+        """The notes of both members."""
+        notes = {name: _Notes(np.zeros(len(self.planted))) for name in (EVERY, DRAWN)}
+        known = {EVERY: self.own[play.examples], DRAWN: self.shards[self.beside]}
+        for t in range(1, rounds[-1] + 1):
+            starts = {EVERY: simulation.state.x[self.row].copy(), DRAWN: simulation.state.x[self.member].copy()}
+            info = simulation.advance()
+            seen = np.array(info.received.table[self.row])
+            met = {EVERY: True, DRAWN: bool((info.received.index[self.member, 1:] == self.row).any())}
+            for name, one in notes.items():
+                if met[name]:
+                    one.met, one.last, one.seen = one.met + 1, t, seen
+                    one.scores += self._along(simulation, task, starts[name], seen, known[name], t)
+                if t in rounds:
+                    lost = None if one.seen is None else losses(task, one.seen, self.own)
+                    one.points.append((t, one.met, one.last, lost, one.scores.copy()))
+            progress("watching", t, rounds[-1])
+        return notes
+
+    def _along(
+        self, simulation: Simulation, task: Classification, start: Floats, seen: Floats, rows: Integers, t: int
+    ) -> Floats:
+        """(m,) how far the victim's update points along each canary's gradient at `start`, the model it started from as
+        far as that is known, beyond what ordinary examples (rows) and the canary's label explain."""
+        update = (start - seen).astype(np.float64)
+        if self.spec.optimizer == "momentum":  # what weight decay did is known, and so is the rate
+            update = update / self.spec.rate(t) - self.spec.weight_decay * start
+        usual = self._usual(simulation, task, start, rows)
+        along = np.nan_to_num(by_example(task, start, self.planted))
+        along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-30)
+        raw, expected = (along @ np.stack([update, usual], axis=1).astype(along.dtype)).astype(np.float64).T
+        labels = task.examples.dataset.train_y[self.planted]
+        known = np.column_stack([labels[:, None] == np.unique(labels), expected]).astype(np.float64)
+        rest = raw - known @ np.linalg.lstsq(known, raw, rcond=None)[0]
+        alike = (along @ along.T).astype(np.float64)  # canaries are not quite orthogonal: each is charged for its own
+        return np.asarray(np.linalg.solve(alike + _RIDGE * np.eye(len(alike)), rest))
+
+    def _usual(self, simulation: Simulation, task: Classification, x: Floats, rows: Integers) -> Floats:
+        """(d,) the sum of some examples' gradients at x, clipped as the run clips."""
+        rows, out = rows[:_USUAL], torch.empty(1, len(x))
+        private: Any = simulation.gradients
+        inputs, labels = task.examples.batch(rows[None], None, torch.float32)
+        local, norm = tensor(task.local_state(1)), getattr(private, "max_grad_norm", None)
+        if norm is None:
+            task.engine.gradient(tensor(x[None]), local, inputs, labels, [], out, train=False)
+        else:
+            there, seeds = torch.ones(1, len(rows), dtype=torch.bool), np.zeros((1, len(rows)), np.int64)
+            private.engine.clipped(tensor(x[None]), local, inputs, labels, seeds, there, norm, out)
+        return np.asarray(np.nan_to_num(out[0].numpy()))
+
+    # --- guessing ---
+
+    def _point(
+        self, noted: tuple[int, int, int, Floats | None, Floats], play: _Play, delta: float, ratios: Floats | None
+    ) -> Point:
+        t, met, _, lost, scores = noted
+        if lost is None:
+            return Point(t, met)
+        there, away = -lost[play.examples], -lost[~play.examples]
+        by_ratio = None if ratios is None else (ratios[play.examples], ratios[~play.examples])
+        return Point(
+            t,
+            met,
+            inference.auc(there, away),
+            inference.true_positives(there, away),
+            None if by_ratio is None else inference.auc(*by_ratio),
+            None if by_ratio is None else inference.true_positives(*by_ratio),
+            inference.auc(scores[play.canaries], scores[~play.canaries]),
+            inference.audit(scores, play.canaries, delta).epsilon,
+        )
+
+    def _ratios(self, notes: dict[str, _Notes], shadows: int, progress: Progress) -> dict[tuple[str, int], Floats]:
+        """(N,) log-likelihood ratios of the examples at each point of each curve, from shadow runs in pairs, in which
+        each example is there once and once not."""
+        if not shadows:
+            return {}
+        wanted = sorted({point[2] for one in notes.values() for point in one.points if point[3] is not None})
+        found: dict[int, list[Floats]] = {t: [] for t in wanted}
+        there = []
+        for number in range(shadows):
+            coins = stream(self.seed, ("shadow", number // 2))
+            first = _Play(coins.random(len(self.own)) < 0.5, coins.random(len(self.planted)) < 0.5, 0)
+            flip = bool(number % 2)
+            play = _Play(first.examples ^ flip, first.canaries ^ flip, self.spec.seed + 1 + number)
+            simulation, task = self._simulation(play)
+            there.append(play.examples)
+            for t in range(1, max(wanted, default=0) + 1):
+                info = simulation.advance()
+                if t in found:
+                    found[t].append(confidence(losses(task, np.array(info.received.table[self.row]), self.own)))
+                progress(f"shadow {number + 1} of {shadows}", t, max(wanted))
+        return {
+            (name, i): likelihood_ratios(confidence(lost), np.stack(found[last]), np.stack(there))
+            for name, one in notes.items()
+            for i, (_, _, last, lost, _) in enumerate(one.points)
+            if lost is not None
+        }
+
+
+def _unclipped(simulation: Simulation) -> None:
+    """Break a simulation on purpose: its noise stays, its gradients are not clipped."""
+    gradients: Any = simulation.gradients
+    clipped = gradients.engine.clipped
+
+    def whole(x: Any, local: Any, inputs: Any, labels: Any, seeds: Any, present: Any, norm: float, out: Any) -> None:
+        clipped(x, local, inputs, labels, seeds, present, math.inf, out)
+
+    vars(gradients.engine)["clipped"] = whole
+
+
+def by_example(task: Classification, x: Floats, rows: Integers) -> Floats:
+    """(B, d) the gradients at x (d,) of single training examples."""
+    size, out = max(1, _AT_ONCE // len(x)), torch.empty(len(rows), len(x))
+    for some in (slice(at, at + size) for at in range(0, len(rows), size)):
+        inputs, labels = task.examples.batch(rows[some, None], None, torch.float32)
+        count = len(labels)
+        given = tensor(np.tile(x, (count, 1))), tensor(task.local_state(count))
+        task.engine.gradient(*given, inputs, labels, [], out[some], train=False)
+    return np.asarray(out.numpy())
+
+
+def losses(task: Classification, x: Floats, rows: Integers) -> Floats:
+    """(N,) the loss of the model x (d,) on each of these training examples."""
+    found, model, local = [], tensor(x[None]), tensor(task.local_state(1))
+    for some in (rows[at : at + task.engine.block] for at in range(0, len(rows), task.engine.block)):
+        inputs, labels = (part[0] for part in task.examples.batch(some[None], None, torch.float32))
+        with torch.no_grad():
+            output = task.engine.outputs(model, local, inputs)[0]
+            found.append(F.nll_loss(F.log_softmax(output, dim=1), labels, reduction="none").double().numpy())
+    return np.concatenate(found)
+
+
+def confidence(lost: Floats) -> Floats:
+    """log p/(1 − p) of the true class, from its cross-entropy: nearly normal, which losses are not.
+
+    >>> confidence(np.array([np.log(2), np.log(4 / 3)])).round(3)
+    array([0.   , 1.099])
+    """
+    p = np.clip(np.exp(-lost), 1e-12, 1 - 1e-12)
+    return np.asarray(np.log(p) - np.log1p(-p))
+
+
+def likelihood_ratios(seen: Floats, shadows: Floats, there: NDArray[np.bool_]) -> Floats:
+    """(N,) log-likelihood ratios of what was seen (N,): of normal laws fitted to the shadows (k, N) in which an example
+    was there, and in which it was not; their variances are common to all examples, since shadows are few.
+
+    >>> shadows = np.array([[1.0, 5.0], [3.0, 2.0]])
+    >>> likelihood_ratios(np.array([3.0, 2.0]), shadows, np.array([[False, True], [True, False]])).round(1).tolist()
+    [200000000.0, -450000000.0]
+    """
+    laws = []
+    for which in (there, ~there):
+        mean = np.where(which, shadows, 0).sum(axis=0) / np.maximum(which.sum(axis=0), 1)
+        rest = np.where(which, shadows - mean, 0.0)
+        variance = max(float(np.square(rest).sum() / max(which.sum() - which.shape[1], 1)), 1e-8)
+        laws.append(-np.square(seen - mean) / (2 * variance) - 0.5 * math.log(variance))
+    return np.asarray(laws[0] - laws[1])

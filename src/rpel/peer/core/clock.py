@@ -1,0 +1,78 @@
+"""Which round is it? An agreed epoch and period, then a clock that nobody can set.
+
+Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so
+that setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their
+median (with one's own, unless they are enough without), are more than a round away. Later drift is followed by at most
+1 % of a period a round, and only what exceeds 2 %: an answer's position is older than its arrival by the way it took,
+and following that would slow everybody.
+"""
+
+from collections.abc import Callable, Sequence
+from math import floor
+from statistics import median
+
+_SLEW = 0.01
+_IGNORED = 0.02
+
+
+class ClockError(ValueError):
+    """This peer's clock and those of the other members are more than a round apart."""
+
+
+class RoundClock:
+    """Positions are seconds since the epoch; round t = 1, 2, … lasts from (t − 1) · period to t · period.
+
+    >>> clock = RoundClock(epoch=1000.0, period=10.0, wall=lambda: 1025.0, ticks=lambda: 7.0)
+    >>> clock.position(), clock.round(), clock.start(3)
+    (25.0, 3, 20.0)
+    """
+
+    def __init__(self, epoch: float, period: float, wall: Callable[[], float], ticks: Callable[[], float]) -> None:
+        self.period, self._ticks = period, ticks
+        self._zero = wall() - epoch - ticks()
+
+    def position(self) -> float:
+        """Seconds since the epoch, negative before it."""
+        return self._ticks() + self._zero
+
+    def round(self, position: float | None = None) -> int:
+        """The round that runs now, or at that position; 0 or less before the first."""
+        return floor((self.position() if position is None else position) / self.period) + 1
+
+    def start(self, t: int) -> float:
+        """Where round t begins."""
+        return (t - 1) * self.period
+
+    def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:
+        """Take the median of the members' clocks, so far ahead of one's own, and this one; refuse more than a round.
+
+        Where the others outvote ``hostile`` liars by themselves this one is left out: wrong, it would be one more.
+
+        >>> clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+        >>> clock.adopt([2.0, 1.0, 1e9]); clock.position()
+        26.5
+        >>> clock.adopt([63.0, 64.0])
+        Traceback (most recent call last):
+        rpel.peer.core.clock.ClockError: this machine's clock is 6.3 rounds behind the members': set it and start again
+        """
+        off = median(offsets if 0 < 2 * hostile < len(offsets) else [*offsets, 0.0])
+        if abs(off) > self.period:
+            way = "behind" if off > 0 else "ahead of"
+            far = f"{abs(off) / self.period:.1f} rounds"
+            raise ClockError(f"this machine's clock is {far} {way} the members': set it and start again")
+        self._zero += off
+
+    def slew(self, offsets: Sequence[float], hostile: int) -> float:
+        """Follow the median a little; returns how far off it is. Too few answers to outvote the hostile: stay.
+
+        >>> clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+        >>> clock.slew([1.0, 1.0], hostile=1), clock.position()
+        (1.0, 25.1)
+        """
+        if len(offsets) < 2 * hostile:
+            return 0.0
+        off = median([*offsets, 0.0])
+        beyond = max(0.0, abs(off) - _IGNORED * self.period)
+        step = min(beyond, _SLEW * self.period)
+        self._zero += step if off > 0 else -step
+        return off

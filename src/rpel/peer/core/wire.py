@@ -1,0 +1,308 @@
+"""Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out, no sockets.
+
+Invariants: every model of a network looks the same, so a body is accepted only if its length and its header bytes are
+exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for
+them, so a reply can take no more memory than that row; values are not judged here (a complete model that is not finite
+is an answer, and the rule's business).
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Self
+
+import numpy as np
+
+from rpel.text import shortened
+from rpel.types import Models
+
+DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_LISTED = 40  # parameters that an error names
+
+
+class Malformed(Exception):  # noqa: N818 (it is the reply that is wrong, not the program)
+    """A reply that is not a model of this network; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What every model of a network looks like: names and shapes in the order of the vector, and float32 or float64.
+
+    >>> sig = Signature(("w", "b"), ((2, 3), (2,)), np.dtype("float32"))
+    >>> sig.d, len(sig.header) % 8, sig.size - len(sig.header)
+    (8, 0, 32)
+    >>> sig.header[8:].rstrip()
+    b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}}'
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _NAMES:
+            raise ValueError(f"models travel as float32 or float64, not as {self.dtype}")
+        if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
+            raise ValueError(f"each parameter needs one name and one shape, not {self.names} and {self.shapes}")
+        if "__metadata__" in self.names:
+            raise ValueError("a parameter cannot be called '__metadata__': safetensors keeps that name for itself")
+        if self.d == 0:
+            raise ValueError("a model needs at least one parameter")
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:
+        """The signature of named arrays or tensors, such as ``module.named_parameters()``, in their order.
+
+        >>> Signature.of({"w": np.zeros((2, 3)), "b": np.zeros(2)}).d
+        8
+        """
+        arrays = {name: _array(value) for name, value in (named.items() if isinstance(named, Mapping) else named)}
+        dtypes = sorted({str(array.dtype) for array in arrays.values()})
+        if len(dtypes) > 1:
+            raise ValueError(f"the parameters of a model must have one type, not {' and '.join(dtypes)}")
+        shapes = tuple(array.shape for array in arrays.values())
+        return cls(tuple(arrays), shapes, np.dtype(dtypes[0] if dtypes else "float32"))
+
+    @cached_property
+    def d(self) -> int:
+        """The number of values of a model."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each parameter begins in the vector, and where the last one ends."""
+        return tuple(accumulate((math.prod(shape) for shape in self.shapes), initial=0))
+
+    @cached_property
+    def offsets(self) -> list[tuple[int, ...]]:
+        """(first byte, byte after the last) of each parameter among the values."""
+        width = self.dtype.itemsize
+        return [(first * width, last * width) for first, last in pairwise(self.bounds)]
+
+    @cached_property
+    def header(self) -> bytes:
+        """The bytes before the values: the JSON's length as 8 bytes, then the JSON, padded to align the values."""
+        kind = _NAMES[self.dtype]
+        entries = {
+            name: {"dtype": kind, "shape": shape, "data_offsets": offsets}
+            for name, shape, offsets in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    @property
+    def size(self) -> int:
+        """The length of a body in bytes: header and values."""
+        return len(self.header) + self.d * self.dtype.itemsize
+
+    @cached_property
+    def sha256(self) -> str:
+        """The header's hash, by which peers know that they mean the same kind of model."""
+        return hashlib.sha256(self.header).hexdigest()
+
+
+def split(sig: Signature, flat: Models) -> dict[str, Models]:
+    """The parameters by name, as views of the vector (d,).
+
+    >>> parts = split(Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64")), np.array([1.0, 2.0, 3.0]))
+    >>> parts["w"].tolist(), parts["b"].tolist()
+    ([[1.0, 2.0]], [3.0])
+    """
+    _check_vector(sig, flat)
+    pieces = zip(sig.names, sig.shapes, pairwise(sig.bounds), strict=True)
+    return {name: flat[first:last].reshape(shape) for name, shape, (first, last) in pieces}
+
+
+def flatten(sig: Signature, named: Mapping[str, Any], out: Models | None = None) -> Models:
+    """The vector (d,) of arrays or tensors by name, into ``out`` if given; the inverse of :func:`split`.
+
+    >>> sig = Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64"))
+    >>> flatten(sig, {"b": np.array([3.0]), "w": np.array([[1.0, 2.0]])}).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    arrays = {name: _array(value) for name, value in named.items()}
+    check_layout(sig, {name: array.shape for name, array in arrays.items()}, "the model given")
+    flat = np.empty(sig.d, sig.dtype) if out is None else out
+    for name, part in split(sig, flat).items():
+        if arrays[name].dtype != part.dtype:
+            raise ValueError(f"parameter {name!r} is {arrays[name].dtype}, expected {part.dtype}")
+        part[...] = arrays[name]
+    return flat
+
+
+class Reordering:
+    """Between the vector of a network's models and one whose parameters, the same by name and shape, lie otherwise.
+
+    >>> sig = Signature(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
+    >>> order = Reordering(sig, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
+    >>> order.same, order.inwards(np.array([3.0, 1.0, 2.0]), np.empty(3)).tolist()
+    (False, [1.0, 2.0, 3.0])
+    >>> order.outwards(np.array([1.0, 2.0, 3.0]), np.empty(3)).tolist()
+    [3.0, 1.0, 2.0]
+    """
+
+    def __init__(self, sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
+        """``whose`` layout it is, for the sentence that refuses one that does not match."""
+        own = {name: tuple(shape) for name, shape in layout.items()}
+        check_layout(sig, own, whose)
+        self.same = tuple(own) == sig.names
+        theirs = dict(zip(sig.names, pairwise(sig.bounds), strict=True))
+        ends = accumulate((math.prod(shape) for shape in own.values()), initial=0)
+        self._pieces = [(slice(*theirs[name]), slice(*mine)) for name, mine in zip(own, pairwise(ends), strict=True)]
+
+    def inwards(self, network: Models, out: Models) -> Models:
+        """A vector of the network in the own order, into ``out``, which must not share its memory."""
+        for theirs, mine in self._pieces:
+            out[mine] = network[theirs]
+        return out
+
+    def outwards(self, own: Models, out: Models) -> Models:
+        """A vector in the own order as the network has it, into ``out``, which must not share its memory."""
+        for theirs, mine in self._pieces:
+            out[theirs] = own[mine]
+        return out
+
+
+def check_layout(sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
+    """Refuse a layout whose names or shapes are not those of the network's models, in whatever order.
+
+    >>> check_layout(Signature(("w",), ((3,),), np.dtype("float32")), {"w": (2,), "b": (1,)}, "task 't:t'")
+    Traceback (most recent call last):
+    ValueError: task 't:t' has the parameters w (2,), b (1,), but this network's models have w (3,)
+    """
+    expected = dict(zip(sig.names, sig.shapes, strict=True))
+    if dict(layout) != expected:
+        own, network = _listed(layout, expected), _listed(expected, layout)
+        raise ValueError(f"{whose} has the parameters {own}, but this network's models have {network}")
+
+
+def _listed(layout: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
+    """Names and shapes, those that the other does not have first."""
+    ordered = sorted(layout.items(), key=lambda entry: other.get(entry[0]) == entry[1])
+    return shortened([f"{name} {shape}" for name, shape in ordered], most=_LISTED)
+
+
+def raw(sig: Signature, flat: Models) -> memoryview:
+    """The values' bytes, without a copy.
+
+    >>> len(raw(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32")))
+    12
+    """
+    _check_vector(sig, flat)
+    if not flat.flags.c_contiguous:
+        raise ValueError("a model's values must lie side by side in memory")
+    return flat.data.cast("B")
+
+
+def digest(sig: Signature, flat: Models) -> str:
+    """The hash of a whole body, header and values.
+
+    >>> digest(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32"))[:12]
+    '92d3d5190c09'
+    """
+    found = hashlib.sha256(sig.header)
+    found.update(raw(sig, flat))
+    return found.hexdigest()
+
+
+class Reception:
+    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end.
+
+    Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted; the row
+    then holds nothing of meaning. ``missing`` is how many bytes are still expected: no more need be read.
+
+    >>> sig, row = Signature(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
+    >>> reply = Reception(sig, row, round=7)
+    >>> headers = {"Content-Length": str(sig.size), "Content-Type": "application/octet-stream", "RPEL-Round": "7"}
+    >>> reply.head(200, headers)
+    >>> reply.feed(sig.header + np.array([1, 2], "float32").tobytes())
+    >>> reply.close()
+    >>> row.tolist(), reply.missing
+    ([1.0, 2.0], 0)
+    """
+
+    def __init__(self, sig: Signature, row: Models, round: int, hashed: bool = False) -> None:
+        """``hashed``: work out the :attr:`digest` as the bytes come."""
+        if not row.flags.writeable:
+            raise ValueError("a reply needs a row that can be written to")
+        self._sig, self._values, self._round = sig, raw(sig, row), round
+        self._received = 0
+        self._open = False
+        self._hash = hashlib.sha256() if hashed else None
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of the whole body, once it is there."""
+        assert self._hash is not None, "asked for with hashed"
+        return self._hash.digest()
+
+    @property
+    def missing(self) -> int:
+        """Bytes still expected."""
+        return self._sig.size - self._received
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Judge status and headers; a header that counts may stand there only once."""
+        if status != 200:
+            raise Malformed(f"status {status} instead of 200")
+        found = [(name.lower(), value) for name, value in headers.items()]
+        for name in ("content-encoding", "transfer-encoding"):
+            if any(name == other for other, _ in found):
+                raise Malformed(f"a reply must not have the header {name}")
+        expected = {
+            "content-length": str(self._sig.size),
+            "content-type": "application/octet-stream",
+            "rpel-round": str(self._round),
+        }
+        for name, wanted in expected.items():
+            values = [value for other, value in found if other == name]
+            if values != [wanted]:
+                raise Malformed(f"{name} is {', '.join(values)[:80] or 'missing'} instead of {wanted}")
+        self._open = True
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes: the header's are compared, the values' go into the row."""
+        if not self._open:
+            raise Malformed("bytes without an accepted head")
+        part = memoryview(data).cast("B")
+        if len(part) > self.missing:
+            self._broken(f"more than the {self._sig.size} bytes of a model")
+        if self._hash is not None:
+            self._hash.update(part)
+        header = self._sig.header
+        if self._received < len(header):
+            start = self._received
+            self._received += len(part[: len(header) - start])
+            if part[: len(header) - start] != header[start : self._received]:
+                self._broken("the header is not that of this network's models")
+            part = part[len(header) - start :]
+        if part:
+            begin = self._received - len(header)
+            self._values[begin : begin + len(part)] = part
+            self._received += len(part)
+
+    def close(self) -> None:
+        """The reply has ended: was it all of a model?"""
+        if not self._open or self.missing:
+            raise Malformed(f"the reply ended {self.missing} bytes short")
+        self._open = False
+
+    def _broken(self, why: str) -> None:
+        self._open = False
+        raise Malformed(why)
+
+
+def _array(value: Any) -> Models:
+    """An array as it is, a tensor as the array that shares its memory."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def _check_vector(sig: Signature, flat: Models) -> None:
+    if flat.shape != (sig.d,) or flat.dtype != sig.dtype:
+        raise ValueError(f"a model is {sig.dtype}[{sig.d}] here, not {flat.dtype}{list(flat.shape)}")

@@ -1,0 +1,358 @@
+"""The asking end: members are asked over mutual TLS 1.3, again and again, until they answer or the deadline comes.
+
+Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted
+only if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
+:mod:`rpel.peer.io.http`); once a body has begun it is not asked for again; one absolute deadline ends everything.
+"""
+
+import asyncio
+import base64
+import errno
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rpel.peer.core.evidence import Signed
+from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.io.http import CLOCK, ENDED, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Socket, Text
+from rpel.peer.io.identity import leaf_fingerprint
+from rpel.peer.io.intake import Intake, Place
+from rpel.peer.io.resolver import Resolver, connect
+from rpel.peer.io.snapshot import Snapshot
+from rpel.types import Models, PullResult
+
+_CONNECT = 5.0
+_LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
+_PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
+_KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
+_NOT_YET = {
+    425: PullResult.LATE,
+    409: PullResult.REFUSED,
+    429: PullResult.REFUSED,
+}  # worth asking again before the deadline
+
+
+_SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
+
+Judge = Callable[[Head, float, Connection], Sink]
+"""(head of a reply, own position when the request was sent, connection) → where its body goes; raises if nowhere."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of asking one member, and why not more.
+
+    ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
+    for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0 ·
+    ``signed``: the hash of the body and its signature, where half-steps are signed
+    """
+
+    result: PullResult
+    offset: float | None = None
+    reason: str = ""
+    membership: str = ""
+    received: int = 0
+    status: int = 0
+    signed: Signed | None = None
+
+
+class _Metered:
+    """A body whose bytes are counted."""
+
+    def __init__(self, sink: Reception, intake: Intake, place: Place) -> None:
+        self._sink, self._intake, self._place = sink, intake, place
+
+    @property
+    def missing(self) -> int:
+        return self._sink.missing
+
+    def feed(self, data: memoryview) -> None:
+        self._intake.took(self._place, len(data))
+        self._sink.feed(data)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class Client:
+    """The connections of the asking end, kept for the next round. ``position`` is this peer's round clock."""
+
+    def __init__(self, signature: Signature, position: Callable[[], float], addresses: Path | None = None) -> None:
+        """``addresses``: a file that keeps where members were reached."""
+        self.signature, self.position = signature, position
+        self._resolver = Resolver(addresses)
+        self._idle: dict[Line, list[tuple[float, Connection]]] = {}
+        self._open: set[Connection] = set()
+        self._sockets: set[Socket] = set()
+        self._closed = False
+        self.signed = True  # only tests of the wire alone take a half-step without a signature
+        self.exhausted = False  # no file descriptor was left for a connection
+        self.differing: dict[str, str] = {}  # by pin: the hash that a member holds, if it last refused for that
+
+    def member(self, now: Snapshot, number: int) -> "RemoteMember":
+        """A member, to be asked under this membership."""
+        return RemoteMember(self, now, number)
+
+    async def clocks(self, now: Snapshot, deadline: float) -> dict[int, float]:
+        """By member that answers by the deadline (the loop's time): how far its clock is ahead of this one."""
+        offsets = await asyncio.gather(*(self.member(now, number).clock(deadline) for number in now.others))
+        return {number: offset for number, offset in zip(now.others, offsets, strict=True) if offset is not None}
+
+    def held_elsewhere(self, now: Snapshot) -> Counter[str]:
+        """Hashes of other memberships, and how many of these members last said that they hold them."""
+        return Counter(other for pin, other in self.differing.items() if now.membership.by_fingerprint(pin) is not None)
+
+    @property
+    def connections(self) -> int:
+        """How many are open, in use or waiting for their next request."""
+        return len(self._open)
+
+    async def close(self) -> None:
+        """Close all connections, and wait until they are."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.abort()
+        await asyncio.gather(*(reached.ended for reached in self._sockets))
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def prune(self, now: Snapshot) -> None:
+        """Close connections that no request under this membership will use."""
+        usable = {_line(now, number) for number in now.others}
+        for line in [line for line in self._idle if line not in usable]:
+            for _, connection in self._idle.pop(line):
+                connection.abort()
+
+    def give_back(self, line: "Line", connection: Connection, lasting: bool) -> None:
+        """A request has ended: its connection waits for the next one, if it can be used again."""
+        if lasting and connection.usable and not self._closed:
+            until = asyncio.get_running_loop().time() + _KEPT
+            self._idle.setdefault(line, []).append((until, connection))
+        else:
+            connection.abort()
+
+    async def connection(self, now: Snapshot, member: int) -> Connection:
+        """One that waits, or a new one, whose other end has shown the member's pin."""
+        waiting, meant = self._idle.get(_line(now, member), []), now.membership.members[member]
+        while waiting:
+            until, connection = waiting.pop()
+            if meant.expires > time.time() and connection.usable and asyncio.get_running_loop().time() < until:
+                return connection
+            connection.abort()
+        host, _, port = meant.url.removeprefix("https://").rpartition(":")
+        connection = Connection()
+        try:
+            async with asyncio.timeout(_CONNECT):
+                most, private = now.membership.byzantine + _LOOKUPS, now.membership.allow_private
+                addresses = await self._resolver.addresses(host.strip("[]"), most, private)
+                reached = await connect(addresses, int(port), self._sockets)
+                where = reached.getpeername()[0]
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    sock=reached,
+                    ssl=now.client_context(member),
+                    server_hostname="",  # no name is sent: identity is the pin
+                    ssl_handshake_timeout=_CONNECT,
+                    ssl_shutdown_timeout=1.0,
+                )
+        except BaseException:
+            connection.abort()  # cancelled just after the handshake, it would wait for a goodbye
+            raise
+        self._open.add(connection)
+        connection.ended.add_done_callback(lambda _: self._open.discard(connection))
+        if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
+            transport.abort()
+            raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
+        self._resolver.reached(host.strip("[]"), where)
+        return connection
+
+
+Line = tuple[str, str, str, str]
+"""What a connection belongs to: its own certificate, the pins of its ends, and the address."""
+
+
+def _line(now: Snapshot, member: int) -> Line:
+    meant = now.membership.members[member]
+    return str(now.certificate), now.own.fingerprint, meant.fingerprint, meant.url
+
+
+@dataclass(frozen=True)
+class RemoteMember:
+    """One member, asked under the membership that the request carries."""
+
+    client: Client
+    now: Snapshot
+    number: int
+
+    async def fetch(
+        self, round: int, into: Models, deadline: float, intake: Intake | None = None, turn: int = 0
+    ) -> Answer:
+        """Its half-step of a round, into a row (d,), by a deadline (the loop's time).
+
+        Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake`` decides when
+        the body is read; ``turn`` is the member's number in the draw.
+        """
+        signature, place = self.client.signature, Place(turn)
+        hashed = round > 0 and self.client.signed
+        replies: list[tuple[Reception, Head, float | None]] = []
+        if signature.size <= _SMALL:
+            intake = None
+
+        def judge(head: Head, sent: float, connection: Connection) -> Sink:
+            reception = Reception(signature, into, round, hashed)
+            reception.head(head.status, head.headers)
+            replies[:] = [(reception, head, _offset(head.headers, sent, self.client.position()))]
+            if intake is None:
+                return reception
+            intake.begin(place, connection)
+            return _Metered(reception, intake, place)
+
+        try:
+            answer = await self._ask(f"{MODEL}{round}" if round else INIT, judge, deadline)
+        finally:
+            if intake is not None:
+                intake.end(place)
+        if answer.result is not PullResult.OK:
+            return answer
+        reception, head, offset = replies[0]
+        signed = self._signed(reception, head, round) if hashed else None
+        if hashed and signed is None:
+            return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
+        return Answer(PullResult.OK, offset=offset, received=signature.size, signed=signed)
+
+    async def seen(self, round: int, deadline: float) -> dict[str, Any] | Answer:
+        """What it saw signed in a round; an Answer if it does not say."""
+        return await self._text(f"{SEEN}{round}", deadline)
+
+    async def status(self, deadline: float) -> dict[str, Any] | Answer:
+        """What it says of itself; an Answer if it does not."""
+        return await self._text(STATUS, deadline)
+
+    async def ended(self, deadline: float) -> bool | None:
+        """Tell it that this peer has ended; whether it has, too. None if it does not answer."""
+        told = await self._text(ENDED, deadline)
+        return None if isinstance(told, Answer) else told.get("ended") is True
+
+    async def clock(self, deadline: float) -> float | None:
+        """How far its clock is ahead of this peer's; None if it does not say."""
+        told = await self._text(CLOCK, deadline)
+        return None if isinstance(told, Answer) else _ahead(told.get("position"), self.client.position())
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    async def _text(self, path: str, deadline: float) -> dict[str, Any] | Answer:
+        texts: list[Text] = []
+
+        def judge(head: Head, sent: float, connection: Connection) -> Sink:
+            texts[:] = [Text(head)]
+            return texts[0]
+
+        answer = await self._ask(path, judge, deadline)
+        if answer.result is not PullResult.OK:
+            return answer
+        try:
+            return texts[0].content()
+        except Malformed as error:
+            return Answer(PullResult.MALFORMED, reason=str(error))
+
+    async def _ask(self, path: str, judge: Judge, deadline: float) -> Answer:
+        """Ask again and again, ever more slowly, while there is hope before the deadline."""
+        client, meant = self.client, self.now.membership.members[self.number]
+        last = Answer(PullResult.UNREACHABLE, reason="no connection before the deadline")
+        pause, longest = _PAUSES
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        connection = await client.connection(self.now, self.number)
+                        last = Answer(PullResult.LATE, reason="no answer before the deadline")
+                        lasting = True
+                        try:
+                            sent = client.position()
+                            head = await connection.get(self._request(path), partial(_judged, judge, sent, connection))
+                            lasting = head.lasting
+                        finally:
+                            client.give_back(_line(self.now, self.number), connection, lasting)
+                        client.differing.pop(meant.fingerprint, None)
+                        return Answer(PullResult.OK)
+                    except Malformed as error:
+                        return Answer(PullResult.MALFORMED, reason=str(error))
+                    except Refused as error:
+                        last = _refusal(error.head)
+                        if last.membership:
+                            client.differing[meant.fingerprint] = last.membership
+                        if error.head.status not in _NOT_YET:
+                            return last
+                    # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired meanwhile
+                    except (OSError, ValueError) as error:
+                        client.exhausted |= isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+                        last = Answer(PullResult.UNREACHABLE, reason=str(error) or type(error).__name__)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+        except TimeoutError:
+            pass
+        return last
+
+    def _request(self, path: str) -> bytes:
+        m = self.now.membership
+        where = m.members[self.number].url.removeprefix("https://")
+        return f"GET {path} HTTP/1.1\r\nHost: {where}\r\nRPEL-Membership: {m.hash}\r\n\r\n".encode()
+
+    def _signed(self, reception: Reception, head: Head, round: int) -> Signed | None:
+        """The hash of a body with its signature, if the member's key made that; None otherwise."""
+        try:
+            signature = base64.b64decode(head.headers.get("rpel-signature", ""), validate=True)
+        except ValueError:
+            return None
+        valid = self.now.signed(self.number, round, reception.digest, signature)
+        return Signed(reception.digest, signature) if valid else None
+
+
+def _judged(judge: Judge, sent: float, connection: Connection, head: Head) -> Sink:
+    if head.status != 200:
+        raise Refused(head)
+    return judge(head, sent, connection)
+
+
+def _refusal(head: Head) -> Answer:
+    status = head.status
+    result = _NOT_YET.get(status) or (PullResult.REFUSED if 400 <= status < 500 else PullResult.MALFORMED)
+    other = head.headers.get("rpel-membership", "")
+    known = other if re.fullmatch("[0-9a-f]{64}", other) else ""
+    return Answer(result, reason=f"status {status}", membership=known, status=status)
+
+
+def _offset(headers: Mapping[str, str], sent: float, now: float) -> float | None:
+    """How far ahead a member's clock must be at least; request sent and reply come at these own positions.
+
+    The member read its clock after the request had waited there, and before the reply came: what the way to it and
+    back can explain is no difference. Otherwise all members would follow each other's delays, back and ever further.
+
+    >>> _offset({"rpel-position": "10.2"}, sent=10.0, now=10.5)
+    0.0
+    >>> _offset({"rpel-position": "11.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
+    0.5
+    >>> _offset({"rpel-position": "10.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
+    -0.25
+    """
+    late, waited = _ahead(headers.get("rpel-position"), now), _ahead(headers.get("rpel-waited"), 0.0)
+    return None if late is None else max(late, min(0.0, late + now - sent - max(0.0, waited or 0.0)))
+
+
+def _ahead(position: object, own: float) -> float | None:
+    """How far ahead a position is, if it is one.
+
+    >>> _ahead("12.5", 12.0), _ahead("nan", 0.0), _ahead(None, 0.0)
+    (0.5, None, None)
+    """
+    try:
+        ahead = float(position) - own  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return ahead if math.isfinite(ahead) else None

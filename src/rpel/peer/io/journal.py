@@ -1,0 +1,221 @@
+"""What a peer writes down of its rounds: a line of its log, and one of its audit log, a chain of hashes that it signs.
+
+Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no round; a
+line that repeats itself, for whatever reason, does not fill the disk.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rpel.config.membership import Membership
+from rpel.peer.core.evidence import line_signed_by, of_member, sign_line
+from rpel.peer.core.protocol import Report
+from rpel.peer.io.snapshot import Snapshot
+from rpel.types import Outcome
+
+log = logging.getLogger("rpel")
+
+AUDIT_FILE = "audit.jsonl"
+_FIRST = "0" * 64
+_LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log lie
+
+
+class Journal:
+    """The log and the audit log of one peer."""
+
+    def __init__(self, log: str | Path, audit: Path, id: str) -> None:
+        self._log, self._audit, self._id = RoundLog(log), Audit(audit), id
+
+    def write(
+        self, report: Report, now: Snapshot, digest: str, pulled: Mapping[int, str], epsilon: float | None = None
+    ) -> None:
+        """A round ended: ``digest`` of the half-step, ``pulled``: those of the others' models, by member;
+        ``epsilon``: what private steps have spent so far."""
+        moment, names = time.time(), now.names
+        self._log.write(line(report, names, digest, moment, epsilon))
+        aggregated = {names[member]: found for member, found in pulled.items()}
+        content = {
+            "time": _stamp(moment),
+            "member": self._id,
+            "round": report.round,
+            "membership": now.membership.hash,
+            "outcome": report.outcome,
+            "asked": [names[member] for member in report.results],
+            "trim": report.trim,
+            "own": digest,
+            "aggregated": {} if report.outcome is Outcome.LOCAL_ONLY else aggregated,
+        }
+        try:
+            self._audit.write(content, partial(sign_line, now.secret, of_member(now.membership, now.me)))
+        except OSError as error:
+            log.warning("the audit log cannot be written (%s): rounds go on without it", error.strerror)
+
+
+def _stamp(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+
+
+def line(report: Report, names: Sequence[str], digest: str, now: float, epsilon: float | None = None) -> str:
+    """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
+
+    >>> from rpel.types import PullResult
+    >>> report = Report(
+    ...     round=7, outcome=Outcome.AGGREGATED, asked=2, received=1, trim=0, degraded=0, frozen=False,
+    ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
+    >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
+    {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
+    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false}
+    """
+    shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
+    results = {names[peer]: result for peer, result in report.results.items()}
+    rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
+    spent = {} if epsilon is None else {"epsilon": epsilon}
+    return json.dumps({"time": _stamp(now)} | shown | rest | spent)
+
+
+class RoundLog:
+    """Where the lines go: a file, opened anew for each line so that it may be rotated, or "-" for stdout."""
+
+    def __init__(self, target: str | Path) -> None:
+        self.target = target
+        self._failed = False
+
+    def write(self, text: str) -> None:
+        """Append a line; a full disk or a closed stdout costs that line and no more."""
+        try:
+            if self.target == "-":
+                print(text, flush=True)
+            else:
+                with open(self.target, "a", encoding="utf-8", opener=_private) as file:
+                    file.write(f"{text}\n")
+            self._failed = False
+        except (OSError, ValueError) as error:  # ValueError: stdout was closed
+            if not self._failed:
+                where = "standard output" if self.target == "-" else self.target
+                log.warning("the log %s cannot be written (%s): rounds go on without it", where, error)
+            self._failed = True
+
+
+def _private(path: str, flags: int) -> int:
+    """A file that only its owner can read."""
+    return os.open(path, flags, 0o600)
+
+
+class Repeats(logging.Filter):
+    """Lets a line pass ``most`` times in ``seconds``, whatever it is about; then says how many were left out.
+
+    >>> repeats = Repeats(most=1, clock=iter([0.0, 1.0, 2.0, 70.0]).__next__)
+    >>> lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%s is late", (name,), None) for name in "abcd"]
+    >>> [repeats.filter(one) for one in lines], lines[3].getMessage()
+    ([True, False, False, True], 'd is late (and 2 lines like this before)')
+    """
+
+    def __init__(
+        self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic, kinds: int = 1000
+    ) -> None:
+        super().__init__()
+        self._most, self._seconds, self._clock, self._kinds = most, seconds, clock, kinds
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # since when, how many
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now = (record.name, str(record.msg)), self._clock()
+        since, count = self._seen.get(kind, (now, 0))
+        if now - since >= self._seconds:
+            if count > self._most:
+                record.msg = f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
+                    "%", "%%"
+                )
+                record.args = ()
+            since, count = now, 0
+        if len(self._seen) >= self._kinds:
+            self._seen.clear()
+        self._seen[kind] = (since, count + 1)
+        return count < self._most
+
+
+class Audit:
+    """One JSON line a round, each with the hash of the line before and the peer's signature, so that what it did can be
+    shown later and neither it nor anybody else can tell another story afterwards, but for leaving out the end."""
+
+    def __init__(self, path: Path) -> None:
+        """Continue the file; a last line that was cut off by a crash is taken away."""
+        self._path = path
+        self._prev = _FIRST
+        if path.exists():
+            with path.open("r+b") as file:
+                begin = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINES)
+                file.seek(begin)
+                tail = file.read()
+                whole = tail[: tail.rfind(b"\n") + 1]
+                file.truncate(begin + len(whole))
+            if whole:
+                self._prev = _line_hash(whole[:-1].rpartition(b"\n")[2])
+
+    def write(self, content: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> None:
+        """Append a line, with the peer's signature ``sign(hash)``; OSError if the write failed."""
+        linked = {**content, "prev": self._prev}
+        signature = base64.b64encode(sign(_digest(linked))).decode()
+        line = json.dumps({**linked, "signature": signature}).encode()
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "ab") as file:
+            file.write(line + b"\n")
+        self._prev = _line_hash(line)
+
+
+def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of an audit log whose chain is whole; ValueError names the first line that does not fit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     audit = Audit(Path(folder) / "audit.jsonl")
+    ...     audit.write({"round": 1}, sign=lambda digest: b"")
+    ...     audit.write({"round": 2}, sign=lambda digest: b"")
+    ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
+    [1, 2]
+    """
+    found, prev = [], _FIRST
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        try:
+            content = json.loads(line)
+            named = content["prev"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"{path}, line {number} is not a line of an audit log") from None
+        if named != prev:
+            raise ValueError(f"{path}, line {number} does not follow line {number - 1}: the log was changed")
+        found.append(content)
+        prev = _line_hash(line)
+    return found
+
+
+def verify_audit(path: str | os.PathLike[str], membership: Membership) -> list[dict[str, Any]]:
+    """The lines of an audit log that is whole and whose last line the member that it names has signed."""
+    found = check_audit(path)
+    if not found:
+        raise ValueError(f"{path} has no line")
+    last = dict(found[-1])
+    try:
+        number = membership.index(str(last["member"]))
+        signature = base64.b64decode(last.pop("signature"), validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its last line is not signed by a member ({error})") from None
+    member = membership.members[number]
+    if not line_signed_by(member.certificate, of_member(membership, number), _digest(last), signature):
+        raise ValueError(f"{path}: its last line is not signed with the key of {member.id!r} in this network")
+    return found
+
+
+def _digest(content: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(json.dumps(content).encode()).digest()
+
+
+def _line_hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

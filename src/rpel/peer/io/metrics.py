@@ -1,0 +1,214 @@
+"""What an operator sees of a peer: Prometheus metrics and two health pages. Never weights.
+
+Invariants:
+- everything shown is a number, a name or a digest; no entry of any model leaves through here;
+- metrics live in a registry of their own, so that several peers in one process do not mix;
+- a log that cannot be written is said once and harms no round.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import prometheus_client as prometheus
+
+from rpel.config.peer import listen_address
+from rpel.peer.core.protocol import Report
+from rpel.peer.io.http import Line, Reply, Request
+from rpel.types import Outcome, PullResult
+
+log = logging.getLogger("rpel")
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """The numbers of one peer under the names that dashboards rely on, and the summary that `rpel watch` asks for."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self.outcomes: Counter[Outcome] = Counter()
+        self.pulls: Counter[PullResult] = Counter()
+        self.last: Report | None = None
+        self.accuracy: float | None = None
+        self._saved: float | None = None
+        self._asked_now, self.unasked_rounds = False, 0
+        self._gauges()
+        self._counters()
+        age = self._gauge("rpel_checkpoint_age_seconds", "Seconds since the last checkpoint (NaN: none yet)")
+        age.set_function(lambda: float("nan") if self._saved is None else clock() - self._saved)
+        self._clock = clock
+
+    def _gauge(self, name: str, about: str) -> prometheus.Gauge:
+        return prometheus.Gauge(name, about, registry=self.registry)
+
+    def _gauges(self) -> None:
+        self._round = self._gauge("rpel_round", "The last round that ended")
+        self._received = self._gauge("rpel_received_models", "Models received in the last round")
+        self._trim = self._gauge("rpel_trim_count", "Hostile models the last aggregation could survive")
+        self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
+        self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
+        self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
+        self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
+        self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
+
+    def _counters(self) -> None:
+        own = self.registry
+        self._rounds = prometheus.Counter("rpel_rounds_total", "Rounds that ended", ["outcome"], registry=own)
+        self._pull = prometheus.Counter("rpel_pull_total", "Models asked for", ["peer", "result"], registry=own)
+        self._asked = prometheus.Counter("rpel_asked_total", "Half-steps sent whole", ["peer"], registry=own)
+        self._serve = prometheus.Counter("rpel_serve_total", "Requests answered", ["peer", "code"], registry=own)
+        self._bytes = prometheus.Counter(
+            "rpel_bytes_total", "Bytes of models sent and received", ["direction"], registry=own
+        )
+        self._seconds = prometheus.Histogram(
+            "rpel_round_duration_seconds", "A round's work", buckets=_SECONDS, registry=own
+        )
+        self._pulling = prometheus.Histogram("rpel_pull_duration_seconds", "One pull", buckets=_SECONDS, registry=own)
+        for outcome in Outcome:  # shown as 0 from the start: a rate over a missing series cannot be alarmed on
+            self._rounds.labels(outcome)
+        for direction in ("sent", "received"):
+            self._bytes.labels(direction)
+
+    def identity(self, membership: str, expiry: float) -> None:
+        """The membership in force, by its hash, and when the own certificate ends (unix seconds)."""
+        self._build.info({"version": version("rpel"), "membership": membership})
+        self._expiry.set(expiry)
+
+    def ended(self, report: Report, names: Sequence[str]) -> None:
+        """A round ended; ``names`` are the members' ids by number."""
+        self.last = report
+        self.outcomes[report.outcome] += 1
+        self.pulls.update(report.results.values())
+        self._round.set(report.round)
+        self._rounds.labels(report.outcome).inc()
+        self._seconds.observe(report.seconds)
+        self._received.set(report.received)
+        self._trim.set(report.trim)
+        self._offset.set(report.offset)
+        for peer, result in report.results.items():
+            self._pull.labels(names[peer], result).inc()
+
+    def pulled(self, seconds: float, received: int) -> None:
+        """One pull took so long and brought so many bytes."""
+        self._pulling.observe(seconds)
+        self._bytes.labels("received").inc(received)
+
+    def served(self, peer: str, code: int, sent: int) -> None:
+        """One request of a member was answered with this status and so many bytes of a model."""
+        self._serve.labels(peer, str(code)).inc()
+        self._bytes.labels("sent").inc(sent)
+
+    def asked(self, peer: str) -> None:
+        """A member was sent a whole half-step."""
+        self._asked.labels(peer).inc()
+        self._asked_now = True
+
+    def unasked(self) -> int:
+        """A round ended: for how many in a row has nobody had this peer's half-step?"""
+        self.unasked_rounds = 0 if self._asked_now else self.unasked_rounds + 1
+        self._asked_now = False
+        self._unasked.set(self.unasked_rounds)
+        return self.unasked_rounds
+
+    def excluded(self, members: int) -> None:
+        """So many members' keys signed two half-steps of one round."""
+        self._convicted.set(members)
+
+    def saved(self) -> None:
+        """A checkpoint is on disk."""
+        self._saved = self._clock()
+
+    def summary(self) -> dict[str, Any]:
+        """Counts since the start: outcomes of rounds, results of pulls, the last round, accuracy if it is known."""
+        last = self.last
+        return {
+            "round": last.round if last else 0,
+            "outcomes": {name.value: self.outcomes[name] for name in Outcome},
+            "pulls": {name.value: self.pulls[name] for name in PullResult},
+            "degraded": last.degraded if last else 0,
+            "frozen": last.frozen if last else False,
+            "accuracy": self.accuracy,
+        }
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text form."""
+        return prometheus.generate_latest(self.registry)
+
+
+class Pages:
+    """/metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine.
+
+    One request a connection, ``most`` connections at a time, ``seconds`` for a request: whoever connects and says
+    nothing gives way to the next, so that it costs the peer no descriptors and the operator no page.
+    """
+
+    def __init__(self, metrics: Metrics, unready: Callable[[], str], most: int = 16, seconds: float = 5.0) -> None:
+        """``unready()`` says in a few words why the peer is not ready; "" when it is."""
+        self._of, self._unready, self._most, self._seconds = metrics, unready, most, seconds
+        self._open: list[Line] = []
+        self._server: asyncio.Server | None = None
+        self.address = ("", 0)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    async def start(self, listen: str) -> None:
+        """Begin to serve at host:port or unix:path; ``address`` is then where (port 0: any free one)."""
+        loop = asyncio.get_running_loop()
+        try:
+            if listen.startswith("unix:"):
+                path = Path(listen.removeprefix("unix:"))
+                if path.is_socket():
+                    path.unlink()  # of a peer that was killed: the state folder's lock keeps a living one away
+                self._server = await loop.create_unix_server(self._line, path, backlog=self._most)
+                path.chmod(0o600)
+            else:
+                self._server = await loop.create_server(self._line, *listen_address(listen), backlog=self._most)
+                self.address = self._server.sockets[0].getsockname()[:2]
+        except OSError as error:
+            raise OSError(f"metrics_listen {listen} cannot be used ({error.strerror or error})") from None
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0)  # what was accepted becomes a line in the next turn; a closed server would lose it
+            self._server.close()
+        ends = [line.ended for line in self._open]
+        for line in list(self._open):
+            line.drop()
+        await asyncio.gather(*ends)
+
+    def _line(self) -> Line:
+        staying = [line for line in self._open if not line.dropped]  # many may come in one turn of the loop
+        mute = [line for line in staying if not line.busy]
+        if len(staying) >= self._most and mute:
+            mute[0].drop()
+        line = Line(self._answer, self._seconds)
+        self._open.append(line)
+        line.ended.add_done_callback(lambda _: self._open.remove(line))
+        return line
+
+    async def _answer(self, line: Line, request: Request) -> Reply:
+        if request.method != "GET":
+            return Reply(405, closing=True)
+        if request.path == "/metrics":
+            return Reply(200, self._of.text(), {"Content-Type": prometheus.CONTENT_TYPE_LATEST}, closing=True)
+        if request.path == "/healthz":
+            return _text(200, "ok")
+        if request.path == "/readyz":
+            why = self._unready()
+            return _text(503 if why else 200, why or "ready")
+        return _text(404, "there are /metrics, /healthz and /readyz")
+
+
+def _text(status: int, text: str) -> Reply:
+    return Reply(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"}, closing=True)

@@ -1,0 +1,152 @@
+"""The models at both ends of a run, as files: the common initial one, and the one that is handed over."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from rpel.config.membership import INIT_FILE, Membership
+from rpel.config.peer import Config
+from rpel.files import atomic
+from rpel.peer.core import wire
+from rpel.peer.core.wire import Signature
+from rpel.peer.io.store import UNREADABLE, Body, read_checkpoint, rounds_kept
+from rpel.types import Models
+
+MODEL_FILE = "model.safetensors"
+_LARGEST_HEADER = 4 << 20  # bytes; what is larger is refused before it is parsed
+_MOST_PARAMETERS = 20_000  # tensors of a model
+
+
+class _Initial(Body):
+    """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
+
+    def __init__(self, path: Path, signature: Signature) -> None:
+        width = signature.d * signature.dtype.itemsize
+        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - width, signature.size)
+        self._header = signature.header
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Bytes ``begin`` to ``begin + length`` of the body, fewer at its end."""
+        head = self._header[begin : begin + length]
+        after = max(0, begin - len(self._header))
+        length = min(length - len(head), self.size - len(self._header) - after)
+        return head + os.pread(self.file, length, self.offset + after)
+
+
+def initial_body(config: Config, signature: Signature) -> Body | None:
+    """The common initial model as it travels, read from its file; None if that is gone."""
+    try:
+        return _Initial(config.members.with_name(INIT_FILE), signature)
+    except OSError:
+        return None
+
+
+def initial_model(config: Config, membership: Membership) -> tuple[Signature, Models]:
+    """What models look like here, and everybody's first one (d,), from the file beside members.toml."""
+    path = config.members.with_name(INIT_FILE)
+    if not path.is_file():
+        raise ValueError(f"there is no common initial model {path}: it comes with members.toml")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != membership.init_sha256:
+        raise ValueError(f"{path} has the hash {found}, but members.toml says {membership.init_sha256}")
+    signature, x = load(path)
+    if signature.sha256 != membership.model_header_sha256:
+        raise ValueError(
+            f"{path} has the header hash {signature.sha256}, but members.toml says {membership.model_header_sha256}"
+        )
+    return signature, x
+
+
+def read_signature(path: str | os.PathLike[str]) -> Signature:
+    """The signature of a safetensors file; the order of the vector is that of the values in the file."""
+    entries, values = _stored_header(path)
+    try:
+        rows = sorted(
+            ((name, e["dtype"], _numbers(e["shape"]), _numbers(e["data_offsets"])) for name, e in entries.items()),
+            key=lambda row: row[3],
+        )
+        dtypes = sorted({row[1] for row in rows})
+    except (TypeError, KeyError):
+        raise ValueError(f"{path} is not a safetensors file: its header is damaged") from None
+    if len(dtypes) != 1 or dtypes[0] not in wire.DTYPES:
+        found = " and ".join(map(str, dtypes)) or "nothing"
+        raise ValueError(f"{path} holds {found}: a model to exchange is all F32 or all F64, without buffers")
+    sig = Signature(tuple(row[0] for row in rows), tuple(row[2] for row in rows), wire.DTYPES[dtypes[0]])
+    if [row[3] for row in rows] != sig.offsets or sig.offsets[-1][1] != values:
+        raise ValueError(f"{path} is not a whole safetensors file: its header does not fit its {values} value bytes")
+    return sig
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Signature, Models]:
+    """The signature and the values (d,) of a safetensors file."""
+    sig = read_signature(path)
+    flat = np.empty(sig.d, sig.dtype)
+    with open(path, "rb") as file:
+        file.seek(-flat.nbytes, os.SEEK_END)
+        if file.readinto(wire.raw(sig, flat)) != flat.nbytes:
+            raise ValueError(f"{path} became shorter while it was read")
+    return sig, flat
+
+
+def save(path: Path, sig: Signature, flat: Models) -> None:
+    """Write a model as a safetensors file, which is at the same time the body that travels."""
+    values = wire.raw(sig, flat)
+    with atomic(path) as file:
+        file.write(sig.header)
+        file.write(values)
+
+
+def _stored_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+    """The JSON of a safetensors file without its metadata, and how many bytes of values follow it."""
+    with open(path, "rb") as file:
+        length, left = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size - 8
+        if not 2 <= length <= min(_LARGEST_HEADER, left):
+            most = f"; {_LARGEST_HEADER:,} are the most" if length <= left else ""
+            raise ValueError(f"{path} is not a safetensors file: its header would have {length} bytes{most}")
+        try:
+            entries = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            entries = None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} is not a safetensors file: its header is damaged")
+    if len(entries) > _MOST_PARAMETERS:
+        raise ValueError(f"{path} holds {len(entries):,} tensors: peers exchange {_MOST_PARAMETERS:,} at most")
+    return {name: entry for name, entry in entries.items() if name != "__metadata__"}, left - length
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
+        raise TypeError
+    return tuple(values)
+
+
+def export(state_dir: Path, signature: Signature, to: Path, round: int | None = None, **facts: str) -> int:
+    """Write the model after a round (None: the newest kept) as safetensors; returns the round.
+
+    Parameters are named as in the common initial model; beside them are this peer's buffers, so that
+    ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters as they
+    would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
+    """
+    kept = rounds_kept(state_dir, "checkpoint")
+    if not kept:
+        raise ValueError(f"there is no checkpoint in {state_dir}: no round has ended here yet")
+    if round is not None and round not in kept:
+        raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, kept))}")
+    for t in reversed(kept) if round is None else [round]:
+        try:
+            found, buffers = read_checkpoint(state_dir, t, signature)
+            break
+        except UNREADABLE as error:
+            why = f"the checkpoint of round {t} in {state_dir} cannot be read: {error}"
+    else:
+        raise ValueError(why)
+    about = {"round": str(found.round), "digest": wire.digest(signature, found.x), **facts}
+    with atomic(to, mode=0o600) as file:
+        file.write(safetensors.numpy.save({**wire.split(signature, found.x), **buffers}, about))
+    return found.round

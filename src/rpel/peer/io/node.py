@@ -1,0 +1,454 @@
+"""A peer on a real machine: the driver of ``core/protocol.py``, which answers its effects by TLS, a disk and a clock.
+
+Invariants:
+- the protocol runs in the caller's thread, one effect after the other; a thread of its own only moves bytes;
+- models lie in one table (1 + s, d), row 0 the half-step, the others where answers arrive: no body is ever copied, and
+  before answers come the other rows serve as scratch;
+- whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last effect
+  that was answered, and nothing of an unfinished round was seen outside.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rpel.config.membership import Membership
+from rpel.config.peer import Config, listen_address
+from rpel.files import write_text
+from rpel.peer.core import protocol, wire
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.protocol import Checkpoint, Effect, Linger, Memory, Pulled, Record, Report, Sampler, Terms
+from rpel.peer.io.background import Background, Woken
+from rpel.peer.io.client import Client
+from rpel.peer.io.detector import EquivocationDetector
+from rpel.peer.io.identity import no_core_dumps
+from rpel.peer.io.journal import AUDIT_FILE, Journal, Repeats
+from rpel.peer.io.learner import Learner
+from rpel.peer.io.limits import Limits, reserve_descriptors
+from rpel.peer.io.metrics import Pages
+from rpel.peer.io.model_files import MODEL_FILE, export, initial_model
+from rpel.peer.io.pulls import Pulls
+from rpel.peer.io.server import Server
+from rpel.peer.io.service import PeerService
+from rpel.peer.io.snapshot import Snapshot, take
+from rpel.peer.io.store import Store, rounds_kept
+from rpel.peer.io.watcher import MembershipWatcher
+from rpel.rules import rule
+from rpel.text import duration
+from rpel.types import Models, Outcome
+
+log = logging.getLogger("rpel")
+
+ADDRESSES_FILE = "addresses.json"
+PRIVACY_FILE = "privacy.json"
+_SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
+_UNASKED = 5  # rounds in which nobody had this peer's half-step, after which that is said
+_CLOCKS = 3.0  # seconds that members have to tell their clocks
+
+Progress = Callable[[Report, float | None], None]
+"""Told after each round, with the accuracy if it was measured."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that begins; ``outcome`` and the numbers are those of the round before, None and 0 if there is none."""
+
+    number: int
+    outcome: Outcome | None = None
+    asked: int = 0
+    received: int = 0
+    trim: int = 0
+
+
+def ticks() -> float:
+    """Seconds that nobody can set: since this machine booted, also while it was suspended, where the system tells.
+
+    >>> ticks() <= ticks()
+    True
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def from_os(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
+    """s different others, from the operating system's randomness, so that nobody can predict them.
+
+    >>> drawn = from_os(1, 0, 12, 8)
+    >>> len(set(drawn)), 0 in drawn
+    (8, False)
+    """
+    return tuple(secrets.SystemRandom().sample([i for i in range(nodes) if i != me], s))
+
+
+class SecondInstanceError(OSError):
+    """This peer's key signed what this peer did not."""
+
+
+class Node:
+    """One peer from its start to its end: a context manager, inside which :meth:`live` is the training."""
+
+    def __init__(
+        self,
+        config: Config,
+        sampler: Sampler = from_os,
+        progress: Progress | None = None,
+        force: bool = False,
+        linger: float | None = None,
+    ) -> None:
+        """Read and check everything; nothing is opened yet. ``sampler``: another than the system's is for tests;
+        ``force``: a membership that comes too late, or an older one, is taken all the same; ``linger``: periods after
+        the last round, if they are to be fewer than members.toml says."""
+        self.config, self._sampler, self.progress, self._linger = config, sampler, progress, linger
+        self._watcher = MembershipWatcher(config, self._held_by_others, force)
+        now = take(config, self._in_force(Membership.load(config.members)))
+        m = now.membership
+        self.signature = initial_model(config, m)[0]
+        self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
+        self.service = PeerService(config, now, self.signature, self.clock)
+        self.metrics = self.service.metrics
+        self._client: Client | None = None
+        self._digest = ""
+        self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
+        self._x: Models | None = None
+        self.last_round: int | None = None
+        """The round after which the model in ``model_path`` is, once the rounds are over."""
+
+    @property
+    def now(self) -> Snapshot:
+        """The membership in force."""
+        return self.service.now
+
+    def _in_force(self, written: Membership) -> Membership:
+        """The membership of this moment: the written one, or its successor if the peer starts after the change."""
+        now = int((time.time() - written.epoch) // written.period) + 1
+        return self._watcher.due(written, now, at_start=True) or written
+
+    def _held_by_others(self, hash: str) -> bool:
+        """Whether more than b other members said lately that they hold this membership."""
+        return self._client is not None and self._client.held_elsewhere(self.now)[hash] > self.now.membership.byzantine
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        service, folder = self.service, self.config.state_dir
+        with ExitStack() as opened:
+            self._quieten(opened)
+            no_core_dumps()
+            reserve_descriptors(len(self.now.membership.members))
+            service.store = opened.enter_context(Store(folder, self.signature))
+            service.detector = EquivocationDetector(folder / "evidence", service.store.last_round)
+            self.metrics.identity(self.now.membership.hash, self.now.own.expires)
+            self._journal = Journal(self.config.log, folder / AUDIT_FILE, self.config.id)
+            self._background = Background()
+            opened.callback(self._background.close)
+            self._open_pages(opened)
+            self._open_network(opened)
+            self._opened = opened.pop_all()
+        self._watcher.prepare = self._compile
+        self._watcher.make_ready()
+        self._introduce()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._background.rest()
+        self._opened.close()
+
+    def _quieten(self, opened: ExitStack) -> None:
+        """A line that repeats itself, for whatever reason, must not fill the disk."""
+        repeats = Repeats()
+        for name in ("rpel", "asyncio"):
+            logging.getLogger(name).addFilter(repeats)
+            opened.callback(logging.getLogger(name).removeFilter, repeats)
+
+    def _open_pages(self, opened: ExitStack) -> None:
+        self.pages = Pages(self.metrics, self.service.why_unready)
+        self._background.call(self.pages.start(self.config.metrics_listen))
+        opened.callback(lambda: self._background.call(self.pages.stop()))
+
+    def _open_network(self, opened: ExitStack) -> None:
+        """Listen, and get ready to ask."""
+        write = max(Limits().write, self.now.membership.deadline)  # slow lines read one body after the other
+        self.server = Server(self.service, Limits(write=write))
+        self._client = Client(self.signature, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
+        alarm, coming = self._background.wake, self.config.next_members
+        self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
+        try:
+            self._background.call(self.server.start(*listen_address(self.config.listen)))
+        except OSError as error:
+            raise OSError(f"listen {self.config.listen} cannot be used ({error.strerror or error})") from None
+        opened.callback(lambda: self._background.call(self._close_network()))
+
+    async def _close_network(self) -> None:
+        await self.server.stop()
+        await self._pulls.stop()
+
+    def _introduce(self) -> None:
+        """Say where this peer listens, among how many members, and which round it is."""
+        m, now = self.now.membership, self.clock.round()
+        begins = datetime.fromtimestamp(m.epoch, UTC)
+        when = f"round 1 begins {begins:%Y-%m-%d %H:%M:%S} UTC" if now < 1 else f"round {now} of {m.rounds} is running"
+        if now < 1:
+            when += f", in {duration(-self.clock.position())}"
+        elif now > m.rounds:
+            when = f"round {m.rounds}, the last one, is over: the others may still serve it"
+        if not self.over:
+            log.info("%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when)
+
+    def stop(self) -> None:
+        """End :meth:`live` from another thread, as soon as it waits for something."""
+        self.service.unready = "stopping"
+        self._background.wake()
+
+    def summary(self) -> dict[str, Any]:
+        """Who this is and how the rounds since the start went."""
+        return self.service.summary()
+
+    # --- the rounds --------------------------------------------------------------------------------------------------
+
+    def live(self, learner: Learner) -> Generator[Round, None, None]:
+        """Drive the protocol to its end, yielding at each local step between the learner's ``load`` and ``half``.
+
+        Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At the end the
+        learner is loaded with the last round's model.
+        """
+        self._learner = learner
+        if self.over:
+            self._finish()
+            return
+        effects = self._begun(learner)
+        try:
+            effect = next(effects)
+            while True:
+                if isinstance(effect, protocol.Step):
+                    learner.load(effect.round, effect.x, effect.fresh)
+                    yield self._beginning(effect.round)
+                    learner.half(self._table[0], scratch=self._table[1])
+                    answer: Any = self._table[0]
+                else:
+                    answer = self.answer(effect, learner)
+                effect = effects.send(answer)
+        except StopIteration:
+            self._finish()
+        except Woken:
+            self.service.unready = "stopped"
+            if round := self.service.detector.duplicate_key:
+                raise SecondInstanceError(
+                    f"somebody else signed a half-step of round {round} with this peer's key: a second peer runs with "
+                    f"it, or the folder {self.config.state_dir} was set back or emptied"
+                ) from None
+        finally:
+            effects.close()
+
+    def _begun(self, learner: Learner) -> Generator[Effect, Any, None]:
+        """The protocol's effects, after everything it needs is compiled."""
+        self._compile(self.now.membership)
+        scratch = self._table[1]
+        scratch[:] = self._initial()
+        learner.prepare(scratch, scratch=self._table[0])
+        return protocol.rounds(self._terms, self.clock, self._sampler, self._initial)
+
+    @property
+    def _terms(self) -> Terms:
+        terms = self.now.terms
+        return terms if self._linger is None else replace(terms, linger=min(self._linger, terms.linger))
+
+    def _initial(self) -> Models:
+        return initial_model(self.config, self.now.membership)[1]
+
+    def _compile(self, m: Membership) -> None:
+        """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the rounds, and uses
+        those for any number of models until they are there."""
+        for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
+            protocol.make_ready(chosen, m.pull, self.signature.d, self.signature.dtype)
+
+    def _finish(self) -> None:
+        """Load the learner with the last model kept, and write it as model.safetensors."""
+        if self.service.unready == "finished":
+            return
+        self.service.unready = "finished"
+        if self._x is None:
+            self._recall(self._learner)
+        if self._x is None:
+            return
+        try:
+            last = self.export(self.model_path)
+        except (OSError, ValueError) as error:
+            log.error("%s could not be written: %s", self.model_path, error)
+            last = self.metrics.summary()["round"]
+        self.last_round = last
+        self._learner.load(last, self._x, fresh=False)
+
+    def export(self, to: Path, round: int | None = None) -> int:
+        """Write the model after a round (None: the newest kept) to a safetensors file; returns the round."""
+        m = self.now.membership
+        return export(self.config.state_dir, self.signature, to, round, run=m.run, id=self.config.id)
+
+    @property
+    def model_path(self) -> Path:
+        """Where the model lies after the last round."""
+        return self.config.state_dir / MODEL_FILE
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do: the last round has ended, here too or so long ago that all have left."""
+        m = self.now.membership
+        if self.clock.round() <= m.rounds:
+            return False
+        left = self.clock.position() >= self.clock.start(m.rounds + 1) + self._terms.linger * m.period
+        return left or m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
+
+    def _beginning(self, number: int) -> Round:
+        last = self.metrics.last
+        return Round(number) if last is None else Round(number, last.outcome, last.asked, last.received, last.trim)
+
+    # --- effects -----------------------------------------------------------------------------------------------------
+
+    def answer(self, effect: Effect, learner: Learner) -> Any:
+        """Do what the protocol asks for, anything but a local step, and return what it is to be sent."""
+        match effect:
+            case protocol.Recall():
+                return self._recall(learner)
+            case protocol.AskClocks():
+                return self._ask_clocks()
+            case protocol.Sleep(until):
+                return self.sleep(until)
+            case protocol.Enter(round):
+                return self._enter(round)
+            case protocol.Persist(record):
+                return self._persist(record, learner)
+            case protocol.Publish(round, served):
+                return self._background.call(self._publish(round, served))
+            case protocol.Pull(_, members, half, deadline):
+                table, seconds = self._rows(1 + len(members), half), deadline - self.clock.position()
+                answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
+                offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
+                return Pulled(table, tuple(answer.result for answer in answers), offsets)
+            case protocol.Save(checkpoint):
+                return self._save(checkpoint)
+            case protocol.Tell(report):
+                return self._tell(report, learner)
+            case Linger(_, until):
+                self._finish()
+                self.service.ended = True
+                seconds = until - self.clock.position()
+                return self._background.call(self._pulls.linger(self.now, self.service.others, seconds))
+        raise AssertionError(effect)
+
+    def _recall(self, learner: Learner) -> Memory:
+        store = self.service.store
+        memory, now = store.memory(), self.clock.round()
+        if memory.last_round > max(now, 0) + 1:
+            self.service.blocked = (
+                f"the state folder holds a record of round {memory.last_round}, but it is round {now}: no round up to "
+                f"that one can be played; remove half-{memory.last_round}.rec if this peer never made it"
+            )
+            log.error("%s", self.service.blocked)
+        if memory.checkpoint is not None:
+            self._x = memory.checkpoint.x
+        record = memory.record
+        if record is None:
+            return memory
+        if blob := store.state(record.round):
+            learner.restore(blob)
+        if record.half is not None:
+            self._table[0] = record.half
+            record = replace(record, half=self._table[0])
+            self._digest = wire.digest(self.signature, self._table[0])
+        return replace(memory, record=record)
+
+    def _ask_clocks(self) -> list[float]:
+        m = self.now.membership
+        offsets = self._background.call(self._pulls.clocks(self.now, min(_CLOCKS, m.period)))
+        if len(offsets) >= 2 * m.byzantine:  # the protocol has all it needs to begin
+            if self.service.unready and not self.service.blocked:
+                log.info("ready: %d members told their clocks", len(offsets))
+            self.service.agreed()
+        return offsets
+
+    def sleep(self, until: float) -> None:
+        """Wait until this peer's clock has that position."""
+        while (left := until - self.clock.position()) > 0:
+            self._background.sleep(min(left, _SLICE))
+
+    def _enter(self, round: int) -> Terms | None:
+        """The terms of this round; a membership that takes effect with it is put in force first."""
+        coming = self._watcher.due(self.now.membership, round, patience=self.clock.period / 20)
+        if coming is not None:
+            if all(member.id != self.config.id for member in coming.members):
+                log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
+                return None
+            self._background.call(self._put_in_force(take(self.config, coming)))
+            self.metrics.identity(coming.hash, self.now.own.expires)
+            log.info("membership %s is in force", coming.hash[:12])
+        return self._terms
+
+    async def _put_in_force(self, snapshot: Snapshot) -> None:
+        assert snapshot.server_context, "read before it counts"
+        self.service.now = snapshot
+        self.server.membership_changed()
+
+    def _persist(self, record: Record, learner: Learner) -> bool:
+        if record.half is None:
+            log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
+        self._digest = "" if record.half is None else wire.digest(self.signature, record.half)
+        signature = b""
+        if self._digest:
+            signature = self.service.detector.sign(self.now, record.round, bytes.fromhex(self._digest))
+        return self.service.store.persist(record, learner.state(), signature)
+
+    async def _publish(self, round: int, served: bool) -> None:
+        self.service.publish(round, served)
+        self.server.announce()
+
+    def _rows(self, count: int, half: Models | None) -> Models:
+        """The table of a round's models, with the half-step in row 0."""
+        if len(self._table) != count:  # another plan came with another membership
+            self._table = np.empty((count, self.signature.d), self.signature.dtype)
+        if half is not None and not np.may_share_memory(half, self._table[0]):
+            self._table[0] = half
+        return self._table
+
+    def _save(self, checkpoint: Checkpoint) -> bool:
+        self._x = checkpoint.x
+        saved = self.service.store.save(checkpoint, self._learner.buffers())
+        if saved:
+            self.metrics.saved()
+        return saved
+
+    def _tell(self, report: Report, learner: Learner) -> None:
+        """The log, the metrics, and while there is nothing else to do the accuracy."""
+        now, client = self.now, self._client
+        self.metrics.ended(report, now.names)
+        self.metrics.excluded(len(self.service.detector.excluded(now)))
+        budget = self.service.budget
+        spent = None if budget is None else budget.after(report.round)
+        self._journal.write(report, now, self._digest, self._pulls.digests, spent)
+        self._certify_privacy(report.round, spent)
+        self.service.round_ended(report, exhausted=client is not None and client.exhausted)
+        if self.metrics.unasked() == _UNASKED:
+            log.warning("nobody has had this peer's model for %d rounds: can the others reach it?", _UNASKED)
+        assert self._x is not None, "saved just before"
+        accuracy = learner.accuracy(self._x, report.round, last=report.round >= now.membership.rounds)
+        if accuracy is not None:
+            self.metrics.accuracy = accuracy
+        if self.progress is not None:
+            self.progress(report, accuracy)
+
+    def _certify_privacy(self, round: int, spent: float | None) -> None:
+        """What this peer states of its steps so far, in the state folder."""
+        budget = self.service.budget
+        if budget is None:
+            return
+        so_far = {"round": round, "epsilon_so_far": spent, "target_epsilon": budget.target}
+        try:
+            write_text(self.config.state_dir / PRIVACY_FILE, json.dumps(so_far | budget.statement(), indent=2))
+        except OSError as error:
+            log.warning("%s cannot be written (%s): rounds go on without it", PRIVACY_FILE, error.strerror)

@@ -1,0 +1,204 @@
+"""Where members are: names looked up without letting a slow name server hold up anybody else, addresses raced.
+
+Invariants: a literal address is never looked up. For each host at most one look-up is under way, in a thread of its
+own, and all together no more than ``most``: a member's name that never resolves takes one of them, so that with b
+hostile members and ``most`` above b the others' names are always looked up. Whoever waits stops waiting at its own
+time; the look-up goes on and whoever asks next is given its result. When there is none in ``patience`` seconds, the
+addresses at which the member was reached last are used, also after a restart. Addresses are tried a quarter of a second
+apart, of both families in turn, and the first that answers is taken (RFC 8305).
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from rpel.config.membership import is_public
+from rpel.files import atomic
+from rpel.peer.io.http import Socket
+
+_PATIENCE = 1.0  # seconds that a look-up is waited for where older addresses are known
+_APART = 0.25  # seconds between two attempts to connect
+_MOST_ADDRESSES = 8  # of one host: whoever announces more is not believed
+_log = logging.getLogger("rpel")
+
+Address = IPv4Address | IPv6Address
+Lookup = Callable[..., Sequence[tuple[Any, ...]]]
+
+
+class Resolver:
+    """The addresses of hosts. ``kept``: a file for those at which members were reached."""
+
+    def __init__(
+        self,
+        kept: Path | None = None,
+        lookup: Lookup = socket.getaddrinfo,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._kept, self._lookup, self._patience, self._most = kept, lookup, patience, 0
+        self._under_way: dict[str, asyncio.Future[list[Address]]] = {}
+        self._waiting: list[str] = []
+        self._good: dict[str, list[str]] = _read(kept)
+
+    @property
+    def under_way(self) -> int:
+        """Look-ups whose threads have not ended."""
+        return len(self._under_way) - len(self._waiting)
+
+    async def addresses(self, host: str, most: int, private: bool = True) -> list[Address]:
+        """Where a host is, in the order in which to try; OSError if it is nowhere, or nowhere allowed.
+
+        ``most`` look-ups at a time; ``private``: whether addresses that are not reached from everywhere may be used
+        (RFC 1918, loopback, …).
+        """
+        with suppress(ValueError):
+            return _allowed(host, [ip_address(host)], private)
+        self._most = most
+        known = [ip_address(text) for text in self._good.get(host, [])]
+        future = self._under_way.get(host) or self._begin(host)
+        try:
+            async with asyncio.timeout(self._patience if known else None):
+                found = await asyncio.shield(future)
+        except (OSError, TimeoutError):
+            if not known:
+                raise
+            found = known
+        first = [address for address in known if address in found][:1]  # which answered the last time
+        rest = [address for address in found if address not in first]
+        return _allowed(host, _alternating([*first, *rest]), private)
+
+    def reached(self, host: str, address: str) -> None:
+        """The member was there: remember it."""
+        with suppress(ValueError):
+            ip_address(host)
+            return  # a literal
+        before = self._good.get(host, [])
+        if before[:1] == [address]:
+            return
+        self._good[host] = [address, *(other for other in before if other != address)][:_MOST_ADDRESSES]
+        if self._kept is not None:
+            try:
+                with atomic(self._kept, mode=0o600) as file:
+                    file.write(json.dumps(self._good).encode())
+            except OSError as error:
+                _log.debug("addresses could not be kept: %s", error)
+
+    def _begin(self, host: str) -> asyncio.Future[list[Address]]:
+        future = self._under_way[host] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_looked_at)
+        self._waiting.append(host)
+        self._next()
+        return future
+
+    def _next(self) -> None:
+        """Begin the look-ups for which there is room."""
+        while self._waiting and self.under_way < self._most:
+            host = self._waiting.pop(0)
+            future = self._under_way[host]
+            work = (host, future, asyncio.get_running_loop())
+            threading.Thread(target=self._look_up, args=work, name="rpel-resolver", daemon=True).start()
+
+    def _look_up(self, host: str, future: asyncio.Future[list[Address]], loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own, which nothing can end before the system's resolver gives up."""
+        found: list[Address] | Exception
+        try:
+            rows = self._lookup(host, None, type=socket.SOCK_STREAM)
+            texts = dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows)
+            found = [ip_address(text) for text in texts][:_MOST_ADDRESSES]
+        except Exception as error:  # socket.gaierror, UnicodeError of a name that is none
+            found = OSError(f"{host} cannot be looked up: {error}")
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(self._ended, host, future, found)
+
+    def _ended(self, host: str, future: asyncio.Future[list[Address]], found: list[Address] | Exception) -> None:
+        del self._under_way[host]
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+        self._next()
+
+
+def _allowed(host: str, found: list[Address], private: bool) -> list[Address]:
+    usable = [address for address in found if private or is_public(address)]
+    if found and not usable:
+        raise OSError(f"{host} is at {found[0]}, a private address: allow_private in members.toml would allow it")
+    return usable
+
+
+def _alternating(found: Sequence[Address]) -> list[Address]:
+    """Both families in turn, beginning with that of the first: one may be broken as a whole."""
+    one = [address for address in found if address.version == found[0].version]
+    other = [address for address in found if address.version != found[0].version]
+    return [address for address in chain.from_iterable(zip_longest(one, other)) if address is not None]
+
+
+def _looked_at(future: asyncio.Future[Any]) -> None:
+    """A failed look-up that nobody waits for any more is no error of the program."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _read(path: Path | None) -> dict[str, list[str]]:
+    """The addresses that were kept; none if the file is not what was written."""
+    try:
+        found = json.loads(path.read_bytes()) if path is not None else {}
+        return {str(host): [str(ip_address(text)) for text in texts] for host, texts in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+async def connect(addresses: Sequence[Address], port: int, kept: set[Socket], apart: float = _APART) -> Socket:
+    """A socket connected to the first of the addresses that answers; whoever is cancelled leaves none open."""
+    if len(addresses) == 1:  # as a literal is: no race
+        return await _reached(addresses[0], port, kept)
+    attempts: set[asyncio.Task[Socket]] = set()
+    failed: list[OSError] = []
+    try:
+        for address in addresses:
+            attempts.add(asyncio.ensure_future(_reached(address, port, kept)))
+            if (reached := await _first(attempts, failed, apart)) is not None:
+                return reached
+        while attempts:
+            if (reached := await _first(attempts, failed, None)) is not None:
+                return reached
+        raise failed[0] if failed else OSError("there is no address")
+    finally:
+        for task in attempts:
+            task.cancel()
+        for found in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(found, Socket):  # two answered in the same moment
+                found.close()
+
+
+async def _first(attempts: "set[asyncio.Task[Socket]]", failed: list[OSError], seconds: float | None) -> Socket | None:
+    """Of the attempts under way, one that is connected, taken out; None if none is so far."""
+    done, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        attempts.discard(task)
+        error = task.exception()
+        if error is None:
+            return task.result()
+        failed.append(error if isinstance(error, OSError) else OSError(str(error)))
+    return None
+
+
+async def _reached(address: Address, port: int, kept: set[Socket]) -> Socket:
+    """A socket connected to this address; whoever is cancelled leaves none open."""
+    reached = Socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM, kept=kept)
+    try:
+        await asyncio.get_running_loop().sock_connect(reached, (str(address), port))
+    except BaseException:
+        reached.close()
+        raise
+    return reached

@@ -1,0 +1,390 @@
+"""The serving end: GET over mutual TLS 1.3, for members alone, and never more than a member's share.
+
+Invariants: limits on addresses and handshakes are decided before TLS; a handler runs only when the certificate at the
+other end is the pin of a member, and looks the member up again for every request, since keys rotate; a request has no
+body and is answered before the next one is looked at; what a member asks too much is refused late, so that it waits and
+the others do not; a body leaves by its deadline or its reader is dropped; a body counts from its first byte, so that
+cutting it off brings nothing.
+"""
+
+import asyncio
+import base64
+import logging
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from rpel.peer.core.serve_policy import GONE, Decision, ServePolicy
+from rpel.peer.io.http import (
+    CLOCK,
+    ENDED,
+    INIT,
+    MODEL,
+    SEEN,
+    STATUS,
+    Line,
+    Reply,
+    Request,
+    Socket,
+    json_reply,
+    reply_head,
+)
+from rpel.peer.io.identity import leaf_fingerprint
+from rpel.peer.io.limits import Gate, Limits, Pace, Stage, Ticket
+from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.io.store import Body
+
+CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
+_MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
+_SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
+_HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
+_log = logging.getLogger("rpel")
+
+
+class Service(Protocol):
+    """What the server asks of its peer. All of it is called in the event loop's thread, and must be quick."""
+
+    @property
+    def now(self) -> Snapshot:
+        """The membership in force."""
+
+    @property
+    def policy(self) -> ServePolicy: ...
+
+    def open_body(self, round: int) -> Body | None:
+        """The half-step of a published round; round 0: the common initial model."""
+
+    def signature_of(self, round: int) -> bytes | None:
+        """The signature of the half-step of a published round; None where none are made."""
+
+    def seen(self, now: Snapshot, round: int) -> dict[str, object] | None:
+        """What this peer saw signed in a round; None where signatures are not made."""
+
+    def position(self) -> float:
+        """This peer's round clock."""
+
+    def status(self) -> dict[str, object]:
+        """What :code:`rpel watch` shows."""
+
+    def other_ended(self, pin: str) -> bool:
+        """A member says that it has ended its last round; whether this peer has."""
+
+    def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
+        """A request was answered with this code; ``sent`` bytes of a body left."""
+
+
+class MemberLine(Line):
+    """A connection whose other end has shown a member's certificate; nothing is parsed before that is known."""
+
+    def __init__(self, server: "Server", ticket: Ticket) -> None:
+        super().__init__(server.answer, server.limits.idle)
+        self._server, self._ticket = server, ticket
+        self.pin = ""
+        self.sent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.pin = leaf_fingerprint(transport.get_extra_info("ssl_object"))
+        if self._server.welcome(self, self._ticket):
+            super().connection_made(transport)
+        else:
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.left(self, self._ticket)
+        if self.transport is not None:
+            super().connection_lost(exc)
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A connection that has sent nothing yet, and what closes it if it never does."""
+
+    socket: socket.socket
+    timeout: asyncio.TimerHandle
+
+
+class Server:
+    """Serves one peer's models, each request under the membership that is in force when it comes."""
+
+    def __init__(self, service: Service, limits: Limits | None = None) -> None:
+        """A missing or unfit key or certificate: ValueError, and nothing is opened."""
+        assert service.now.server_context, "read now, while a sentence can still be said"
+        self.limits, self._service = limits or Limits(), service
+        self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
+        self._pace = Pace(self.limits.rate, self.limits.burst)
+        self._mute: dict[Ticket, _Accepted] = {}
+        self._greeting: dict[Ticket, asyncio.Task[None]] = {}
+        self._unclaimed: set[socket.socket] = set()  # of greetings whose handshake has not begun
+        self._lines: dict[str, list[MemberLine]] = {}  # by pin, oldest first
+        self._news = asyncio.Event()
+        self._listening: list[socket.socket] = []
+        self._sockets: set[Socket] = set()
+        self.addresses: list[tuple[str, int]] = []
+        self.requests = 0
+        """How many requests have come as far as being parsed."""
+
+    @property
+    def handshakes(self) -> int:
+        """Connections that have sent a ClientHello and are not yet known to be a member's."""
+        return self._gate.count(Stage.WAITING) + self._gate.count(Stage.PENDING)
+
+    @property
+    def mute(self) -> int:
+        """Connections that have sent nothing yet."""
+        return len(self._mute)
+
+    def connections(self, pin: str | None = None) -> int:
+        """Open connections of the member with this pin, or of all."""
+        return sum(len(lines) for other, lines in self._lines.items() if pin in (None, other))
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one (see ``addresses``)."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, address in found[:1]:
+            listening = socket.create_server(address[:2], family=family, backlog=256)
+            listening.setblocking(False)
+            self.addresses.append(listening.getsockname()[:2])
+            self._listening.append(listening)
+            self._listen(listening)
+
+    async def stop(self) -> None:
+        """Stop listening and close all connections."""
+        for listening in self._listening:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        self._listening = []
+        for ticket in list(self._mute):
+            self._hang_up(ticket)
+        tasks = list(self._greeting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for line in [line for lines in self._lines.values() for line in lines]:
+            line.drop()
+        await asyncio.gather(*(accepted.ended for accepted in self._sockets))
+
+    def membership_changed(self) -> None:
+        """Another one is in force: connections of those who left are closed."""
+        membership = self._service.now.membership
+        self._gate.resize(len(membership.members))
+        for pin in [pin for pin in self._lines if membership.by_fingerprint(pin) is None]:
+            for line in list(self._lines[pin]):
+                line.drop()
+
+    def announce(self) -> None:
+        """The policy has changed: requests that wait for a round look again. In the event loop's thread."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def _listen(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """One connection: refused at once, or greeted. Accepted here and not in a task, which could lose it."""
+        loop = asyncio.get_running_loop()
+        try:
+            found, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # gone before it was accepted
+            return
+        except OSError as error:  # too many open files: later there may be fewer
+            _log.debug("could not accept a connection: %s", error)
+            loop.remove_reader(listening)
+            loop.call_later(0.05, self._listen, listening)
+            return
+        accepted = Socket(fileno=found.detach(), kept=self._sockets)
+        ticket = self._gate.arrive(address[0])
+        self._mute[ticket] = _Accepted(accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket))
+        loop.add_reader(accepted, self._spoke, ticket)
+
+    def _spoke(self, ticket: Ticket) -> None:
+        """The first bytes came: if they begin a ClientHello, its handshake begins when it is its turn."""
+        accepted, loop = self._mute[ticket].socket, asyncio.get_running_loop()
+        try:
+            hello = _HELLO.match(accepted.recv(6, socket.MSG_PEEK))
+        except OSError:
+            hello = None
+        wait = None if hello is None else self._gate.speak(ticket, loop.time())
+        if wait is None:
+            self._hang_up(ticket)
+            return
+        self._take(ticket)
+        self._unclaimed.add(accepted)
+        self._greeting[ticket] = task = loop.create_task(self._greet(accepted, ticket, wait))
+        task.add_done_callback(lambda _: self._greeted(ticket, accepted))
+
+    def _take(self, ticket: Ticket) -> socket.socket | None:
+        """The socket of a connection that has sent nothing, which is no longer watched here."""
+        held = self._mute.pop(ticket, None)
+        if held is None:
+            return None
+        held.timeout.cancel()
+        asyncio.get_running_loop().remove_reader(held.socket)
+        return held.socket
+
+    def _hang_up(self, ticket: Ticket) -> None:
+        if (accepted := self._take(ticket)) is not None:
+            accepted.close()
+            self._gate.leave(ticket)
+
+    def _give_way(self, ticket: Ticket) -> None:
+        """There are too many connections: this one is to go."""
+        self._hang_up(ticket)
+        if ticket in self._greeting:
+            self._greeting[ticket].cancel()
+
+    async def _greet(self, accepted: socket.socket, ticket: Ticket, wait: float) -> None:
+        """Its turn, then the handshake; what fails here was no member, or not a patient one."""
+        line = MemberLine(self, ticket)
+        try:
+            await asyncio.sleep(wait)
+            if self._gate.begin(ticket):
+                self._unclaimed.discard(accepted)
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: line,
+                    accepted,
+                    ssl=self._service.now.server_context,
+                    ssl_handshake_timeout=self.limits.handshake,
+                    ssl_shutdown_timeout=1.0,
+                )
+        except (OSError, ValueError) as error:
+            _log.debug("handshake with %s failed: %s", ticket.address, error)
+        except asyncio.CancelledError:
+            line.drop()  # if it was just over; it would wait for a goodbye
+            raise
+
+    def _greeted(self, ticket: Ticket, accepted: socket.socket) -> None:
+        """A greeting ended, perhaps before it began: unless a member's connection came of it, it is closed."""
+        del self._greeting[ticket]
+        if accepted in self._unclaimed:
+            self._unclaimed.discard(accepted)
+            accepted.close()
+        if ticket.stage is not Stage.SETTLED:
+            self._gate.leave(ticket)
+
+    def welcome(self, line: MemberLine, ticket: Ticket) -> bool:
+        """A handshake is over: is it a member, by its pin?"""
+        if self._service.now.membership.by_fingerprint(line.pin) is None:
+            return False
+        self._gate.settle(ticket, asyncio.get_running_loop().time())
+        lines = self._lines.setdefault(line.pin, [])
+        staying = [other for other in lines if not other.dropped]
+        if len(staying) >= self.limits.connections:  # perhaps of a process that died without closing them
+            staying[0].drop()
+        lines.append(line)
+        return True
+
+    def left(self, line: MemberLine, ticket: Ticket) -> None:
+        """A connection is closed."""
+        lines = self._lines.get(line.pin, [])
+        if line in lines:
+            lines.remove(line)
+            self._gate.leave(ticket)
+        if not lines:
+            self._lines.pop(line.pin, None)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, line: Line, request: Request) -> Reply | None:
+        """One request of a member; None: the reply is sent."""
+        assert isinstance(line, MemberLine)
+        self.requests += 1
+        now = self._service.now
+        member = now.membership.by_fingerprint(line.pin)
+        if member is None or now.membership.members[member].expires <= time.time():  # it may have ended meanwhile
+            line.drop()
+            return Reply(403, closing=True)
+        line.sent = 0
+        try:
+            reply = await self._judged(request, line, now)
+        except OSError:  # the reader went away
+            raise
+        except Exception:
+            _log.exception("could not answer %s", request.path[:80])
+            reply = Reply(500, closing=True)
+        self._service.served(now, member, 200 if reply is None else reply.status, line.sent)
+        return reply
+
+    async def _judged(self, request: Request, line: MemberLine, now: Snapshot) -> Reply | None:
+        if self._pace.turn(line.pin, asyncio.get_running_loop().time()) is None:
+            await asyncio.sleep(self.limits.hold)
+            return Reply(429, closing=True)  # with all that it has sent meanwhile
+        if request.method != "GET":
+            return Reply(405, closing=True)
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            return Reply(400, closing=True)
+        if request.headers.get("rpel-membership") != now.membership.hash:
+            return Reply(409, headers={"RPEL-Membership": now.membership.hash})
+        if found := _MODEL.fullmatch(request.path):
+            return await self._model(line, now, int(found[1]))
+        if found := _SEEN.fullmatch(request.path):
+            seen = self._service.seen(now, int(found[1]))
+            return Reply(404) if seen is None else json_reply(seen)
+        if request.path == INIT:
+            return await self._model(line, now, 0)
+        if request.path == CLOCK:
+            return json_reply({"position": self._service.position()})
+        if request.path == STATUS:
+            return json_reply(self._service.status())
+        if request.path == ENDED:
+            return json_reply({"ended": self._service.other_ended(line.pin)})
+        return Reply(404)
+
+    async def _model(self, line: MemberLine, now: Snapshot, round: int) -> Reply | None:
+        """One body, if the policy gives it: now, or when its round is published."""
+        policy, loop = self._service.policy, asyncio.get_running_loop()
+        began = loop.time()
+        decision = policy.request(line.pin, round, int(self._service.position() // now.membership.period))
+        if decision.kind == "refuse":
+            return Reply(decision.code)
+        try:
+            if decision.kind == "wait":
+                decision = await self._published(policy, round)
+            if decision.kind != "serve":
+                return Reply(decision.code)
+            body = self._service.open_body(round)
+            if body is None:
+                return Reply(GONE)
+            try:
+                await self._send(line, round, body, loop.time() - began)
+            finally:
+                body.close()
+        finally:
+            policy.done(line.pin, round, full=line.sent > 0)
+        return None
+
+    async def _published(self, policy: ServePolicy, round: int) -> Decision:
+        """Wait until the round is published, will never be, or patience ends."""
+        try:
+            async with asyncio.timeout(self.limits.patience):
+                while (decision := policy.look(round)).kind == "wait":
+                    await self._news.wait()
+        except TimeoutError:
+            decision = policy.look(round)
+        return decision
+
+    async def _send(self, line: MemberLine, round: int, body: Body, waited: float) -> None:
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "RPEL-Round": str(round),
+            "RPEL-Position": f"{self._service.position():.6f}",
+            "RPEL-Waited": f"{waited:.6f}",
+        }
+        if (signature := self._service.signature_of(round)) is not None:
+            headers["RPEL-Signature"] = base64.b64encode(signature).decode()
+        try:
+            async with asyncio.timeout(self.limits.write):
+                line.writer.write(reply_head(200, body.size, headers))
+                for begin in range(0, body.size, CHUNK):
+                    chunk = body.read(begin, CHUNK)
+                    line.sent += len(chunk)
+                    line.writer.write(chunk)
+                    await line.writer.drain()
+        except TimeoutError:
+            line.drop()
+            raise ConnectionResetError("its reader was too slow") from None

@@ -1,0 +1,114 @@
+"""What a peer shows: its half-steps and what it knows to members, its state to its operator.
+
+Invariants: the membership in force stands here and nowhere else, in :attr:`PeerService.now`; all but that and
+:meth:`PeerService.trouble` is called in the network's thread, and is quick.
+"""
+
+from typing import Any
+
+from rpel.config.peer import Config
+from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.protocol import Report
+from rpel.peer.core.serve_policy import ServePolicy
+from rpel.peer.core.wire import Signature
+from rpel.peer.io.detector import EquivocationDetector
+from rpel.peer.io.metrics import Metrics
+from rpel.peer.io.model_files import initial_body
+from rpel.peer.io.pulls import OthersEnded
+from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.io.store import Body, Store
+from rpel.privacy import Budget
+
+_LATE = 3.0  # periods without the end of a round after which a peer is not ready
+
+
+class PeerService:
+    """One peer, as its server, its pages and its operator see it."""
+
+    def __init__(self, config: Config, now: Snapshot, signature: Signature, clock: RoundClock) -> None:
+        self.config, self.now, self._signature, self.clock = config, now, signature, clock
+        self.policy, self.metrics, self.others = ServePolicy(), Metrics(), OthersEnded()
+        self.store: Store
+        self.detector: EquivocationDetector
+        self.unready = "starting"
+        """Why this peer does not train as it should; "" if it does."""
+        self.blocked = ""
+        """Why no round can be played."""
+        self.budget: Budget | None = None
+        """Of private local steps, where this peer takes such."""
+        self.ended = False
+        """Whether this peer has played its last round."""
+        self._progress = 0.0  # where the clock was when this peer was ready or last ended a round
+
+    # --- to members --------------------------------------------------------------------------------------------------
+
+    def publish(self, round: int, served: bool) -> None:
+        """From now on this round's half-step is served; ``served`` False: it never will be."""
+        if served:
+            self.policy.publish(round)
+        else:
+            self.policy.skip(round)
+
+    def open_body(self, round: int) -> Body | None:
+        """The half-step of a published round; round 0: the common initial model."""
+        return self.store.open_body(round) if round else initial_body(self.config, self._signature)
+
+    def signature_of(self, round: int) -> bytes | None:
+        """The signature of a published half-step."""
+        return self.store.signature(round)
+
+    def seen(self, now: Snapshot, round: int) -> dict[str, object] | None:
+        """What this peer saw signed in a round."""
+        return self.detector.seen(now, round)
+
+    def position(self) -> float:
+        """This peer's round clock."""
+        return self.clock.position()
+
+    def other_ended(self, pin: str) -> bool:
+        """A member says that it has ended its last round; whether this peer has."""
+        self.others.note(pin)
+        return self.ended
+
+    def status(self) -> dict[str, object]:
+        """What `rpel watch` shows of this peer."""
+        return self.summary() | {
+            "position": self.position(),
+            "ready": not self.why_unready(),
+            "convicted": list(self.detector.excluded(self.now)),
+        }
+
+    def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
+        """A member's request was answered."""
+        self.metrics.served(now.names[member], code, sent)
+        if code == 200 and sent >= self._signature.size:
+            self.metrics.asked(now.names[member])
+
+    # --- to its operator ---------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Who this is and how the rounds since the start went."""
+        m = self.now.membership
+        said = {} if self.budget is None else {"privacy": self.budget.statement()}
+        return {"id": self.config.id, "membership": m.hash, "rounds": m.rounds} | self.metrics.summary() | said
+
+    def why_unready(self) -> str:
+        """Why this peer does not train as it should; "" if it does. No round for three periods is a reason, too."""
+        m = self.now.membership
+        late = (self.position() - max(self._progress, 0.0)) / m.period
+        if not self.unready and late > _LATE and self.clock.round() <= m.rounds:
+            return f"no round has ended for {late:.1f} periods"
+        return self.unready
+
+    def agreed(self) -> None:
+        """Enough members have told their clocks: the rounds can begin."""
+        self.unready, self._progress = self.blocked, self.position()
+
+    def round_ended(self, report: Report, exhausted: bool) -> None:
+        """A round ended; ``exhausted``: there were no file descriptors for all its connections."""
+        self.blocked, self._progress = "", self.position()
+        self.unready = "frozen: too few members answer" if report.frozen else ""
+        if exhausted:
+            self.unready = "no file descriptors are left: raise the limit of open files"
+        if self.store.trouble:
+            self.unready = f"the state folder cannot be written: {self.store.trouble}"

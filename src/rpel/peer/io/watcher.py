@@ -1,0 +1,124 @@
+"""The membership to come: announced in a file, looked at before each round.
+
+Invariants: a later membership takes effect at the round it names and not before; one that could not be meant for this
+run, or would split this peer off from the others, is refused in one sentence, and the present one stays.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rpel.config.membership import Membership
+from rpel.config.peer import Config
+from rpel.peer.core.evidence import FIXED
+from rpel.peer.io.snapshot import take
+
+log = logging.getLogger("rpel")
+
+
+class MembershipWatcher:
+    """The file in which a coming membership is announced, looked at before each round.
+
+    It is read in a thread of its own: whatever it holds, it neither ends a peer nor holds up a round.
+    """
+
+    def __init__(self, config: Config, held: Callable[[str], bool] = lambda hash: False, force: bool = False) -> None:
+        """``held(hash)``: whether more than b others say that they hold that membership; ``force``: take any file."""
+        self._config, self._held, self._force = config, held, force
+        self._seen: tuple[int, int, int] | None = None
+        self._coming: Membership | None = None
+        self._reading: threading.Thread | None = None
+        self._refused = ""
+        self._found_in = 0  # the round in which the file was first seen
+        self.prepare: Callable[[Membership], None] | None = None
+        """Called, in a thread of its own, with a membership that is announced: what its plan needs is compiled then."""
+
+    def make_ready(self, coming: Membership | None = None) -> None:
+        """Begin to prepare for a coming membership, by default the one announced; nobody waits for it."""
+        coming = coming or self._coming
+        if self.prepare is not None and coming is not None:
+            threading.Thread(target=self.prepare, args=(coming,), name="rpel-prepare", daemon=True).start()
+
+    def due(
+        self, now: Membership, round: int, patience: float | None = None, at_start: bool = False
+    ) -> Membership | None:
+        """The announced membership, if it takes effect at this round and is not yet in force.
+
+        One that should have taken effect before is taken at the start of a peer, and later if the others hold it.
+        ``patience``: seconds to wait for a file that takes long to read; it counts from the round in which it is read.
+        """
+        self._look(now, round)
+        if self._reading is not None:
+            self._reading.join(patience)
+            if self._reading.is_alive():
+                log.warning("%s takes long to read: the present membership stays for now", self._config.next_members)
+                return None
+        coming = self._coming
+        if coming is None or coming.from_round > round or coming.hash == now.hash:
+            return None
+        if coming.from_round < self._found_in and not at_start and not self._force and not self._held(coming.hash):
+            self._refuse(coming, round)
+            return None
+        return coming
+
+    def _refuse(self, coming: Membership, round: int) -> None:
+        """It should have taken effect before: whoever does so now, alone, is refused by all the others."""
+        if coming.hash != self._refused:
+            self._refused = coming.hash
+            log.warning(
+                "%s takes effect at round %d, which has begun, and the others do not hold it (it is round %d): with it "
+                "this peer would be split off from them. Name a later from_round in the file that all get, or start "
+                "with --force",
+                self._config.next_members,
+                coming.from_round,
+                round,
+            )
+
+    def _look(self, now: Membership, round: int) -> None:
+        """Begin to read the file again if it has changed."""
+        if self._reading is not None and self._reading.is_alive():
+            return
+        try:
+            found = self._config.next_members.stat()
+        except OSError:
+            self._seen = self._coming = None
+            return
+        mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if mark != self._seen:
+            self._seen, self._coming, self._found_in = mark, None, round
+            self._reading = threading.Thread(target=self._read, args=(now,), name="rpel-members", daemon=True)
+            self._reading.start()
+
+    def _read(self, now: Membership) -> None:
+        """Read the file; what is wrong with it is said once."""
+        try:
+            coming = _successor(now, Membership.load(self._config.next_members), self._force)
+            self._coming = coming
+            if coming.hash != now.hash:
+                self._announce(coming)
+                self.make_ready()
+        except Exception as error:  # whatever is in the file, it must not end this peer
+            log.warning("the coming membership is refused and the present one stays: %s", error or repr(error))
+
+    def _announce(self, coming: Membership) -> None:
+        """Say what will happen, while there is time to do something about it."""
+        log.info("membership %s takes effect at round %d", coming.hash[:12], coming.from_round)
+        try:
+            take(self._config, coming)
+        except ValueError as error:
+            log.warning("this peer will have to stop at round %d: %s", coming.from_round, error)
+
+
+def _successor(now: Membership, coming: Membership, force: bool = False) -> Membership:
+    """The coming membership, if it can follow the present one."""
+    for key in ("from_round", "protocol"):
+        had, has = getattr(now, key), getattr(coming, key)
+        if has < had and not force:
+            raise ValueError(
+                f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would be split "
+                "off from the others; --force takes it all the same"
+            )
+    for key in (*FIXED, "epoch", "period"):
+        if getattr(coming, key) != getattr(now, key):
+            raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")
+    return coming

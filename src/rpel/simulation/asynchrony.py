@@ -1,0 +1,209 @@
+"""Rounds without a barrier: nodes publish when their local phase ends and read whatever is there, window by window.
+
+A window (:mod:`rpel.simulation.schedule`) is: first all local phases that end in it, as one cohort, then all its reads.
+The table holds every node's newest version; those that were replaced within the window stand behind them until its
+end, so that each read finds what was newest at its own moment. Two versions a node are enough; no event is handled
+alone.
+
+Invariants: a phase draws its batches, peers and noise by coordinates of its own (`in_round`), the round's for the first
+that a node publishes in a round; so with equal speeds the run is the synchronous one, byte for byte.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpel.algorithm import Info, Outer, State
+from rpel.learning import Aggregation
+from rpel.simulation.communicator import Communicator, Shards
+from rpel.simulation.delivery import Ask, SimulatedNetwork, victim_by_victim
+from rpel.simulation.schedule import Acting, Schedule
+from rpel.types import Aggregated, Arrays, Integers, Models, Received
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Which version of a peer an answer brings: replaced (k,) are the rows whose older one stands behind the others.
+
+    published, before: when the newest version of each row was published, and the one before it, in ticks.
+    """
+
+    rows: int
+    replaced: Integers
+    published: Integers
+    before: Integers
+    moment: Integers  # (c,) when those who ask read
+    max_age: float | None
+    cycle: int
+
+    def told(self) -> dict[str, Any]:
+        """What an adversary sees of the time, in rounds."""
+        now = float(self.moment.max()) / self.cycle
+        return {"now": now, "published": self.published / self.cycle, "max_age": self.max_age}
+
+    def choose(self, ask: Ask, rows: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+        """(c, s) the rows of the versions that are read, and which of them are not too old."""
+        asked, moment = np.maximum(rows, 0), self.moment[:, None]
+        place = np.full(self.rows, -1, np.int64)
+        place[self.replaced] = self.rows + np.arange(len(self.replaced))
+        later = (self.published[asked] > moment) & (place[asked] >= 0)
+        age = moment - np.where(later, self.before[asked], self.published[asked])
+        fresh = np.ones(rows.shape, bool) if self.max_age is None else age <= self.max_age * self.cycle
+        return np.where(later & (rows >= 0), place[asked], rows), fresh
+
+
+@dataclass
+class AsynchronousRounds:
+    """A round of Algorithm 1 as the windows of a unit of virtual time."""
+
+    schedule: Schedule
+    local: Any
+    network: SimulatedNetwork
+    rule: Aggregation
+    outer: Outer | None
+    workers: Communicator
+    shards: Shards
+    mine: slice
+    max_age: float | None
+
+    def __post_init__(self) -> None:
+        self.h = len(self.schedule.w)
+        self.table = self.network.table
+        self.before = np.zeros(self.h, np.int64)
+        needs = "before" in self.network.attack.needs
+        self.known = np.empty((self.h, self.table.shape[1]), self.table.dtype) if needs else None
+
+    def init(self, x: Models) -> Arrays:
+        """The versions that everybody has before anything is published: the common initial model."""
+        self.table[: self.h] = x[:1]
+        if self.known is not None:
+            self.known[:] = x[:1]
+        return self._kept({})
+
+    def _kept(self, attack: Arrays) -> Arrays:
+        known = {} if self.known is None else {"versions.known": self.known}
+        return attack | {"versions.half": self.table[: self.h]} | known
+
+    def step(self, state: State) -> tuple[State, Info]:
+        """One unit of virtual time."""
+        t, attack = state.round + 1, {k: v for k, v in state.network.items() if not k.startswith("versions.")}
+        for key, held in (("versions.half", self.table[: self.h]), ("versions.known", self.known)):
+            if held is not None and not np.may_share_memory(held, state.network[key]):
+                held[:] = state.network[key]
+        self.published = self.schedule.published_by(t - 1)
+        count = self.mine.stop - self.mine.start
+        met = np.full((count, self.schedule.most), -1, np.int64)
+        turn, degraded = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        for published, reading in self.schedule.windows(t):
+            self._publish(published, state, keep=len(reading.rows) > 0)
+            results, attack = self._read(reading, published.rows, state, attack)
+            for some, found, hostile, failed in results:
+                state.x[some] = found
+                met[some, turn[some]] = hostile
+                turn[some] += 1
+                degraded[some] += failed
+        after = State(t, state.x, state.local, self._kept(attack), state.outer)
+        nobody: Integers = np.empty((count, 0), np.int64)
+        half = self.table[: self.h][self.mine]
+        return after, Info(t, half, Received(half, nobody, met=met), Aggregated(degraded, np.zeros_like(degraded)))
+
+    # --- local phases ---
+
+    def _publish(self, acting: Acting, state: State, keep: bool) -> None:
+        """Lines 3-6 of those whose phase ends in the window; keep: somebody reads in it, so that what they replace is
+        put behind the newest versions."""
+        rows, h = acting.rows, self.h
+        if not len(rows):
+            return
+        if keep:
+            self.table[h : h + len(rows)] = self.table[rows]
+        self.before[rows] = self.published[rows]
+        mine = (rows >= self.mine.start) & (rows < self.mine.stop)
+        made = np.empty((int(mine.sum()), self.table.shape[1]), self.table.dtype)
+        own, labels = rows[mine], acting.labels[mine]
+        for label, at in self._alike(labels, own - self.mine.start, state.local):
+            self._phase(own[at], made, at, int(label), state)
+        if self.workers.size == 1:
+            self.table[rows] = made
+        else:
+            edges = [int(np.searchsorted(rows, shard.start)) for shard in self.shards] + [len(rows)]
+            parts = [slice(a, max(a, b)) for a, b in pairwise(edges)]
+            self.table[rows] = self.workers.rows(made, parts)
+        self.published[rows] = acting.published
+
+    def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
+        """Nodes that step together: of one coordinate, and with equally many steps behind them where that counts."""
+        taken = local["steps"][at, 0] if "steps" in local else np.zeros(len(at), np.int64)
+        for label, steps in np.unique(np.stack([labels, taken]), axis=1).T:
+            yield int(label), np.flatnonzero((labels == label) & (taken == steps))
+
+    def _phase(self, rows: Integers, made: Models, at: Integers, label: int, state: State) -> None:
+        """One cohort's local steps into made[at]."""
+        some = rows - self.mine.start
+        if self.known is not None:
+            self.known[rows] = state.x[some]
+        if len(some) == len(state.x) == len(made):  # everybody at once: nothing is copied
+            self.local(state.x, state.local, rows, label, out=made)
+            return
+        part, half = {key: array[some] for key, array in state.local.items()}, made[at]
+        self.local(np.ascontiguousarray(state.x[some]), part, rows, label, out=half)
+        made[at] = half
+        for key, array in part.items():
+            state.local[key][some] = array
+
+    # --- reads ---
+
+    def _read(
+        self, acting: Acting, replaced: Integers, state: State, attack: Arrays
+    ) -> tuple[list[tuple[Integers, Models, Integers, NDArray[np.bool_]]], Arrays]:
+        """Lines 7-9 of those who read in the window: (which of this worker's nodes, their models, hostile answers met,
+        who could not aggregate) for each coordinate, and what the attack remembers."""
+        found = []
+        known = None if self.known is None else self.workers_known()
+        for label in np.unique(acting.labels):
+            group = acting.labels == label
+            rows, moment = acting.rows[group], acting.published[group] + self.schedule.wait
+            mine = (rows >= self.mine.start) & (rows < self.mine.stop)
+            received, attack = self._answers(rows, moment, mine, int(label), replaced, attack, known)
+            own, some = rows[mine], rows[mine] - self.mine.start
+            half = np.ascontiguousarray(self.table[own])
+            z, done = self.rule(half, received, own, int(label)) if len(own) else (half, _nothing())
+            if self.outer is not None and len(own):
+                part = {key: array[some] for key, array in state.outer.items()}
+                z, part = self.outer(np.ascontiguousarray(state.x[some]), z, part, done)
+                for key, array in part.items():
+                    state.outer[key][some] = array
+            met = np.asarray(received.met) if len(own) else np.empty(0, np.int64)
+            found.append((some, z, met, done.degraded))
+        return found, attack
+
+    def workers_known(self) -> Models | None:
+        """The models before the local phases of everybody, for attacks that look at them."""
+        if self.known is None or self.workers.size == 1:
+            return self.known
+        return np.asarray(self.workers.rows(np.ascontiguousarray(self.known[self.mine]), self.shards))
+
+    def _answers(
+        self, rows: Integers, moment: Integers, mine: NDArray[np.bool_], label: int, replaced: Integers,
+        attack: Arrays, known: Models | None,
+    ) -> tuple[Received, Arrays]:  # fmt: skip
+        """What these nodes get, each at its own moment."""
+        plain = self.network
+        forging = not (plain.silent or plain.attack.trains)
+        alone = not forging or victim_by_victim(plain.attack, plain.consistent)
+        own, at = (rows[mine], moment[mine]) if alone else (rows, moment)
+        if not len(own):
+            return Received(self.table[:0], np.empty((0, 1), np.int64), met=np.empty(0, np.int64)), attack
+        versions = Versions(self.h, replaced, self.published, self.before, at, self.max_age, self.schedule.cycle)
+        network = replace(plain, models=self.h + len(replaced), versions=versions)
+        first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
+        wanted = slice(None) if alone else slice(first, first + int(mine.sum()))
+        return network.answers(label, own, attack, known, forging, wanted)
+
+
+def _nothing() -> Aggregated:
+    return Aggregated(np.zeros(0, bool), np.zeros(0, np.int64))

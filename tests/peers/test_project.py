@@ -1,0 +1,50 @@
+"""``rpel new``: a project that runs as it is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpel.peer.ops.demo import free_ports
+from rpel.peer.ops.project import FILES, create
+from support.waiting import PATIENCE
+
+
+def run(folder: Path, *command: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """A command as a stranger types it, with this environment's python and rpel first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": "", **extra}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.mark.integration
+def test_new_project_passes_its_test_and_rehearses_as_its_readme_says(tmp_path: Path) -> None:
+    assert run(tmp_path, "rpel", "new", "clinic").returncode == 0
+    clinic = tmp_path / "clinic"
+    tested = run(clinic, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert tested.returncode == 0, tested.stdout
+    blocks = (clinic / "README.md").read_text("utf-8").split("## 2.")[1].split("## 3.")[0]
+    lines = [line.removeprefix("    ") for line in blocks.splitlines() if line.startswith("    ")]
+    founded, rehearsed = run(clinic, "sh", "-ec", "\n".join(lines[:-1])), run(clinic, "sh", "-ec", lines[-1])
+    assert founded.returncode == 0, founded.stderr
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    assert "plain averaging" in rehearsed.stdout
+
+
+@pytest.mark.full
+def test_four_members_of_a_new_project_learn_on_this_machine(tmp_path: Path) -> None:
+    create(tmp_path / "clinic")
+    port = str(free_ports(1)[0])[:-1]
+    ended = run(tmp_path / "clinic", "sh", "local.sh", START="120", PERIOD="6", ROUNDS="5", PORT=port)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("5 aggregated") == 4, ended.stdout
+
+
+def test_new_project_overwrites_nothing_and_needs_a_members_name(tmp_path: Path) -> None:
+    assert {path.name for path in create(tmp_path / "clinic")} == {*FILES, ".gitignore", "patients.csv"} - {"gitignore"}
+    with pytest.raises(ValueError, match="clinic"):
+        create(tmp_path / "clinic")
+    with pytest.raises(ValueError, match="a clinic"):
+        create(tmp_path / "a clinic")

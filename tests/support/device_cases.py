@@ -1,0 +1,86 @@
+"""Every rule, attack and method once, as small specifications for the checks of the torch backend."""
+
+from typing import Any
+
+import numpy as np
+
+from rpel import data
+from rpel.attacks import attack
+from rpel.attacks.forgeries import ATTACKS
+from rpel.backend.torch import Torch
+from rpel.config.spec import Spec
+from rpel.models import model
+from rpel.rules.registry import RULES
+from rpel.simulation.inputs import Inputs, build_task
+from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
+from rpel.tasks import Classification
+
+Fields = dict[str, Any]
+BEFORE = ("nnm", "bucketing", "clipping", "arc")
+SMALL: Fields = {
+    "model": "linear", "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 2, "pull": 9, "rounds": 20,
+    "eval_every": 100, "eval_size": 50, "batch_size": 5, "threads": 1, "attack": "alie",
+}  # fmt: skip
+PARAMETERS: dict[str, Fields] = {
+    "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4}, "min_sum": {"direction": "unit"},
+    "min_max": {"direction": "sign"}, "alie": {"z": "max"},
+}  # fmt: skip
+
+
+def cases() -> dict[str, Fields]:
+    """By name, what differs from SMALL."""
+    rules = [name for name in RULES if name not in BEFORE and not _needs_graph(name)]
+    rules = [*rules, *(f"{name}+median" for name in BEFORE), "nnm+krum", "nnm+trimmed_mean"]
+    found: dict[str, Fields] = {f"rule-{name}": {"rule": name} for name in rules}
+    found["rule-bulyan"]["pull"] = 10
+    found |= {f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS}
+    found |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
+    found |= {
+        "wire-int8": {"wire": "int8"}, "wire-bfloat16": {"wire": "bfloat16"}, "no-show": {"no_show": 0.2},
+        "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
+        "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"}, "uniform": {"output": "uniform"},
+        "local-steps": {"local_steps": 2}, "exposed": {"attack_params": {"targeting": "most-exposed"}},
+    }  # fmt: skip
+    return found
+
+
+def _needs_graph(name: str) -> bool:
+    from rpel.rules import rule
+
+    made = rule(name, **({"f": 1} if name not in ("gossip", "clipped_gossip_oracle") else {}))
+    return bool(getattr(made, "on_graph", False))
+
+
+def _own_pull(name: str) -> Fields:
+    return {"pull": None} if name in ("all-to-all", "nna") else {"nodes": 12, "pull": 6} if name == "el-oracle" else {}
+
+
+def resolved(fields: Fields, **more: Any) -> ResolvedSpec:
+    """The specification of a case."""
+    given = {**SMALL, **fields, **more}
+    return resolve(Spec(**{key: value for key, value in given.items() if value is not None}))
+
+
+def task_of(spec: ResolvedSpec, arrays: Torch | None = None) -> Classification:
+    """The task of a case, on the host or where these arrays are; cases that train alike share one."""
+    shared = spec.attack if attack(spec.attack, **spec.attack_params).trains else None
+    key = (arrays is None, spec.dataset, spec.model, spec.nodes, shared)
+    if key not in _tasks:
+        _tasks[key] = _made(spec, arrays)
+    return _tasks[key]
+
+
+_tasks: dict[Any, Classification] = {}
+
+
+def _made(spec: ResolvedSpec, arrays: Torch | None) -> Classification:
+    dataset = data.load(spec.dataset)
+    inputs = Inputs(dataset, model(spec.model, dataset.shape, dataset.classes, seed=0), None)
+    chosen = spec.model_copy(update={"backend": "torch" if arrays else "numba"})
+    return build_task(chosen, inputs, arrays)
+
+
+def largest(x: Any) -> float:
+    """The largest entry that is finite."""
+    values = np.abs(np.asarray(x, np.float64))
+    return float(values[np.isfinite(values)].max(initial=0.0))

@@ -1,0 +1,244 @@
+"""Runs without a barrier: against an event loop, one node and moment at a time, and against synchronous rounds."""
+
+import heapq
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rpel
+from rpel.algorithm import nnm_trimmed_mean
+from rpel.config.spec import Spec
+from rpel.planning.law import probability
+from rpel.randomness import sample_without_replacement
+from rpel.simulation.methods import resolve, schedule
+from rpel.simulation.schedule import TICKS, Schedule, of_round, slowness
+from support.simulations import BASE, Quadratic, simulation
+
+SPEEDS = "lognormal:0.3+stragglers:0.2,5"
+SLOWED = BASE.replace(asynchronous=True, speeds=SPEEDS, jitter=0.2, rounds=12, lr=0.3)
+SMALL: dict[str, Any] = {
+    "nodes": 12, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_every": 2, "eval_size": 60, "batch_size": 10,
+}  # fmt: skip
+
+
+# --- every read and every step, one after the other ------------------------------------------------------------------
+
+
+def by_events(spec: Spec, max_age: float | None) -> tuple[Any, int]:
+    """The models at the end of an asynchronous run under FOE, and how many answers were too old: a heap of events."""
+    task, plan, at = Quadratic(), resolve(spec), schedule(resolve(spec))
+    ids, h, L = at.ids, len(at.ids), at.wait
+    row = {int(node): r for r, node in enumerate(ids)}
+    x, momentum = np.zeros((h, 7)), np.zeros((h, 7))
+    versions: list[list[tuple[int, Any]]] = [[(0, np.zeros(7))] for _ in range(h)]
+    events = [(int(at.lasts(1)[r]), 0, r, 1, 0) for r in range(h)]
+    heapq.heapify(events)
+    seen: dict[tuple[int, int], int] = {}
+    late, last = 0, at.edge(spec.rounds)
+    while events:
+        now, reads, r, k, label = heapq.heappop(events)
+        if now > last:
+            continue
+        if not reads:  # the local phase ends: publish
+            t = -(-(now + L) // at.cycle)
+            label = t + (seen.get((r, t), 0) << 32)
+            seen[r, t] = seen.get((r, t), 0) + 1
+            g, _ = task.gradient(x[r : r + 1], np.zeros((1, 1)), np.array([r]), label, 0)
+            momentum[r] = spec.momentum * momentum[r] + (1 - spec.momentum) * g[0]
+            versions[r].append((now, x[r] - spec.rate(t) * (momentum[r] + spec.weight_decay * x[r])))
+            heapq.heappush(events, (now + L, 1, r, k, label))
+            continue
+        asked = sample_without_replacement(spec.seed, "pull", label, ids[r : r + 1], spec.nodes, plan.pull)[0]
+        honest = []
+        for node in asked:
+            if int(node) in row:
+                when, model = [v for v in versions[row[int(node)]] if v[0] <= now][-1]
+                if max_age is None or now - when <= max_age * at.cycle:
+                    honest.append(model)
+                else:
+                    late += 1
+        hostile = sum(int(node) not in row for node in asked)
+        own = versions[r][-1][1]
+        forged = [-2 * (np.mean(honest, axis=0) if honest else own)] * hostile
+        x[r] = nnm_trimmed_mean(np.stack([own, *honest, *forged]), 3) if len(honest) + hostile >= 6 else own
+        heapq.heappush(events, (now + L + int(at.lasts(k + 1)[r]), 0, r, k + 1, 0))
+    return x, late
+
+
+@pytest.mark.parametrize("max_age", [None, 1.5])
+def test_windows_do_what_a_loop_over_all_events_does(max_age: float | None) -> None:
+    spec = SLOWED.replace(max_age=max_age)
+    run = simulation(spec)
+    for _ in range(spec.rounds):
+        run.step()
+    wanted, late = by_events(spec, max_age)
+    np.testing.assert_allclose(run.models(), wanted, rtol=1e-9, atol=1e-12)
+    assert (late > 0) == (max_age is not None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"attack": "alie", "attack_params": {"targeting": "most-exposed"}}, {"attack": "stale"},
+        {"attack": "mimic_heuristic"}, {"attack": "fang"}, {"attack": "gaussian"}, {"attack": "strongest"},
+        {"attack": "oldest"}, {"attack": "slow"}, {"silent": True}, {"no_show": 0.2}, {"outer": "nesterov"},
+        {"local_steps": 3}, {"output": "uniform"}, {"rule": "krum"}, {"rule": "bucketing+median", "pull": 12},
+        {"rule": "balance"}, {"latency": 0.37},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_with_equal_speeds_the_run_is_the_synchronous_one_byte_for_byte(change: dict[str, Any]) -> None:
+    spec = BASE.replace(**change)
+    one, other = simulation(spec), simulation(spec.replace(asynchronous=True))
+    for _ in range(6):
+        first, second = one.step(measured=True), other.step(measured=True)
+        assert vars(first).keys() == vars(second).keys()
+        for key, value in vars(first).items():
+            np.testing.assert_array_equal(getattr(second, key), value)
+    np.testing.assert_array_equal(other.models(), one.models())
+    np.testing.assert_array_equal(other.state.local["momentum"], one.state.local["momentum"])
+
+
+def test_a_whole_asynchronous_run_of_equal_speeds_leaves_the_bytes_of_a_synchronous_one(tmp_path: Any) -> None:
+    runs = [rpel.simulate("linear", asynchronous=flag, out=tmp_path, **SMALL) for flag in (False, True)]
+    assert runs[0].path is not None
+    assert runs[1].path is not None
+    for file in ("models.safetensors", "counts.npz", "nodes.npz"):
+        assert (runs[0].path / file).read_bytes() == (runs[1].path / file).read_bytes()
+    assert list(runs[1].history["time"]) == [1.2, 2.4, 3.6]
+
+
+@pytest.mark.parametrize("change", [{}, {"attack": "oldest", "max_age": 2.0}, {"attack": "fang"}], ids=str)
+def test_a_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
+    spec = SLOWED.replace(**change)
+    whole, first, second = simulation(spec), simulation(spec), simulation(spec)
+    for _ in range(12):
+        whole.step()
+    for _ in range(5):
+        first.step()
+    second.load({key: value.copy() for key, value in first.arrays().items()})
+    for _ in range(7):
+        second.step()
+    np.testing.assert_array_equal(second.models(), whole.models())
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_aggregations_are_known_before_the_first_round_and_the_certificate_holds_with_them() -> None:
+    fields = SMALL | {"rounds": 6, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.3}
+    found = rpel.simulate("linear", **fields)
+    n = schedule(resolve(Spec(**fields))).aggregations()
+    said = found.certificate
+    assert said["aggregations"] == said["plan"]["aggregations"] == n == sum(said["histogram"])
+    assert said["plan"]["probability"] == probability(12, 2, 6, 6, 2, n)
+    assert sum(found.history["messages"]) == pytest.approx(n * 6 * 12 / 10, rel=0.1)
+
+
+def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node() -> None:
+    at = Schedule(np.array([0.2, 1.0, 1.7, 10.0]), np.arange(4), 30, 0.1, 0.4, seed=0)
+    published: list[tuple[int, int, int]] = []
+    read: list[tuple[int, int]] = []
+    for r in range(1, 31):
+        for phases, reads in at.windows(r):
+            assert len(set(phases.rows)) == len(phases.rows)
+            assert len(set(reads.rows)) == len(reads.rows)
+            published += zip(phases.rows.tolist(), phases.published.tolist(), phases.labels.tolist(), strict=True)
+            read += [(row, when) for row, when in zip(reads.rows.tolist(), reads.published.tolist(), strict=True)]
+            assert {of_round(label) for label in phases.labels.tolist()} <= {r}
+    assert len(set(published)) == len(published)
+    in_time = [(row, when) for row, when, _ in published if when + at.wait <= at.edge(30)]
+    assert sorted(in_time) == sorted(read)
+    assert len({(row, label) for row, _, label in published}) == len(published), "no two phases share coordinates"
+    assert len(read) == at.aggregations()
+
+
+def test_slow_nodes_hold_up_synchronous_rounds_and_not_asynchronous_ones() -> None:
+    fields = SMALL | {"speeds": "stragglers:0.1,10"}
+    waiting = rpel.simulate("linear", **fields)
+    free = rpel.simulate("linear", asynchronous=True, **fields)
+    assert list(waiting.history["time"]) == pytest.approx([10.2, 20.4, 30.6])
+    assert list(free.history["time"]) == pytest.approx([1.2, 2.4, 3.6])
+
+
+def test_speeds_are_what_they_are_called() -> None:
+    ids, hostile = np.arange(1000), np.arange(100)
+    w = slowness("lognormal:0.5", ids, hostile, 1000, seed=1)
+    assert abs(np.log(w).std() - 0.5) < 0.06
+    assert abs(np.median(w) - 1) < 0.1
+    late = slowness("stragglers:0.1,10", ids, hostile, 1000, seed=1) == 10
+    assert (late[100:].sum(), late[:100].sum()) == (90, 10)
+    both = slowness("lognormal:0.5+stragglers:0.1,10", ids, hostile, 1000, seed=1)
+    np.testing.assert_allclose(both, w * np.where(late, 10, 1))
+    assert slowness("1,2,3", np.array([2, 0]), np.array([]), 3, 0).tolist() == [3, 1]
+    assert Schedule(np.ones(1), ids[:1], 1, 0.1, 0.0, 0).lasts(1)[0] == TICKS
+
+
+# --- attacks ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_version_that_max_age_allows_is_sent() -> None:
+    """Without a limit it is the first that the watched node published, and all hostile answers bring it."""
+    run = simulation(SLOWED.replace(attack="oldest", rounds=8))
+    for _ in range(8):
+        run.step()
+    kept = run.state.network
+    assert len(kept["versions"]) == 1
+    limited = simulation(SLOWED.replace(attack="oldest", rounds=8, max_age=2.0))
+    for _ in range(8):
+        limited.step()
+    times = limited.state.network["times"]
+    assert len(times) > 1
+    assert times[-1] - times[0] <= 3.0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_slow_hostile_nodes_are_no_shows_to_those_whom_they_strike(asynchronous: bool) -> None:
+    base = BASE.replace(asynchronous=asynchronous, no_show=0.0)
+    silent, slow = simulation(base.replace(silent=True)), simulation(base.replace(attack="slow"))
+    aimed = simulation(base.replace(attack="slow", attack_params={"targeting": "most-exposed"}))
+    for _ in range(3):
+        for run in (silent, slow, aimed):
+            run.step()
+    np.testing.assert_array_equal(slow.models(), silent.models())
+    assert not np.array_equal(aimed.models(), silent.models())
+
+
+# --- what goes together ----------------------------------------------------------------------------------------------
+
+WORKS: list[dict[str, Any]] = [
+    {"outer": "nesterov", "local_steps": 2}, {"optimizer": "adam", "lr": 0.01}, {"no_show": 0.2}, {"silent": True},
+    {"attack": "label_flip"}, {"attack": "backdoor"}, {"attack": "strongest"}, {"rule": "dnc"}, {"max_age": 0.2},
+    {"output": "uniform"}, {"speeds": [1.0] * 11 + [4.0]}, {"attack_params": {"targeting": "most-exposed"}},
+]  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "cs-plus"}, "method rpel"),
+    ({"method": "el-local"}, "method rpel"),
+    ({"memory": 2, "pull": 5}, "memory 1"),
+    ({"wire": "int8"}, "wire float32"),
+    ({"max_grad_norm": 1.0, "noise_multiplier": 1.0, "target_delta": 1e-3}, "privacy"),
+    ({"roaming": True}, "roaming"),
+    ({"consistent": True}, "consistent"),
+    ({"device": "cuda"}, "device cpu"),
+    ({"attack": "spectral"}, "graph"),
+    ({"speeds": "lognormal"}, "lognormal:0.3"),
+    ({"speeds": [1.0, 2.0]}, "a number for each node"),
+    ({"asynchronous": False, "max_age": 3.0}, "asynchronous true"),
+    ({"problem": lambda problem: problem}, "problem="),
+]
+
+
+@pytest.mark.parametrize("change", WORKS, ids=str)
+def test_asynchronous_rounds_go_with(change: dict[str, Any]) -> None:
+    found = rpel.simulate("linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change})
+    assert np.isfinite(found.models).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), REFUSED, ids=lambda value: "+".join(value) if isinstance(value, dict) else ""
+)
+def test_asynchronous_rounds_are_refused_in_one_sentence_with(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        rpel.simulate("linear", **{**SMALL, "asynchronous": True, **change})
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,177 @@
+"""The curious member: its statistics, what it does to the victim, its bound beside what is stated, its command."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import rpel as package
+from rpel import inference
+from rpel.config.spec import Spec
+from rpel.experiments import curious
+from rpel.simulation.inputs import Objects, loader
+from rpel.simulation.run import prepared
+from support.commands import rpel
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_auc_and_true_positives_equal_a_plain_count() -> None:
+    coins = np.random.default_rng(0)
+    inside, outside = coins.integers(0, 9, 40) / 2, coins.integers(0, 7, 230) / 2
+    pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
+    assert inference.auc(inside, outside) == pytest.approx(np.mean(pairs))
+    best = max(
+        (inside > threshold).mean()
+        for threshold in np.unique(np.concatenate([inside, outside]))
+        if (outside > threshold).mean() <= 0.01
+    )
+    assert inference.true_positives(inside, outside) == best
+
+
+def published(m: int, r: int, v: int, eps: float, delta: float) -> float:
+    """The p-value of Steinke, Nasr and Jagielski, as their appendix has it, term by term."""
+    q = math.exp(eps) / (1 + math.exp(eps))
+    beta = sum(stats.binom.pmf(i, r, q) for i in range(v, r + 1))
+    alpha = total = 0.0
+    for i in range(1, v + 1):
+        total += stats.binom.pmf(v - i, r, q)
+        alpha = max(alpha, total / i)
+    return float(min(1.0, beta + alpha * delta * 2 * m))
+
+
+@pytest.mark.parametrize(("m", "r", "v", "delta"), [(100, 100, 80, 0.0), (200, 50, 48, 1e-6), (300, 150, 140, 1e-5)])
+def test_the_bound_is_where_the_published_probability_passes_the_doubt(m: int, r: int, v: int, delta: float) -> None:
+    bound = inference.least_epsilon(m, r, v, delta)
+    assert published(m, r, v, bound - 1e-6, delta) < 0.001 <= published(m, r, v, bound + 1e-6, delta)
+
+
+def test_the_bound_on_randomised_response_comes_near_its_epsilon_and_never_exceeds_it() -> None:
+    coins, epsilon, bounds = np.random.default_rng(1), 1.5, []
+    for _ in range(60):
+        included = coins.random(400) < 0.5
+        told = included ^ (coins.random(400) < 1 / (1 + math.exp(epsilon)))
+        bounds.append(inference.audit(told + coins.random(400) / 2, included, 0.0).epsilon)
+    assert max(bounds) <= epsilon
+    assert np.median(bounds) > 0.6 * epsilon
+
+
+def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
+    coins = np.random.default_rng(2)
+    hard, there = coins.normal(0, 5, 400), coins.random((9, 400)) < 0.5
+    seen = hard + there + coins.normal(0, 0.4, (9, 400))
+    ratios = curious.likelihood_ratios(seen[0], seen[1:], there[1:])
+    assert inference.auc(ratios[there[0]], ratios[~there[0]]) > 0.85
+    assert inference.auc(seen[0][there[0]], seen[0][~there[0]]) < 0.65
+
+
+# --- the run that is played again ------------------------------------------------------------------------------------
+
+RUN: dict[str, Any] = {
+    "model": "linear", "nodes": 20, "byzantine": 2, "rounds": 16, "batch_size": 50, "partition": "iid", "lr": 0.02,
+    "momentum": 0.0, "max_grad_norm": 0.1, "noise_multiplier": 4.0, "target_delta": 1e-6, "threads": 1,
+}  # fmt: skip
+
+
+def test_what_is_left_out_is_never_drawn_and_rates_stay_those_of_the_run() -> None:
+    resolved, inputs = prepared(Spec(**RUN), Objects(), loader())
+    stage = curious._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
+    coins = np.random.default_rng(0)
+    play = curious._Play(coins.random(len(stage.own)) < 0.5, coins.random(100) < 0.5, 0)
+    simulation, task = stage._simulation(play)
+    private: Any = simulation.gradients
+    seen = np.zeros(task.examples.dataset.size)
+    for t in range(200):
+        rows, present = private.batches(np.array([stage.row]), t, 0)
+        seen[rows[present]] += 1
+    there = np.concatenate([stage.own[play.examples], stage.planted[play.canaries]])
+    assert not seen[np.setdiff1d(np.arange(len(seen)), there)].any()
+    assert seen[there].mean() == pytest.approx(200 * 50 / len(stage.own), rel=0.05)
+    assert simulation.budget is not None
+    original = package.simulate(**{**RUN, "rounds": 1}).certificate["privacy"]
+    assert simulation.budget.of(float(simulation.budget.rates.max()), 1) == original["epsilon"]
+
+
+def bounds(seed: int, clipping: bool) -> curious.Findings:
+    return curious.attack(Spec(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
+
+
+@pytest.mark.integration
+def test_the_bound_stays_below_what_is_stated_and_exceeds_it_without_clipping() -> None:
+    sound, broken = bounds(0, clipping=True), bounds(0, clipping=False)
+    assert sound.holds
+    assert broken.holds is False
+    assert sound.stated == broken.stated
+    assert broken.epsilon_low > 1.5 * (broken.stated[-1] or 0)
+
+
+@pytest.mark.full
+def test_over_fifty_runs_no_bound_exceeds_what_is_stated_but_without_clipping_all_do() -> None:
+    for seed in range(50):
+        assert bounds(seed, clipping=True).holds, seed
+        assert bounds(seed, clipping=False).holds is False, seed
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fields = {**RUN, "rounds": 3, "nodes": 8, "byzantine": 1, "momentum": 0.9}
+    run = package.simulate(**fields, out=tmp_path_factory.mktemp("runs"))
+    return Path(run.path)
+
+
+def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["privacy", "attack", str(folder), "--points", "2", "--canaries", "40", "--shadows", "2"]
+    out, err = rpel(*words, "--json", "--plot", str(tmp_path / "attack.svg"), capsys=capsys)
+    found = json.loads(out)
+    assert [p["round"] for p in found["curves"]["every round"]] == [2, 3]
+    assert [p["met"] for p in found["curves"]["every round"]] == [2, 3]
+    assert all(p["met"] <= p["round"] for p in found["curves"]["by draws"])
+    assert 0 <= found["curves"]["every round"][-1]["ratio_auc"] <= 1
+    stated = json.loads((folder / "certificate.json").read_text())["privacy"]
+    assert 0.9 * stated["epsilon"] < found["stated"][-1] <= stated["epsilon"]  # the victim's own, and the largest
+    assert "</svg>" in (tmp_path / "attack.svg").read_text()
+    assert "watching: round 3/3" in err
+    assert "shadow 2 of 2: round 3/3" in err
+    out, _ = rpel(*words[:-2], capsys=capsys)
+    assert "a member that sees it by draws" in out
+    assert "nothing speaks against it" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--canaries 3", "3 canaries show nothing: the least is 20"),
+        ("--shadows 3", "shadows 3 must be even, since they come in pairs: the nearest is 4"),
+        ("--victim 7", "victim 7 is none of the 7 honest nodes: the last is 6"),
+        ("--points 0", "a curve needs at least 1 point, not 0"),
+    ],
+)
+def test_attack_command_refuses_bad_options_in_one_sentence(
+    options: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = rpel("privacy", "attack", str(folder), *options.split(), capsys=capsys, code=2)
+    assert words in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+def test_what_has_no_examples_of_its_own_or_no_clipping_is_refused(tmp_path: Path) -> None:
+    public = {"model": "linear", "nodes": 6, "byzantine": 1, "rounds": 2, "batch_size": 20}
+    with pytest.raises(ValueError, match="partition 'virtual' shares examples between nodes"):
+        curious.attack(Spec(**public, partition="virtual"))
+    with pytest.raises(ValueError, match="this run does not clip"):
+        curious.attack(Spec(**public), clipping=False)
+
+
+def test_a_run_that_states_nothing_is_attacked_all_the_same() -> None:
+    found = curious.attack(Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1)
+    assert (found.stated, found.holds) == ([None], None)

@@ -1,0 +1,164 @@
+"""The torch backend: equal to numba's results, and nothing with d in its shape leaves the device."""
+
+import copy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rpel
+from rpel.backend.base import backend
+from rpel.backend.torch import Torch
+from rpel.simulation.engine import Simulation
+from rpel.tasks.device import DeviceTask
+from rpel.tasks.task import Own
+from support import device_cases
+from support.device_cases import cases, largest, resolved, task_of
+
+NAMES = sorted(cases())
+QUICK = {
+    "attack-alie", "attack-backdoor", "attack-dissensus", "attack-fang", "attack-foe", "attack-gaussian", "attack-inf",
+    "attack-inner_product_manipulation", "attack-label_flip", "attack-mimic", "attack-mimic_heuristic",
+    "attack-spectral", "rule-arc+median", "rule-bucketing+median", "rule-clipping+median", "rule-dnc",
+    "rule-geometric_median", "rule-krum", "rule-median", "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median",
+    "wire-bfloat16", "wire-int8",
+}  # fmt: skip
+TABLE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
+"""All of them in `make test-all`."""
+HERE = Path(__file__).parent
+
+
+def one_round(name: str, wide: bool = False, rounds: int = 1, **more: Any) -> tuple[Any, Any, Any, Any]:
+    """Models and consensus after some rounds by numba and by torch, from equal states."""
+    spec, arrays = resolved(cases()[name], **more), Torch()
+    tasks = [task_of(spec), task_of(spec, arrays)]
+    if wide:
+        tasks = [copy.copy(task) for task in tasks]
+        for task in tasks:
+            setattr(task, "initial", partial(np.asarray, task.initial().astype(np.float64)))  # noqa: B010
+    numba = Simulation(spec, tasks[0], arrays=backend("numba"))
+    torchs = Simulation(spec, tasks[1], arrays=arrays)
+    if not wide:
+        numba.step()
+        torchs.load(numba.arrays())
+    found = [[run.step(measured=True) for _ in range(rounds)] for run in (numba, torchs)]
+    assert isinstance(torchs.state.x, torch.Tensor)
+    for a, b in zip(*found, strict=True):
+        assert (a.hostile == b.hostile).all()
+        assert (a.degraded, a.diverged) == (b.degraded, b.diverged)
+        assert a.consensus == pytest.approx(b.consensus, rel=1e-3, nan_ok=True)
+    shown = [run.evaluate(np.arange(20)) for run in (numba, torchs)]
+    np.testing.assert_allclose(shown[0].loss, shown[1].loss, rtol=1e-3)
+    return numba.models(), torchs.models(), numba, torchs
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_round_by_torch_is_that_by_numba_up_to_rounding(name: str) -> None:
+    expected, found, _, _ = one_round(name)
+    off = np.abs(found - expected).max(axis=1) > 1e-5 * largest(expected)
+    assert off.mean() <= 0.01, f"{off.sum()} of {len(off)} nodes differ"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rule-nnm+trimmed_mean", "method-cs-plus", "attack-mimic_heuristic"])
+def test_twenty_rounds_in_float64_end_where_numba_ends(name: str) -> None:
+    expected, found, _, _ = one_round(name, wide=True, rounds=20)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", ["unfold", "grouped", "alone"])
+@pytest.mark.parametrize("model", ["C(4)-R-B-M-D-L(10)-S", "L(8)-R-D-L(10)-S"])
+def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) -> None:
+    spec, arrays = resolved({"model": model, "dataset": "mnist-sample"}), Torch()
+    plain = task_of(spec)
+    device = task_of(spec, arrays)
+    assert isinstance(device, DeviceTask)
+    device.engine.steps, device.engine.own = steps, Own()
+    ids = np.arange(3)
+    x = np.tile(plain.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
+    local = plain.local_state(3)
+    expected, kept = plain.gradient(x, local, ids, t=1, k=0)
+    found, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-9 * largest(expected))
+    np.testing.assert_allclose(np.asarray(state), kept, rtol=1e-6)
+
+
+def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
+    class Narrow(Torch):
+        wide = torch.float32
+
+    coins = np.random.default_rng(0)
+    base = coins.normal(size=5000)
+    table = (base + 1e-3 * coins.normal(size=(9, 5000)) * np.arange(1, 10)[:, None]).astype(np.float32)
+    index = np.arange(9)[None]
+    exact = backend("plain").squared_distances(table, index)
+    found = Narrow(budget=40_000).squared_distances(torch.from_numpy(table), index)
+    np.testing.assert_allclose(found, exact, rtol=2e-6)
+    assert (np.argsort(found, axis=2) == np.argsort(exact, axis=2)).all()
+
+
+def test_who_works_on_numpy_goes_through_the_host_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def minus(view: Any) -> Any:
+        return -np.asarray(view.honest).mean(axis=0)
+
+    def middle(x: Any, f: int) -> Any:
+        assert isinstance(x, np.ndarray)
+        return np.sort(x, axis=0)[f:-f].mean(axis=0)
+
+    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 2, "eval_size": 10, "threads": 1}
+    found = rpel.simulate(**{**given, "attack": minus, "rule": middle}, backend="torch")
+    expected = rpel.simulate(**{**given, "attack": minus, "rule": middle})
+    np.testing.assert_allclose(found.models, expected.models, rtol=0, atol=1e-5 * largest(expected.models))
+    through = found.certificate["backend"]["through_host"]
+    assert {who.split()[0] for who in through} == {"rule", "attack"}
+    assert all(entry["bytes"] > 0 for entry in through.values())
+    assert caplog.text.count("goes through the host") == 2
+    assert "backend" not in expected.certificate
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"backend": "numba", "device": "cuda"}, "device 'cuda' goes with backend 'torch'"),
+        ({"backend": "torch", "max_grad_norm": 1.0}, "go with backend 'numba'"),
+        ({"backend": "torch", "memory": 2, "pull": 4}, "memory 2 goes with backend 'numba'"),
+        ({"device": "gpu"}, "cpu, cuda, cuda:1"),
+    ],
+)
+def test_what_the_torch_backend_cannot_do_is_said_in_one_sentence(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        resolved(fields)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
+    with pytest.raises(ValueError, match=r"device 'cuda' is not available here: torch .* is a CPU-only build"):
+        rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
+
+
+FEW = ("rule-median", "rule-krum", "rule-nnm+trimmed_mean", "attack-fang", "attack-label_flip", "method-cs-plus")
+
+
+def residency(*only: str) -> subprocess.CompletedProcess[str]:
+    """The round of these cases on the stand-in device, in a process of its own: its registration is for good."""
+    command = [sys.executable, str(HERE / "support" / "residency.py"), *only]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=HERE)
+
+
+@pytest.mark.parametrize("some", [FEW, pytest.param((), marks=pytest.mark.full)], ids=["some", "all"])
+def test_whole_rounds_stay_on_the_stand_in_device(some: tuple[str, ...]) -> None:
+    done = residency(*some)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(some or NAMES)} rounds stayed" in done.stdout
+
+
+@pytest.mark.parametrize("broken", ["mixed", "read", "models"])
+def test_what_leaves_the_stand_in_device_on_purpose_is_noticed(broken: str) -> None:
+    done = residency(f"--broken={broken}", "rule-median")
+    assert done.returncode == 1, done.stdout
+    assert "rule-median" in done.stdout

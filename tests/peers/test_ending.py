@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.protocol import Save, make_ready
+from rpel.peer.io.client import Client
 from rpel.peer.io.node import Node
+from rpel.peer.io.snapshot import take
 from rpel.rules import rule
 from rpel.types import Models
-from support.thread_network import QuadraticLearner, Running, ended, found
+from support.thread_network import SIGNATURE, QuadraticLearner, Running, ended, found
 from support.virtual_network import PERIOD, VirtualNetwork
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 ROUNDS = 6
 
@@ -91,9 +93,28 @@ def test_no_model_that_the_protocol_has_handed_out_is_written_to_later() -> None
 
 
 @pytest.mark.integration
+def test_who_says_that_it_has_ended_is_not_waited_for_even_if_it_cannot_be_reached(tmp_path: Path) -> None:
+    files = found(tmp_path, 2, rounds=1, period=0.5, soon=0.5, linger=1000.0)
+    peer, other = Running(Node(files.configs[0]), QuadraticLearner(0)), take(files.configs[1], files.membership)
+
+    async def said() -> bool | None:
+        await until(lambda: peer.node.service.ended)
+        client = Client(SIGNATURE, lambda: 0.0)
+        try:  # without a server: it has left by the time that peer 0 could tell it
+            return await client.member(other, 0).ended(asyncio.get_running_loop().time() + PATIENCE)
+        finally:
+            await client.close()
+
+    with ended([peer]):
+        peer.start()
+        assert asyncio.run(said()) is True
+        peer.join()
+
+
+@pytest.mark.integration
 def test_a_real_peer_started_after_the_last_round_ends_with_the_others_model(tmp_path: Path) -> None:
     make_ready(rule("nnm+trimmed_mean", f=0), 2, 6, np.float64)  # before round 1 has a time
-    files = found(tmp_path, 3, rounds=2, period=2.0, soon=3.0, linger=30.0)
+    files = found(tmp_path, 3, rounds=2, period=1.0, soon=2.0, linger=1000.0)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     with ended(running[:2]):
         for peer in running[:2]:

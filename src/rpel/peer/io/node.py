@@ -339,7 +339,9 @@ class Node:
                 self._finish()
                 self.service.ended = True
                 seconds = until - self.clock.position()
-                return self._background.call(self._pulls.linger(self.now, self.service.others, seconds))
+                if seconds > 0:
+                    self._background.call(self._pulls.linger(self.now, self.service.others, seconds))
+                return None
         raise AssertionError(effect)
 
     def _recall(self, learner: Learner) -> Memory:

@@ -8,7 +8,7 @@ answer comes what its sender saw signed in the round before.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,28 +31,28 @@ _EXCLUDED = Answer(PullResult.REFUSED, reason="it is excluded: its key signed tw
 
 
 class OthersEnded:
-    """Which members have said that they have ended their last round, by pin; in the network's thread."""
+    """Which members have ended their last round, and which know that this peer has, by pin; in the network's thread."""
 
     def __init__(self) -> None:
-        self._pins: set[str] = set()
+        self._ended: set[str] = set()
+        self._told: set[str] = set()
         self._news = asyncio.Event()
 
-    def note(self, pin: str) -> None:
-        """This member has."""
-        if pin not in self._pins:
-            self._pins.add(pin)
-            self._news.set()
+    def note(self, pin: str, ended: bool, told: bool) -> None:
+        """``ended``: this member has; ``told``: it knows that this peer has."""
+        self._ended |= {pin} if ended else set()
+        self._told |= {pin} if told else set()
+        self._news.set()
 
-    def ended(self, now: Snapshot, number: int) -> bool:
-        """Has this member?"""
-        return now.membership.members[number].fingerprint in self._pins
+    def told(self, pin: str) -> bool:
+        """Whether this member knows that this peer has ended."""
+        return pin in self._told
 
-    async def changed(self, seconds: float) -> None:
-        """Wait until one more has, at most so many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
+    async def all_done(self, pins: Iterable[str]) -> None:
+        """Wait until neither these members nor this peer wait for each other any more."""
+        while not self._ended & self._told >= set(pins):
+            self._news.clear()
+            await self._news.wait()
 
 
 class Pulls:
@@ -144,30 +144,39 @@ class Pulls:
             alarm, self._alarm = self._alarm, None  # once: this peer may be closing its network already
             alarm()
 
-    async def linger(self, now: Snapshot, others: "OthersEnded", seconds: float) -> None:
+    async def linger(self, now: Snapshot, others: OthersEnded, seconds: float) -> None:
         """Tell every other member that this peer has ended, until all have said the same, at most for so many seconds.
 
-        Whoever leaves has told all the others, so that nobody waits for it.
+        Whoever leaves has told all the others, so that nobody waits for it. It need not be told in turn: who says that
+        it has ended is answered, and so knows (it may be gone a moment later, and would be waited for in vain).
         """
-        loop = asyncio.get_running_loop()
-        deadline, excluded = loop.time() + seconds, self._detector.excluded(now)
-        untold = {number for number in now.others if now.names[number] not in excluded}
-        waiting, said = set(untold), False
-        while waiting and (left := deadline - loop.time()) > 0:
-            by = loop.time() + min(left, _TOLD)
-            numbers = sorted(untold)
-            answers = await asyncio.gather(*(self._client.member(now, number).ended(by) for number in numbers))
-            for number, ended in zip(numbers, answers, strict=True):
-                if ended is not None:
-                    untold.discard(number)
-                if ended:
-                    others.note(now.membership.members[number].fingerprint)
-            waiting = {number for number in waiting if number in untold or not others.ended(now, number)}
-            if waiting and not said:
-                names = shortened([now.names[number] for number in sorted(waiting)])
-                log.info("the last round is served to the late for up to %s: %s", duration(left), names)
-                said = True
-            await others.changed(min(deadline - loop.time(), _AGAIN))
+        loop, excluded = asyncio.get_running_loop(), self._detector.excluded(now)
+        waiting = [number for number in now.others if now.names[number] not in excluded]
+        pins, deadline = [now.membership.members[number].fingerprint for number in waiting], loop.time() + seconds
+        telling = [loop.create_task(self._say_ended(now, number, others, deadline)) for number in waiting]
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(seconds, _AGAIN)):
+                    await others.all_done(pins)
+                    return
+            log.info("the last round is served for up to %s to those who have not ended it", duration(seconds))
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await others.all_done(pins)
+        finally:
+            for task in telling:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+
+    async def _say_ended(self, now: Snapshot, number: int, others: OthersEnded, deadline: float) -> None:
+        """Tell one member that this peer has ended, again and again until it answers or has asked the same."""
+        loop, pin = asyncio.get_running_loop(), now.membership.members[number].fingerprint
+        while not others.told(pin):
+            ended = await self._client.member(now, number).ended(min(deadline, loop.time() + _TOLD))
+            if ended is not None:
+                others.note(pin, ended=ended, told=True)
+            else:
+                await asyncio.sleep(_AGAIN)
 
     def _compare(self, now: Snapshot) -> None:
         """Say once that this peer's members.toml is not the others', when more say so than can be hostile."""

@@ -67,7 +67,7 @@ class PeerService:
 
     def other_ended(self, pin: str) -> bool:
         """A member says that it has ended its last round; whether this peer has."""
-        self.others.note(pin)
+        self.others.note(pin, ended=True, told=self.ended)
         return self.ended
 
     def status(self) -> dict[str, object]:

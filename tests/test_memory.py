@@ -1,5 +1,6 @@
 """Runs whose nodes remember: what line 9 sees, who is drawn, what is counted, and that c = 1 is Algorithm 1."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rpel
+from rpel.attacks import declare, forgeries, lookahead
 from rpel.backend import compiled, plain
 from rpel.backend.moving import Moving, gathered, largest, plain_largest, plain_moved
 from rpel.planning import window_probability
-from rpel.randomness import sample_others
+from rpel.randomness import draws, sample_others
 from rpel.rules import rule
 from rpel.rules.registry import RULES
 from rpel.types import Moves, Received
@@ -313,3 +315,60 @@ def test_memory_reaches_with_half_the_messages_what_one_round_needs_all_for() ->
     assert memory.certificate["held"]
     assert memory.accuracy_worst > single.accuracy_worst - 0.04
     assert memory.history["bytes"][-1] * 2 == single.history["bytes"][-1]
+
+
+# --- an adversary that looks ahead ------------------------------------------------------------------------------------
+
+
+def next_window(run: Any, t: int, i: int, forged: Any, z: Any, view: Any) -> tuple[Any, Any]:
+    """(all vectors of victim i's next window, the honest ones among them), from the definition, row by row."""
+    row, n = view.own[i], len(view.honest)
+    x, moved = view.table[row], []
+    peers = view.peers[i][view.peers[i] >= 0]
+    coins = draws(view.seed, "ahead", t, view.own[i : i + 1], n)[0]
+    unknown = [k for k in np.argsort(coins, kind="stable") if k != row and k not in peers]
+    fresh = [view.table[k] for k in unknown[: view.peers.shape[1]]]
+    honest = [z, *fresh, *(view.table[k] + (z - x) for k in peers)]
+    moved = [forged + (z - x)] * view.hostile[i]
+    older = view.remembered[i][: view.remembered.shape[1] - view.peers.shape[1]]
+    past = view.moves.past
+    moved += [past[view.moves.base[r]] + (z - past[view.moves.back[r]]) for r in older if r >= 0]
+    return np.array(honest + moved), np.array(honest)
+
+
+@pytest.mark.parametrize("memory", [2, 3])
+def test_looking_ahead_is_the_harm_of_the_next_window_by_its_definition(memory: int) -> None:
+    views: list[Any] = []
+
+    def seen(view: Any) -> Any:
+        if view.remembered is not None:
+            views.append(replace(view, table=view.table.copy()))
+        return view.moments(1.0, -3.0)
+
+    declare(per_victim=True, needs=["own", "rule"], searches=True)(seen)
+    spec = BASE.replace(pull=4, memory=memory, rounds=3)
+    run = simulation(spec)
+    deliver: Any = run.problem.deliver
+    watching = replace(deliver.network, attack=rpel.attack(seen))
+    run.problem = replace(run.problem, deliver=replace(deliver, network=watching))
+    for _ in range(3):
+        run.advance()
+    view = views[-1]
+    forged = view.moments(1.0, -2.0)
+    z = forgeries._aggregated(view, view.with_forged(forged))
+    found = forgeries._harm_later(view, z, lookahead.next_round(view))  # type: ignore[arg-type]
+    for i in range(view.victims):
+        window, honest = next_window(run, 3, i, forged[i], z[i], view)
+        wanted = np.linalg.norm(view.rule(window) - honest.mean(axis=0))
+        assert found[i] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_whoever_looks_ahead_needs_nodes_that_remember() -> None:
+    ahead = {"attack": "strongest", "attack_params": {"ahead": 1}}
+    near, far = (
+        rpel.simulate("linear", **SMALL | {"attack": "strongest", "attack_params": p}) for p in ({}, {"ahead": 1})
+    )
+    assert not np.array_equal(near.models, far.models)
+    for change, words in (({"memory": 1}, "memory 2 is the least"), ({"consistent": True}, "leave out consistent")):
+        with pytest.raises(ValueError, match=words):
+            rpel.simulate("linear", **SMALL | ahead | change)

@@ -14,7 +14,9 @@ from statistics import NormalDist
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rpel.attacks.lookahead import NextRound, next_round
 from rpel.attacks.traits import Poison, declare, traits_of
 from rpel.attacks.view import View
 from rpel.backend.base import Backend
@@ -297,17 +299,19 @@ def _searched(parameters: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
 
 
 @declare(per_victim=True, needs={"own", "rule"}, searches=True, parts=_searched)
-def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
+def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16, ahead: int = 0) -> Models:
     """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
     Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual rule; of a
     vector that goes to several victims (the view's audience) it is the mean over them, each taken to meet it as often
     as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +), or "all". What is found is a
-    lower bound of the worst.
+    lower bound of the worst. ``ahead=1``, against nodes that remember: the harm expected of the next round is added,
+    in which they aggregate this round's answers again (:mod:`rpel.attacks.lookahead`).
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
     searched, honest = _searched({"of": of}), _honest_mean(view)
+    later = next_round(view) if ahead else None
     most, kept = np.full(view.victims, -1.0), view.out
     if len(searched) > 1:
         kept = view.kernels.empty(view.victims, view.out)
@@ -315,7 +319,7 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
         factor = FACTORS[name]
 
         def harm(a: Floats, forge: Any = forge, factor: str = factor) -> Floats:
-            return _harm(view, forge(view, **{factor: a}), honest)
+            return _harm(view, forge(view, **{factor: a}), honest, later)
 
         best, reached = _search(harm, view.victims, evaluations)
         forged = forge(view, **{factor: best})
@@ -326,16 +330,24 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     return kept
 
 
-def _harm(view: View, forged: Models, honest: Models) -> Floats:
-    """(v,) how far the forged rows move the aggregates from the honest means (v, d)."""
+def _harm(view: View, forged: Models, honest: Models, later: NextRound | None = None) -> Floats:
+    """(v,) how far the forged rows move the aggregates from the honest means (v, d); with the next round's added."""
     table = view.with_forged(forged)
     if view.audience is None:
-        return _moved(view, _aggregated(view, table), honest)
+        z = _aggregated(view, table)
+        return _moved(view, z, honest) + (0 if later is None else _harm_later(view, z, later))
     harm, heard = np.zeros(view.victims), view.audience >= 0
     for sent in np.flatnonzero(heard.any(axis=1)).tolist():
         to = view.audience[sent, heard[sent]]
         harm[sent] = _moved(view, _aggregated(view, table, to, sent), view.kernels.take(honest, to)).mean()
     return harm
+
+
+def _harm_later(view: View, z: Models, later: NextRound) -> Floats:
+    """(v,) the same in the next round, in which the victims begin from z (v, d)."""
+    kernels, index, weights = later.windows(view.kernels, view.out, z)
+    found = _by_rule(view, kernels, later.table, index, np.asarray(kernels.finite_rows(later.table)))
+    return _moved(view, found, kernels.combine(later.table, index, weights))
 
 
 def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
@@ -419,15 +431,25 @@ def _aggregated(view: View, table: Models, victims: Integers | None = None, sent
     if view.moves is not None:
         kernels = cast(Backend, Moving(kernels, view.moves))
         finite = np.asarray(kernels.finite_rows(table))
+    graph: dict[str, Any] = {} if weights is None else {"weights": weights[places], "hostile": forged}
+    return _by_rule(view, kernels, table, index, finite, places, **graph)
+
+
+def _by_rule(
+    view: View, kernels: Backend, table: Models, index: Integers, finite: NDArray[np.bool_],
+    places: Integers | None = None, **graph: NDArray[Any],
+) -> Models:  # fmt: skip
+    """(k, d) the rule on rows of a table, own first, for these victims (all); who cannot aggregate keeps its own."""
+    assert view.rule is not None
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
-    result = view.kernels.take(view.honest, view.own[places])
+    result = view.kernels.take(table, index[:, 0])
     if able.any():
-        among = places[able]
-        graph: dict[str, Any] = {} if weights is None else {"weights": weights[among], "hostile": forged[able]}
+        among = np.flatnonzero(able) if places is None else places[able]
         told = view.rule.context if view.context.ids is None else view.context  # a rule by itself: what it was told
+        given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
         found = view.rule.aggregate(
-            table, index[able], **graph, kernels=kernels, context=told.among(among), finite=finite
+            table, index[able], **given, kernels=kernels, context=told.among(among), finite=finite
         )
         view.kernels.put(result, able, found)
     return result

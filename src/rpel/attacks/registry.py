@@ -76,6 +76,11 @@ class Attack:
         """True when it evaluates the victims' rules to find what harms them most."""
         return self.traits.searches
 
+    @property
+    def looks_ahead(self) -> bool:
+        """True when it counts what remembered answers do in the next round."""
+        return bool(self.parameters.get("ahead")) and self.searches
+
     def silenced(self, hostile: Integers) -> NDArray[np.bool_]:
         """(v,) which victims get no answer from the so many hostile peers that each asked.
 
@@ -275,6 +280,9 @@ def about() -> list[tuple[str, str]]:
 def _check_parameter(name: str, key: str, value: Any) -> None:
     if key == "of":
         families(value)
+    elif key == "ahead":
+        if value not in (0, 1):
+            raise ValueError(f"{name}: ahead is 0 or 1 rounds, not {value!r}")
     elif key == "direction":
         if value not in ("std", "unit", "sign"):
             raise ValueError(f"{name}: direction is std, unit or sign, not {value!r}")

@@ -113,7 +113,7 @@ def resolve(spec: Spec) -> ResolvedSpec:
     attack = attack_by_name(spec.attack, **spec.attack_params)
     attack.check_size(spec.nodes - spec.byzantine)
     method = METHODS[spec.method]
-    _check_memory(spec)
+    _check_memory(spec, attack)
     _check_asynchronous(spec, attack)
     plan = _plan(spec, method)
     if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:
@@ -284,8 +284,12 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
             raise ValueError(f"asynchronous does not go with {why}")
 
 
-def _check_memory(spec: Spec) -> None:
+def _check_memory(spec: Spec, attack: Attack) -> None:
     """ValueError, one sentence, for what does not go with remembered answers."""
+    if attack.looks_ahead and spec.memory == 1:
+        raise ValueError(f"attack {attack.name} with ahead=1 harms what nodes remember: memory 2 is the least, not 1")
+    if attack.looks_ahead and spec.consistent:
+        raise ValueError(f"attack {attack.name} with ahead=1 looks at each victim by itself: leave out consistent")
     if spec.memory == 1:
         return
     for other, why in (

@@ -85,8 +85,9 @@ def test_pictures_come_as_the_paper_arranges_them(kept: Any) -> None:
 # --- the page itself -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_its_data_say() -> None:
-    page = tool.PAGE.read_text("utf-8")
+@pytest.mark.parametrize("path", tool.PAGES, ids=lambda path: path.stem)
+def test_the_page_says_what_its_data_say(path: Path) -> None:
+    page = path.read_text("utf-8")
     assert tool.MARK.search(page)
     assert tool.written(page, tool.Panels(tool.PAGE.with_suffix(""))) == page
 

@@ -1,9 +1,9 @@
-"""The numbers of docs/results/paper.md: python tools/paper_results.py [FOLDER…].
+"""The numbers of docs/results/paper.md and paper-provenance.md: python tools/paper_results.py [FOLDER…].
 
 A FOLDER is one that rpel reproduce wrote, or one with run folders of the preset cifar10-20. Takes CSVs, pictures and
 what the runs' certificates say into docs/results/paper/, and the runs' small files into the archive runs.tar.xz
-there; then writes the page's tables anew from there and nowhere else, so that without a FOLDER the page stays as it
-is. A table stands between <!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
+there; then writes the pages' tables anew from there and nowhere else, so that without a FOLDER the pages stay as they
+are. A table stands between <!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
 """
 
 import json
@@ -27,6 +27,7 @@ from rpel.text import count
 from rpel.theory import reduction
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
+PAGES = (PAGE, PAGE.with_stem("paper-provenance"))
 MARK = re.compile(r"(<!-- (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN_PULLS = (10, 20, 30, 40, 50)
 Row = dict[str, Any]
@@ -349,7 +350,8 @@ def main() -> None:
     archive.write()
     kept = Panels(folder)
     draw_long_runs(kept)
-    PAGE.write_text(written(PAGE.read_text("utf-8"), kept), "utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text("utf-8"), kept), "utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from rpel import arena
 from rpel.arena import Standings
 from rpel.config.spec import Spec, load, to_toml
 from rpel.runs.certificate import Certificate
-from rpel.runs.record import Run, Table
+from rpel.runs.record import Run
+from rpel.runs.table import Table
 from support.browser import in_chromium
 from support.waiting import PATIENCE
 

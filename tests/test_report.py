@@ -28,7 +28,8 @@ from rpel.report.drawing import values
 from rpel.report.groups import compared
 from rpel.runs.certificate import Robustness, survival
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Run, Table
+from rpel.runs.record import Run
+from rpel.runs.table import Table
 from rpel.simulation.methods import resolve
 from support.browser import in_chromium
 

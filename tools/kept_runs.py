@@ -10,7 +10,8 @@ from typing import Any
 
 from rpel.config.spec import Spec
 from rpel.runs.certificate import Certificate
-from rpel.runs.record import Run, Table
+from rpel.runs.record import Run
+from rpel.runs.table import Table
 
 SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
 

@@ -21,7 +21,8 @@ from rpel.files import write_text
 from rpel.report.drawing import HeatCell, scatter
 from rpel.report.groups import latex_table
 from rpel.report.page import TableCell, number, rendered, size, words
-from rpel.runs.record import Run, Table, interval
+from rpel.runs.record import Run, interval
+from rpel.runs.table import Table
 from rpel.text import count, value_text
 from rpel.types import ROBUST_RULE
 

@@ -27,7 +27,8 @@ from rpel.files import write_text
 from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Run, Table
+from rpel.runs.record import Run
+from rpel.runs.table import Table
 from rpel.simulation.callbacks import Progress
 from rpel.simulation.inputs import Download, Inputs, Objects, gather, loader
 from rpel.simulation.methods import resolve

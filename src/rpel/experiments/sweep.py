@@ -30,7 +30,8 @@ from rpel.processes import Stop, cores, start
 from rpel.runs.columns import Role, names
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Run, Table
+from rpel.runs.record import Run
+from rpel.runs.table import Table
 from rpel.simulation.cluster import Task
 from rpel.text import value_text
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from rpel.config.spec import TO_ALL, Spec, compared_fields
 from rpel.runs.columns import Row
-from rpel.runs.record import Run, RunSet, Table, interval
+from rpel.runs.record import Run, RunSet, interval
+from rpel.runs.table import Table
 from rpel.text import value_text
 
 METRICS = ("accuracy", "loss", "consensus")

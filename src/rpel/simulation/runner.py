@@ -16,7 +16,8 @@ from rpel.processes import Stop
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import Row
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Result, Table
+from rpel.runs.record import Result
+from rpel.runs.table import Table
 from rpel.simulation.callbacks import (
     Callback,
     Checkpoint,

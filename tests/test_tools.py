@@ -61,6 +61,7 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
         ("scale_results", "scale.md"),
         ("arena_results", "results/arena.md"),
         ("federations_results", "results/federations.md"),
+        ("privacy_results", "results/privacy.md"),
     ],
 )
 def test_the_tables_of_a_page_are_what_its_kept_runs_say(tool: str, page: str, tmp_path: Path) -> None:

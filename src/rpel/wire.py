@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rpel.types import Floats, Models, WireName
 
 BLOCK = 256
+_CHUNK = 256 * BLOCK  # parameters that are coded at once, so that they stay in the cache
 _LEAST = np.float32(2.0**-126)
 
 
@@ -43,10 +44,18 @@ class Wire:
         """The message of a model (d,)."""
         if self.name == "float32":
             return np.asarray(x, "<f4").tobytes()
-        if self.name == "bfloat16":
-            return _bfloat16(np.asarray(x, np.float32)).tobytes()
-        codes, scales = _int8(np.asarray(x, np.float32))
-        return codes.tobytes() + scales.astype("<f4").tobytes()
+        d, message = len(x), np.empty(self.nbytes(len(x)), np.uint8)
+        for begin in range(0, d, _CHUNK):
+            some = slice(begin, min(d, begin + _CHUNK))
+            part = np.asarray(x[some], np.float32)
+            if self.name == "bfloat16":
+                message[2 * some.start : 2 * some.stop] = _bfloat16(part).view(np.uint8)
+            else:
+                codes, scales = _int8(part)
+                at = d + 4 * (begin // BLOCK)
+                message[some] = codes.view(np.uint8)
+                message[at : at + 4 * len(scales)] = scales.astype("<f4").view(np.uint8)
+        return message.tobytes()
 
     def decode(self, message: bytes, d: int) -> NDArray[np.float32]:
         """The model (d,) of a message; all NaN where it is not one. ValueError for another length."""
@@ -54,13 +63,33 @@ class Wire:
             raise ValueError(f"a {self.name} message of {d} parameters has {self.nbytes(d)} bytes, not {len(message)}")
         if self.name == "float32":
             return np.frombuffer(message, "<f4").astype(np.float32)
-        if self.name == "bfloat16":
-            wide = np.frombuffer(message, "<u2").astype(np.uint32) << np.uint32(16)
-            return _all_or_nothing(wide.view(np.float32))
-        codes, scales = np.frombuffer(message, np.int8, d), np.frombuffer(message, "<f4", offset=d)
-        if (codes == -128).any() or not (np.isfinite(scales).all() and (scales >= 0).all()):
-            return np.full(d, np.nan, np.float32)
-        return _all_or_nothing(codes.astype(np.float32) * np.repeat(scales.astype(np.float32), BLOCK)[:d])
+        out = np.empty(d, np.float32)
+        self.unpack(message, out)
+        return out
+
+    def unpack(self, message: bytes | memoryview, out: Models) -> None:
+        """Decode a bfloat16 or int8 message into ``out`` (d,), at whose own beginning it may lie: the last come first.
+
+        Nothing but a few blocks is ever held twice, so that a model needs no more memory than its row.
+        """
+        d, raw = len(out), np.frombuffer(message, np.uint8)
+        scales = raw[d:].copy().view("<f4") if self.name == "int8" else np.zeros(0, np.float32)
+        sound = bool(np.isfinite(scales).all() and (scales >= 0).all())
+        for begin in reversed(range(0, d, _CHUNK)):
+            some = slice(begin, min(d, begin + _CHUNK))
+            if self.name == "bfloat16":
+                halves = raw[2 * some.start : 2 * some.stop].view("<u2").astype(np.uint32)
+                values = (halves << np.uint32(16)).view(np.float32)
+            else:
+                codes = raw[some].view(np.int8)
+                sound &= bool((codes != -128).all())
+                with np.errstate(over="ignore", invalid="ignore"):
+                    each = np.repeat(scales[begin // BLOCK : -(-some.stop // BLOCK)], BLOCK)
+                    values = codes.astype(np.float32) * each[: len(codes)]
+            sound &= bool(np.isfinite(values).all())
+            out[some] = values
+        if not sound:
+            out.fill(np.nan)
 
     def through(self, x: Models, out: Models) -> None:
         """Write what models (n, d) become on their way into ``out`` (n, d), which may be x."""
@@ -112,7 +141,3 @@ def _int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]
     codes[(scale == 0) | ~np.isfinite(table).all(axis=1)] = 0
     scale[~np.isfinite(table).all(axis=1)] = np.nan
     return codes.reshape(-1)[:d].astype(np.int8), scale.astype(np.float32)
-
-
-def _all_or_nothing(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return x if np.isfinite(x).all() else np.full_like(x, np.nan)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from rpel import certificates
-from rpel.config.membership import OUTER, Member, Membership, content_hash
+from rpel.config.membership import ADDED, OUTER, Member, Membership, content_hash
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Roster, Witness, message, of_member, signed_by
 from rpel.peer.io.detector import verify
 from rpel.peer.io.http import parse_request
+from rpel.types import WireName
+from rpel.wire import Wire
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,7 +31,7 @@ def vectors() -> dict[str, Any]:
 def membership(vectors: dict[str, Any]) -> Membership:
     content = dict(vectors["membership"]["content"])
     members = tuple(Member(**entry) for entry in content.pop("member"))
-    assert set(content) == set(Membership.model_fields) - {"members", *OUTER}  # there is no outer step in it
+    assert set(content) == set(Membership.model_fields) - {"members", *OUTER, *ADDED}  # defaults are left out
     return Membership(**content, members=members)
 
 
@@ -41,6 +43,21 @@ def test_a_body_is_the_header_that_every_peer_computes_and_the_values(vectors: d
     assert sig.sha256 == given["header_sha256"]
     assert (sig.header + bytes(wire.raw(sig, x))).hex() == given["body"]
     assert wire.digest(sig, x) == given["body_sha256"]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_a_coded_body_is_a_header_and_codes_that_everybody_decodes_alike(
+    vectors: dict[str, Any], name: WireName
+) -> None:
+    model, given = vectors["model"], vectors["coded"][name]
+    sig = wire.Signature(tuple(model["names"]), tuple(map(tuple, model["shapes"])), np.dtype("<f4"), name)
+    x = np.array(model["values"], "<f4")
+    body = b"".join(sig.body(x))
+    assert body.hex() == given["body"]
+    assert (sig.body_header.hex(), wire.digest(sig, x)) == (given["header"], given["body_sha256"])
+    decoded = Wire(name).decode(body[len(sig.body_header) :], sig.d)
+    assert decoded.tobytes().hex() == given["decoded_bits"]
+    assert decoded.tolist() == given["decoded"]
 
 
 def test_the_hash_of_a_membership_is_that_of_its_canonical_json(

@@ -55,6 +55,23 @@ def fill(path: Path, rounds: range) -> None:
             assert store.save(Checkpoint(t, model(100 + t), fresh=t == 2, degraded=t, outcome="aggregated"))
 
 
+def test_coded_half_steps_are_served_as_they_travel_and_come_back_exact(tmp_path: Path) -> None:
+    sig = replace(SIG, wire="int8")
+    half, before = model(1), model(2)
+    with Store(tmp_path / "state", sig) as store:
+        assert store.persist(Record(4, (1,), half, before=before), b"momentum")
+    with Store(tmp_path / "state", sig) as store:
+        kept = store.memory().record
+        assert kept is not None
+        assert kept.half is not None
+        assert kept.before is not None
+        assert (kept.half.tobytes(), kept.before.tobytes()) == (half.tobytes(), before.tobytes())
+        assert store.state(4) == b"momentum"
+        assert served(store, 4) == b"".join(sig.body(half))
+    with Store(tmp_path / "state", SIG) as other:  # what travels as int8 is no body of a float32 network
+        assert other.memory().published == ()
+
+
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     fill(tmp_path / "state", range(1, 6))
     with Store(tmp_path / "state", SIG) as store:

@@ -22,7 +22,8 @@ from rpel import models
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Malformed, Reception, Signature
 from rpel.peer.io import http, model_files
-from rpel.types import Models
+from rpel.types import Models, WireName
+from rpel.wire import Wire
 
 SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 VALUES = np.arange(20, dtype="float32") - 7.5
@@ -426,3 +427,59 @@ def test_a_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: byte
             parse(head.replace(old, new, 1) if old != b"7" else new.join(head.rsplit(b"7", 1)))
     with pytest.raises(Malformed):
         http.parse_head(REPLY.replace(b"200", b"100"))  # an interim reply
+
+
+# --- codes -----------------------------------------------------------------------------------------------------------
+
+CODED = [(name, d) for name in ("int8", "bfloat16") for d in (2, 255, 257, 70_000)]
+
+
+def coded(name: WireName, d: int, dtype: str = "float32") -> Signature:
+    return Signature(("w", "b"), ((d - 1,), (1,)), np.dtype(dtype), name)
+
+
+def received(sig: Signature, message: bytes, piece: int) -> Models:
+    row = np.full(sig.d, 5.0, sig.dtype)
+    reply = Reception(sig, row, ROUND, hashed=True)
+    reply.head(200, headers(Content_Length=str(sig.size)))
+    for begin in range(0, len(message), piece):
+        reply.feed(message[begin : begin + piece])
+    reply.close()
+    assert reply.digest.hex() == wire.digest_of([message])
+    return row
+
+
+@pytest.mark.parametrize(("name", "d"), CODED)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_coded_body_is_decoded_in_its_row_to_what_the_simulator_delivers(name: WireName, d: int, dtype: str) -> None:
+    sig = coded(name, d, dtype)
+    flat = some_values(sig)
+    message = b"".join(sig.body(flat))
+    assert len(message) == sig.size
+    expected = np.empty((1, d), sig.dtype)
+    Wire(name).through(flat[None], expected)
+    assert received(sig, message, piece=max(1, d // 3)).tobytes() == expected.tobytes()
+    assert sig.sha256 == sig.exact.sha256 == Signature(sig.names, sig.shapes, sig.dtype).sha256
+    tensors = safetensors.deserialize(message)  # type: ignore[no-untyped-call]  # a safetensors file still
+    assert {entry["dtype"] for _, entry in tensors} == ({"I8", "F32"} if name == "int8" else {"BF16"})
+
+
+@pytest.mark.parametrize("change", ["negative", "nan", "inf", "-128", "overflow"])
+def test_codes_that_say_no_number_make_a_complete_model_that_is_not_finite(change: str) -> None:
+    sig = coded("int8", 300)
+    message = bytearray(b"".join(sig.body(some_values(sig))))
+    if change == "-128":
+        message[-sig.values + 17] = 0x80
+    else:
+        scale = {"negative": -1.0, "nan": np.nan, "inf": np.inf, "overflow": 3e38}[change]
+        message[-4:] = np.float32(scale).tobytes()
+    row = received(sig, bytes(message), piece=1000)
+    assert np.isnan(row).all()
+    one_more = Reception(sig, row, ROUND)
+    with pytest.raises(Malformed, match="content-length"):
+        one_more.head(200, headers(Content_Length=str(sig.size + 1)))
+
+
+def test_a_model_of_one_parameter_cannot_become_smaller() -> None:
+    with pytest.raises(ValueError, match="1 parameter does not become smaller by wire int8: use float32"):
+        Signature(("w",), ((1,),), np.dtype("float32"), "int8")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rpel.peer.ops.demo import Scene, Show
     from rpel.peer.ops.found import Founded
     from rpel.peer.ops.watch import Observer
+    from rpel.types import WireName
 
 app = typer.Typer(
     name="network",
@@ -102,6 +103,12 @@ def new(
     linger: Annotated[
         float, Option(help="Periods after the last round in which peers serve it to members that are late, at most.")
     ] = 10.0,
+    wire: Annotated[
+        str, Option(help="How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).")
+    ] = "float32",
+    upstream: Annotated[
+        str | None, Option(help="What a member can send, such as 20Mbit: the shortest period for it is told.")
+    ] = None,
     run: Annotated[
         str | None, Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's")
     ] = None,
@@ -121,6 +128,7 @@ def new(
     from rpel.config.record import parse_pairs
     from rpel.peer.ops.found import new as write_network
     from rpel.peer.ops.found import notes, parse_epoch
+    from rpel.planning.traffic import bits_per_second
 
     table = parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9")
     if optimizer is not None:
@@ -131,13 +139,20 @@ def new(
         run=run or "", nodes=peers, byzantine=byzantine, rounds=rounds, epoch=parse_epoch(epoch, datetime.now(UTC)),
         period=period, deadline=deadline, confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
         allow_private=allow_private, linger=linger, hyperparameters=table,
-        outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum,
+        outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum, wire=cast("WireName", wire),
     )  # fmt: skip
+    if upstream is not None:
+        bits_per_second(upstream)  # what is no rate is said before anything is written
     found = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):
         terminal.say(f"note: {note}")
-    if not terminal.printed(found.to_dict(), as_json):
+    shortest = found.shortest_period(upstream)
+    if shortest is not None and period < shortest:
+        terminal.say(f"note: with {upstream} a member cannot serve all who ask it within a period of {period:g} s")
+    if not terminal.printed(found.to_dict() | {"shortest_period": shortest}, as_json):
         print(_founded(found))
+        if shortest is not None:
+            print(f"shortest period with {upstream} upstream: {shortest:.3g} s")
 
 
 def _founded(found: "Founded") -> str:
@@ -152,7 +167,7 @@ plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat
 certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: {percent(plan.probability)}
 survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
-{human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters
+{human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters as {m.wire}
 written:  {found.members} and {found.init}
 
 Next:

@@ -27,7 +27,7 @@ from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.rules.registry import built_in
-from rpel.types import CONFIDENCE, ROBUST_RULE
+from rpel.types import CONFIDENCE, ROBUST_RULE, WireName
 
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
@@ -37,6 +37,9 @@ PROTOCOL = 3
 
 OUTER = ("outer", "outer_lr", "outer_momentum")
 """Keys of the step after line 9; they stand in the file only where there is one."""
+
+ADDED = ("wire",)
+"""Keys that stand in the file, and enter its hash, only where they differ from their defaults."""
 
 LINGER = 10.0
 """Periods after the last round in which peers serve it to members that are late, unless all have ended before."""
@@ -127,6 +130,7 @@ class Membership(StrictRecord):
     outer_lr: float = Field(default=0.7, ge=1e-6, le=10)
     outer_momentum: float = Field(default=0.9, ge=0, le=0.999)
     linger: float = Field(default=LINGER, ge=0, le=1000)
+    wire: WireName = "float32"
     hyperparameters: Mapping[str, Any] = {}
     members: tuple[Member, ...] = ()
 
@@ -162,7 +166,9 @@ class Membership(StrictRecord):
         """The content of members.toml, in the file's order."""
         content = self.given() | {"hyperparameters": dict(self.hyperparameters)}
         content |= {"member": [member.given() for member in content.pop("members")]}
-        return {key: value for key, value in content.items() if self.outer != "none" or key not in OUTER}
+        left_out = {key for key in ADDED if content[key] == Membership.model_fields[key].default}
+        left_out |= set(OUTER) if self.outer == "none" else set()
+        return {key: value for key, value in content.items() if key not in left_out}
 
     @cached_property
     def hash(self) -> str:
@@ -261,6 +267,7 @@ class Founding(StrictRecord):
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     linger: float = LINGER
+    wire: WireName = "float32"
 
     @cached_property
     def late(self) -> int:

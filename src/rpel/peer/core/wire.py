@@ -2,15 +2,15 @@
 
 Invariants: every model of a network looks the same, so a body is accepted only if its length and its header bytes are
 exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for
-them, so a reply can take no more memory than that row; values are not judged here (a complete model that is not finite
-is an answer, and the rule's business).
+them, codes too (:mod:`rpel.wire`), so a reply can take no more memory than that row; values are not judged here (a
+complete model that is not finite is an answer, and the rule's business). What is hashed and signed is the body.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -18,7 +18,8 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.text import shortened
-from rpel.types import Models
+from rpel.types import Models, WireName
+from rpel.wire import BLOCK, Wire
 
 DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -43,6 +44,8 @@ class Signature:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype[Any]
+    wire: WireName = "float32"
+    """How half-steps travel; float32: as they are, float64 too."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _NAMES:
@@ -53,6 +56,8 @@ class Signature:
             raise ValueError("a parameter cannot be called '__metadata__': safetensors keeps that name for itself")
         if self.d == 0:
             raise ValueError("a model needs at least one parameter")
+        if self.values > self.d * self.dtype.itemsize:
+            raise ValueError(f"a model of {self.d} parameter does not become smaller by wire {self.wire}: use float32")
 
     @classmethod
     def of(cls, named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:
@@ -87,19 +92,41 @@ class Signature:
     @cached_property
     def header(self) -> bytes:
         """The bytes before the values: the JSON's length as 8 bytes, then the JSON, padded to align the values."""
-        kind = _NAMES[self.dtype]
-        entries = {
-            name: {"dtype": kind, "shape": shape, "data_offsets": offsets}
-            for name, shape, offsets in zip(self.names, self.shapes, self.offsets, strict=True)
-        }
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
+        return _header(self._tensors(_NAMES[self.dtype], self.dtype.itemsize))
+
+    @property
+    def exact(self) -> "Signature":
+        """The same models, travelling as they are: the common initial one does."""
+        return replace(self, wire="float32")
+
+    @cached_property
+    def body_header(self) -> bytes:
+        """The bytes before the values of a body; of a coded one, too, they make a safetensors file of it."""
+        if self.wire == "float32":
+            return self.header
+        if self.wire == "bfloat16":
+            return _header(self._tensors("BF16", 2))
+        blocks = -(-self.d // BLOCK)
+        return _header([("codes", "I8", (self.d,), self.d), ("scales", "F32", (blocks,), 4 * blocks)])
+
+    def _tensors(self, kind: str, width: int) -> "list[Tensor]":
+        sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
+        return [(name, kind, shape, size) for name, shape, size in zip(self.names, self.shapes, sizes, strict=True)]
+
+    @property
+    def values(self) -> int:
+        """The bytes of a body behind its header."""
+        return self.d * self.dtype.itemsize if self.wire == "float32" else Wire(self.wire).nbytes(self.d)
 
     @property
     def size(self) -> int:
         """The length of a body in bytes: header and values."""
-        return len(self.header) + self.d * self.dtype.itemsize
+        return len(self.body_header) + self.values
+
+    def body(self, flat: Models) -> tuple[bytes, memoryview]:
+        """A half-step (d,) as it travels, header and values, without a copy where it is not coded."""
+        values = raw(self, flat) if self.wire == "float32" else memoryview(Wire(self.wire).encode(flat))
+        return self.body_header, values
 
     @cached_property
     def sha256(self) -> str:
@@ -206,13 +233,37 @@ def digest(sig: Signature, flat: Models) -> str:
     >>> digest(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32"))[:12]
     '92d3d5190c09'
     """
-    found = hashlib.sha256(sig.header)
-    found.update(raw(sig, flat))
+    return digest_of(sig.body(flat))
+
+
+def digest_of(parts: Iterable[bytes | memoryview]) -> str:
+    """The hash of a body in parts."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
     return found.hexdigest()
 
 
+Tensor = tuple[str, str, tuple[int, ...], int]
+"""Name, type, shape and how many bytes."""
+
+
+def _header(entries: list[Tensor]) -> bytes:
+    """The beginning of a safetensors file with these tensors."""
+    ends = accumulate((size for *_, size in entries), initial=0)
+    text = json.dumps(
+        {
+            name: {"dtype": kind, "shape": shape, "data_offsets": offsets}
+            for (name, kind, shape, _), offsets in zip(entries, pairwise(ends), strict=True)
+        },
+        separators=(",", ":"),
+    ).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 class Reception:
-    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end.
+    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end, which decodes it.
 
     Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted; the row
     then holds nothing of meaning. ``missing`` is how many bytes are still expected: no more need be read.
@@ -231,7 +282,7 @@ class Reception:
         """``hashed``: work out the :attr:`digest` as the bytes come."""
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
-        self._sig, self._values, self._round = sig, raw(sig, row), round
+        self._sig, self._row, self._values, self._round = sig, row, raw(sig, row), round
         self._received = 0
         self._open = False
         self._hash = hashlib.sha256() if hashed else None
@@ -275,7 +326,7 @@ class Reception:
             self._broken(f"more than the {self._sig.size} bytes of a model")
         if self._hash is not None:
             self._hash.update(part)
-        header = self._sig.header
+        header = self._sig.body_header
         if self._received < len(header):
             start = self._received
             self._received += len(part[: len(header) - start])
@@ -292,6 +343,8 @@ class Reception:
         if not self._open or self.missing:
             raise Malformed(f"the reply ended {self.missing} bytes short")
         self._open = False
+        if self._sig.wire != "float32":
+            Wire(self._sig.wire).unpack(self._values[: self._sig.values], self._row)
 
     def _broken(self, why: str) -> None:
         self._open = False

@@ -198,7 +198,7 @@ class RemoteMember:
         Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake`` decides when
         the body is read; ``turn`` is the member's number in the draw.
         """
-        signature, place = self.client.signature, Place(turn)
+        signature, place = self.client.signature if round else self.client.signature.exact, Place(turn)
         hashed = round > 0 and self.client.signed
         replies: list[tuple[Reception, Head, float | None]] = []
         if signature.size <= _SMALL:

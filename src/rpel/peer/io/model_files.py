@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ class _Initial(Body):
     """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
 
     def __init__(self, path: Path, signature: Signature) -> None:
-        width = signature.d * signature.dtype.itemsize
-        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - width, signature.size)
+        values = signature.exact.values
+        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - values, signature.exact.size)
         self._header = signature.header
 
     def read(self, begin: int, length: int) -> bytes:
@@ -60,7 +61,7 @@ def initial_model(config: Config, membership: Membership) -> tuple[Signature, Mo
         raise ValueError(
             f"{path} has the header hash {signature.sha256}, but members.toml says {membership.model_header_sha256}"
         )
-    return signature, x
+    return replace(signature, wire=membership.wire), x
 
 
 def read_signature(path: str | os.PathLike[str]) -> Signature:

@@ -52,6 +52,7 @@ ADDRESSES_FILE = "addresses.json"
 PRIVACY_FILE = "privacy.json"
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _UNASKED = 5  # rounds in which nobody had this peer's half-step, after which that is said
+_GRACE = 5.0  # seconds that a body may leave after the reader's deadline, by when nobody wants it any more
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
 Progress = Callable[[Report, float | None], None]
@@ -175,8 +176,7 @@ class Node:
 
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
-        write = max(Limits().write, self.now.membership.deadline)  # slow lines read one body after the other
-        self.server = Server(self.service, Limits(write=write))
+        self.server = Server(self.service, Limits(write=self.now.membership.deadline + _GRACE))
         self._client = Client(self.signature, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
         alarm, coming = self._background.wake, self.config.next_members
         self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
@@ -400,11 +400,11 @@ class Node:
     def _persist(self, record: Record, learner: Learner) -> bool:
         if record.half is None:
             log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
-        self._digest = "" if record.half is None else wire.digest(self.signature, record.half)
-        signature = b""
+        body = () if record.half is None else self.signature.body(record.half)
+        self._digest, signature = wire.digest_of(body) if body else "", b""
         if self._digest:
             signature = self.service.detector.sign(self.now, record.round, bytes.fromhex(self._digest))
-        return self.service.store.persist(record, learner.state(), signature)
+        return self.service.store.persist(record, learner.state(), signature, body)
 
     async def _publish(self, round: int, served: bool) -> None:
         self.service.publish(round, served)

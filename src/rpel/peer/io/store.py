@@ -7,8 +7,9 @@ share a folder.
 
 Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
 (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, the local state
-of training, and with an outer step the model before the local steps and its v; in a checkpoint the values of the model,
-then those of its buffers, if it has any, and v.
+of training, where bodies are coded the half-step as it is (the own row of line 9 is exact), and with an outer step the
+model before the local steps and its v; in a checkpoint the values of the model, then those of its buffers, if it has
+any, and v.
 """
 
 import base64
@@ -119,17 +120,19 @@ class Store:
             published=tuple(t for t in sorted(self._whole) if self._whole[t].entries["body"]),
         )
 
-    def persist(self, record: Record, state: Bytes = b"", signature: bytes = b"") -> bool:
+    def persist(
+        self, record: Record, state: Bytes = b"", signature: bytes = b"", body: Sequence[Bytes] | None = None
+    ) -> bool:
         """Record a round once, with the local state of training and the signature of its half-step, if there is one.
 
-        Returns False if the write failed; earlier records remain.
+        ``body``: the half-step as it travels, if somebody has made that already. Returns False if the write failed;
+        earlier records remain.
         """
         if record.round <= self._last:
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
         self._last = record.round
-        body: list[Bytes] = []
-        if record.half is not None:
-            body = [self._signature.header, raw(self._signature, record.half)]
+        if body is None:
+            body = () if record.half is None else self._signature.body(record.half)
         entries = {
             "round": record.round,
             "asked": [int(member) for member in record.asked],
@@ -139,7 +142,9 @@ class Store:
         }
         if signature:
             entries["signature"] = base64.b64encode(signature).decode()
-        behind = {name: x for name, x in (("before", record.before), ("v", record.v)) if x is not None}
+        exact = record.half if self._signature.wire != "float32" else None
+        besides = (("half", exact), ("before", record.before), ("v", record.v))
+        behind = {name: x for name, x in besides if x is not None}
         if behind:
             entries["behind"] = list(behind)
         parts = [*body, state, *(raw(self._signature, x) for x in behind.values())]
@@ -266,7 +271,7 @@ class Store:
                 body = head.entries["body"]
                 if body not in (0, self._signature.size):
                     raise _Damaged(f"has a body of {body} bytes instead of {self._signature.size}")
-                if body and file.read(len(self._signature.header)) != self._signature.header:
+                if body and file.read(len(self._signature.body_header)) != self._signature.body_header:
                     raise _Damaged("holds another kind of model")
                 file.seek(head.offset)
                 _check(head, iter(lambda: file.read(_PIECE), b""))
@@ -277,15 +282,14 @@ class Store:
 
     def _load_record(self, round: int) -> Record:
         head = self._whole[round]
-        half: Models | None = None
         with open(_file(self.path, "half", round), "rb") as file:
-            if head.entries["body"]:
-                file.seek(head.offset + len(self._signature.header))
-                half = _read_values(file, self._signature)
             file.seek(head.offset + head.entries["body"] + head.entries["state"])
-            behind = {name: _read_values(file, self._signature) for name in head.entries.get("behind", [])}
+            found = {name: _read_values(file, self._signature) for name in head.entries.get("behind", [])}
+            if head.entries["body"] and "half" not in found:
+                file.seek(head.offset + len(self._signature.header))
+                found["half"] = _read_values(file, self._signature)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
-        return Record(round, asked, half, behind.get("before"), behind.get("v"), membership)
+        return Record(round, asked, found.get("half"), found.get("before"), found.get("v"), membership)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):

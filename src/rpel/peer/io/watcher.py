@@ -118,7 +118,7 @@ def _successor(now: Membership, coming: Membership, force: bool = False) -> Memb
                 f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would be split "
                 "off from the others; --force takes it all the same"
             )
-    for key in (*FIXED, "epoch", "period"):
+    for key in (*FIXED, "epoch", "period", "wire"):
         if getattr(coming, key) != getattr(now, key):
             raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")
     return coming

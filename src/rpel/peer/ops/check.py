@@ -117,7 +117,7 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
     row = np.empty_like(observer.initial)
     began = time.perf_counter()
     answer = await observer.member(number).fetch(0, row, deadline)
-    seconds = time.perf_counter() - began
+    taken = time.perf_counter() - began
     if answer.status == _TOO_MANY:
         remark = "well, but its speed was not measured: it sends this member the model twice only"
         return replace(found, health=Health.UNMEASURED, remark=remark)
@@ -125,7 +125,9 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
         remark = f"it did not send the common initial model: {answer.result}, {answer.reason}"
         return replace(found, health=Health(answer.result.value), remark=remark)
     health, remark = _verdict(observer, row, answer.offset)
-    speed = observer.signature.size / seconds / 1e6
+    sig = observer.signature
+    speed = sig.exact.size / taken / 1e6
+    seconds = taken * sig.size / sig.exact.size  # of a half-step, which may be coded; the initial model is not
     measured = replace(found, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
     return replace(measured, health=health, remark=remark)
 

@@ -4,7 +4,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rpel.peer.io import model_files
 from rpel.peer.io.learner import training
 from rpel.peer.io.private import ASKED, asked_of
 from rpel.planning import Plan
+from rpel.planning.traffic import shortest_period
 
 _TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", "alpha")
 """What members.toml says of a built-in task, even where it is the default: a default may change one day."""
@@ -39,6 +40,12 @@ class Founded:
         """What all peers together pull in a round."""
         return self.plan.messages_per_round * self.signature.size
 
+    def shortest_period(self, upstream: str | None) -> float | None:
+        """The shortest period if members can send at this rate, such as "20Mbit"; None where it is not given."""
+        if upstream is None:
+            return None
+        return shortest_period(self.membership.nodes, self.membership.pull, self.signature.size, upstream)
+
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain JSON values."""
         m, plan = self.membership, self.plan
@@ -51,6 +58,8 @@ class Founded:
             **{key: getattr(plan, key) for key in ("probability", "messages_per_round")},
             "bytes_per_round": self.bytes_per_round,
             "parameters": self.signature.d,
+            "wire": m.wire,
+            "bytes_per_message": self.signature.size,
             "task": self.task,
             **{key: getattr(m, key) for key in ("epoch", "period", "deadline")},
             "hyperparameters": dict(m.hyperparameters),
@@ -82,7 +91,7 @@ def new(
     with atomic(init) as file:
         file.write(body)
     found.save(members)
-    return Founded(founding, planned, found, sig, task, members, init)
+    return Founded(founding, planned, found, replace(sig, wire=found.wire), task, members, init)
 
 
 def notes(founding: Founding) -> list[str]:

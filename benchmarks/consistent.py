@@ -104,10 +104,7 @@ def table(pairs: dict[str, tuple[Cell, Cell]], calm: Cell) -> None:
 
 def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
     """Two panels: what the worst node loses against no attack, and how far the honest models end apart."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 0.38 * len(pairs) + 1.6), layout="constrained")
-    lost, apart = figure.subplots(1, 2, sharey=True)
+    figure, ((lost, apart),) = plots.panels(9.0, 0.38 * len(pairs) + 1.6, 1, 2, sharey=True)
     places = np.arange(len(pairs))[::-1]
     kinds = (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
     for k, (name, colour) in enumerate(kinds):
@@ -124,11 +121,8 @@ def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
     apart.set_xscale("log")
     apart.set_xticks([0.5, 1, 2, 5, 10], ["0.5×", "1×", "2×", "5×", "10×"])
     apart.minorticks_off()
-    apart.axvline(1.0, color="#333333", linewidth=0.8)
+    apart.axvline(1.0, color=plots.INK, linewidth=0.8)
     lost.set_xlim(left=0.0)
-    for axes in (lost, apart):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
     figure.legend(*lost.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     plots.save(figure, path)
 

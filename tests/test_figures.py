@@ -1,6 +1,7 @@
 """The paper's panels: all sixty, valid, sharing their runs; Figure 3's numbers; and smoke figures from end to end."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -223,8 +224,16 @@ def test_short_figures_are_stamped_too(made: tuple[Path, list[dict[str, Any]]], 
     rows = read_rows(made[0] / "alie-mean-s3-b1.csv")
     save(find("alie-mean-s3-b1"), rows, "60 of 200 rounds", tmp_path / "short", Scale.SHORT)
     save(find("alie-mean-s3-b1"), rows, "200 rounds, 2 seeds", tmp_path / "full")
-    assert "<!-- SHORT -->" in (tmp_path / "short.svg").read_text("utf-8")
-    assert "<!-- S" not in (tmp_path / "full.svg").read_text("utf-8").replace("<!-- SF", "")
+    assert ">SHORT</text>" in (tmp_path / "short.svg").read_text("utf-8")
+    assert 'class="stamp"' not in (tmp_path / "full.svg").read_text("utf-8")
+
+
+def test_the_paper_style_adds_a_pdf_one_column_wide(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    save(find("alie-mean-s3-b1"), read_rows(made[0] / "alie-mean-s3-b1.csv"), "a note", tmp_path / "p", style="paper")
+    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / "p.pdf").read_bytes())
+    assert width is not None
+    assert float(width[1]) == pytest.approx(3.4 * 72, abs=0.1)
+    assert "prefers-color-scheme" in (tmp_path / "p.svg").read_text("utf-8"), "beside it the figures for screens"
 
 
 def test_a_second_call_repeats_nothing(

@@ -75,23 +75,23 @@ def short(value: float | None, digits: int = 2) -> str:
 
 
 def heat_maps(found: Standings, kind: str, path: Path) -> None:
-    """The worst honest node and the mean of all, side by side."""
+    """The worst honest node, and below it the mean of all."""
     ranks, names = found.ranking(), [other.label for other in found.opponents]
-    figure, _ = plots.canvas(1.24 * len(names) + 2.6, 0.34 * len(ranks) + 1.9)
-    figure.clear()
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, column, title in zip(both, ("worst", "mean"), ("worst honest node", "mean of all"), strict=True):
-        cells = [[found.score(rank.contestant, other).number(column) for other in found.opponents] for rank in ranks]
-        numbers = [[float("nan") if cell is None else cell for cell in row] for row in cells]
-        image = axes.imshow(numbers, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-        for i, row in enumerate(cells):
-            for j, cell in enumerate(row):
-                colour = "#666666" if cell is None else "white" if cell < 0.55 else "black"
-                axes.text(j, i, short(cell), ha="center", va="center", fontsize=7.5, color=colour)
-        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
-        axes.set_title(title, fontsize=10)
-    both[0].set_yticks(range(len(ranks)), [called(rank, kind) for rank in ranks], fontsize=8)
-    figure.colorbar(image, ax=both, label="test accuracy", shrink=0.9)
+    figure, both = plots.panels(0.62 * len(names) + 2.4, 0.56 * len(ranks) + 1.9, 2, 1, sharex=True)
+    for axes, column, title in zip(both[:, 0], ("worst", "mean"), ("worst honest node", "mean of all"), strict=True):
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        for i, rank in enumerate(ranks):
+            for j, other in enumerate(found.opponents):
+                value = found.score(rank.contestant, other).number(column)
+                colour, ink = ("none", plots.SOFT) if value is None else plots.shade(value)
+                axes.fill([j - 0.48, j + 0.48, j + 0.48, j - 0.48], [i - 0.46, i - 0.46, i + 0.46, i + 0.46], colour)
+                axes.text(j, i, short(value), ha="center", va="center", fontsize=8, color=ink)
+        axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(ranks) - 0.5, -0.5))
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)
+        axes.set_yticks(range(len(ranks)), [called(rank, kind) for rank in ranks], fontsize=9)
+        axes.tick_params(length=0)
+        axes.set_title(f"test accuracy, {title}", fontsize=10.5, loc="left")
     plots.save(figure, path)
 
 

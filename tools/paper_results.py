@@ -282,7 +282,7 @@ def draw_long_runs(kept: Panels) -> None:
         label += f", {_changed(run)}" * bool(_changed(run))
         axes.plot(rounds, [row["accuracy_mean"] for row in run.evaluated], color=colour, label=label)
         axes.plot(rounds, [row["accuracy_worst"] for row in run.evaluated], color=colour, linestyle=":")
-    axes.axhline(CLAIM, color="#555555", linewidth=0.8, linestyle="--", label="the paper's 75 %")
+    axes.axhline(CLAIM, color=plots.SOFT, linewidth=0.8, linestyle="--", label="the paper's 75 %")
     axes.set(
         xlabel="round", ylabel="test accuracy", ylim=(0, 1), title="CIFAR-10, n = 20, 2,000 rounds; dotted: worst node"
     )

@@ -13,6 +13,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kept_runs import Archive, KeptRun
 from rpel import plots
 
@@ -28,21 +31,26 @@ def label(run: KeptRun) -> str:
 
 
 def curves(runs: list[KeptRun]) -> None:
-    """Mean and worst accuracy of all honest nodes against the round."""
-    figure, axes = plots.canvas(7.4, 4.2)
-    styles = zip(plots.COLOURS, "osD^v", (7.0, 4.0, 4.0, 4.0, 4.0), strict=False)  # equal curves stay visible
-    for (colour, marker, size), run in zip(styles, runs, strict=False):
+    """Mean and worst accuracy of all honest nodes against the round; one line where the two are alike."""
+    lines: list[tuple[str, str, str, list[int], NDArray[np.float64]]] = []
+    for colour, run in zip(plots.COLOURS, runs, strict=False):
         rounds = [row["round"] for row in run.evaluated]
-        mean, worst = ([row[key] for row in run.evaluated] for key in ("accuracy_mean", "accuracy_worst"))
-        axes.plot(rounds, mean, color=colour, marker=marker, markersize=size, label=label(run))
-        axes.plot(rounds, worst, color=colour, linestyle=":", linewidth=1.6)
-    axes.plot([], [], color="#555555", linestyle=":", linewidth=1.6, label="worst of all honest nodes")
-    axes.axhline(0.1, color="#999999", linewidth=0.8)
+        mean, worst = (np.array([row[f"accuracy_{key}"] for row in run.evaluated]) for key in ("mean", "worst"))
+        if np.abs(mean - worst).max() < 0.04:
+            lines.append((f"{label(run)}: mean and worst node", colour, "-", rounds, worst))
+        else:
+            lines.append((f"{label(run)}: mean", colour, "-", rounds, mean))
+            lines.append((f"{label(run)}: worst node", colour, ":", rounds, worst))
+    figure, axes = plots.canvas(7.4, 4.2)
+    wide = plots.widths([(rounds, values) for *_, rounds, values in lines])
+    for width, (words, colour, style, rounds, values) in zip(wide, lines, strict=True):
+        axes.plot(rounds, values, style, color=colour, linewidth=width + 0.4, label=words)
+    axes.axhline(0.1, color=plots.SOFT, linewidth=0.8, linestyle="--", label="chance")
     axes.set(
         xlabel="round", ylabel="test accuracy", ylim=(-0.02, 1), xlim=(0, None),
-        title="A tenth of the nodes hostile, each node asks about 35 others",
+        title="A tenth of the nodes hostile, each node pulls about 35 others",
     )  # fmt: skip
-    axes.legend(frameon=False, fontsize=8.5, loc="center right")
+    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.42))
     plots.save(figure, DOCS / "images" / "scale-learning.svg")
 
 

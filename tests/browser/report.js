@@ -17,12 +17,12 @@ addEventListener("load", () => {
     button.click();
     found.toggle.on = visible(curve);
 
-    found.worst = { before: visible(curve + " .line.worst") };
+    found.worst = { before: visible(curve + ".line.worst") };
     one('[data-show="worst"]').click();
-    found.worst.off = visible(curve + " .line.worst");
+    found.worst.off = visible(curve + ".line.worst");
     one('[data-show="worst"]').click();
     one('[data-show="mean"]').click();
-    found.mean = { off: visible(curve + " .line.mean"), loss: visible(curve.replace("accuracy", "loss") + " .line") };
+    found.mean = { off: visible(curve + ".line.mean"), loss: visible(curve.replace("accuracy", "loss") + ".line") };
     one('[data-show="mean"]').click();
 
     const chart = one(panel + "svg.chart"), box = chart.getBoundingClientRect();

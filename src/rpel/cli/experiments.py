@@ -16,7 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, Reuse, TensorBoard, Threads, Yes
+from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, Look, Reuse, TensorBoard, Threads, Yes
 from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, checked, read
 from rpel.text import count, duration
 
@@ -264,6 +264,7 @@ def reproduce(
     seeds: Annotated[str | None, Option(help="Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]")] = None,
     eval_every: Annotated[int | None, Option(help="Rounds between evaluations. [the panel's]")] = None,
     out: Annotated[Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
+    style: Look = "screen",
     data_dir: DataDir = None,
     threads: Threads = None,
     engine: Engine = "local",
@@ -291,7 +292,7 @@ def reproduce(
         folder = out or Path("reproduced") / scale
         work = prepare(
             names or [], scale, folder, selection=selection, data_dir=data_dir, threads=threads, reuse=reuse,
-            tensorboard=tensorboard, download=shown.download,
+            tensorboard=tensorboard, download=shown.download, style=style,
         )  # fmt: skip
         needed = _estimated(work, shown)
         shown.bars.stop()

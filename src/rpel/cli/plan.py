@@ -13,7 +13,7 @@ from typer import Argument, BadParameter, Option
 
 from rpel import planning
 from rpel.cli import terminal
-from rpel.cli.terminal import Byzantine, Json, Nodes, Plot, Rounds
+from rpel.cli.terminal import Byzantine, Json, Look, Nodes, Plot, Rounds
 from rpel.text import count, human_bytes, percent
 from rpel.theory import Convergence, Reduction
 from rpel.types import CONFIDENCE, WireName
@@ -107,6 +107,7 @@ def plan(
     figure: Annotated[
         FigureName, Option(help="What --plot draws: fraction against s, or messages against n.")
     ] = FigureName.fraction,
+    style: Look = "screen",
     as_json: Json = False,
 ) -> None:
     """How many peers must each node pull, how many hostile answers must it survive, and with what certainty?
@@ -125,7 +126,7 @@ def plan(
     if not p.feasible:
         _warn(p)
     if plot is not None:
-        planning.draw(p, plot, figure.value)
+        planning.draw(p, plot, figure.value, style)
     wrong = planning.mis_specified(p) if mis_specified else None
     bound = planning.theorem(p, *constants) if constants is not None else None
     found = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
@@ -326,6 +327,7 @@ def graph(
     placement: Annotated[str | None, Option(help="Where hostile nodes sit: random or adversarial.")] = None,
     seed: Annotated[int | None, Option(help="Where the randomness comes from.")] = None,
     plot: Plot = None,
+    style: Look = "screen",
     as_json: Json = False,
 ) -> None:
     """Draw the fixed graph that the baselines use, and say what their theory would need of it.
@@ -338,7 +340,7 @@ def graph(
     fields = terminal.given(nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed)
     found = baseline(load(source or "quickstart").replace(**fields))
     if plot is not None:
-        draw_graph(found, plot)
+        draw_graph(found, plot, style)
     if not terminal.printed(found.findings(), as_json):
         _show_graph(terminal.stdout(), found.findings())
 

@@ -1,5 +1,6 @@
 """``rpel report``, ``rpel runs`` (also ``ls``) and ``rpel compare``: runs that lie on disk, without torch."""
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.terminal import Json
+from rpel.cli.terminal import Json, Look
 from rpel.text import count, visible
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ def report(
     output: Annotated[Path, Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, Option(help="Write all numbers to this CSV file.")] = None,
     latex: Annotated[Path | None, Option(help="Write the table of settings to this LaTeX file.")] = None,
-    figures: Annotated[Path | None, Option(help="Write the charts to this folder as SVG and PNG.")] = None,
+    figures: Annotated[
+        Path | None, Option(help="Write the charts to this folder (SVG and PNG; for papers PDF).")
+    ] = None,
+    style: Look = "screen",
     as_json: Json = False,
 ) -> None:
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
@@ -48,13 +52,13 @@ def report(
     if latex is not None:
         texts[latex] = groups_as_latex(groups)
     if figures is not None:
-        for chart in chart_groups(groups):
-            texts |= {figures / f"{chart.slug}-{metric}.svg": drawing.svg_file(chart, metric) for metric in METRICS}
-            drawn |= {figures / f"{chart.slug}-{metric}.png": (chart, metric) for metric in METRICS}
+        suffixes = ("svg", "png") if style == "screen" else ("pdf",)
+        for chart, metric, suffix in product(chart_groups(groups), METRICS, suffixes):
+            drawn[figures / f"{chart.slug}-{metric}.{suffix}"] = (chart, metric)
     for path, text in texts.items():
         write_text(path, text, errors="replace")  # names of folders need not be Unicode
     for path, (chart, metric) in drawn.items():
-        save(drawing.png_figure(chart, metric), path)
+        save(drawing.chart_figure(chart, metric), path, style)
     written = [*texts, *drawn]
     for one in found.unfinished:
         terminal.say(visible(f"warning: {one.path} is not finished: rpel resume {one.path}"))

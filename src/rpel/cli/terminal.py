@@ -17,6 +17,7 @@ from rich.table import Table
 from typer import Option
 from typer.core import TyperCommand
 
+from rpel.plots import Style
 from rpel.text import human_bytes, percent, times
 from rpel.types import Guarantee
 
@@ -33,6 +34,9 @@ Nodes = Annotated[int, Option("--nodes", "--peers", help="Number of nodes, n.")]
 Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]
 Rounds = Annotated[int, Option(help="Rounds of the whole training, T.")]
 Plot = Annotated[Path | None, Option(help="Draw to this file (.svg, .png, .pdf).")]
+Look = Annotated[
+    Style, Option("--style", help="Look of figures; paper: one column wide, Times-like letters, no title.")
+]
 DataDir = Annotated[str | None, Option(help="Folder with the data sets.")]
 Threads = Annotated[int | None, Option(help="Threads (unset: as many as cores).", min=1)]
 Jobs = Annotated[int | None, Option(help="Runs at a time. [as many as cores]", min=1)]

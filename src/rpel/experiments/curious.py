@@ -137,9 +137,7 @@ def attack(
 
 def drawing(found: Findings) -> Any:
     """Both curves: how well examples are told apart, and the bounds beside what is stated."""
-    figure, first = plots.canvas(10.0, 4.2)
-    figure.clear()
-    first, second = (plots.plain(axes) for axes in figure.subplots(1, 2))
+    figure, ((first, second),) = plots.panels(10.0, 4.2, 1, 2)
     for colour, (name, points) in zip(plots.COLOURS, found.curves.items(), strict=False):
         rounds = [p.round for p in points]
         first.plot(rounds, [p.auc for p in points], color=colour, marker="o", markersize=3.5, label=f"loss, {name}")
@@ -148,7 +146,7 @@ def drawing(found: Findings) -> Any:
             first.plot(rounds, ratio, color=colour, linestyle="--", label=f"likelihood ratio, {name}")
         first.plot(rounds, [p.canary_auc for p in points], color=colour, linestyle=":", label=f"canaries, {name}")
         second.plot(rounds, [p.epsilon_low for p in points], color=colour, marker="o", markersize=3.5, label=name)
-    first.axhline(0.5, color="#999999", linewidth=0.8)
+    first.axhline(0.5, color=plots.SOFT, linewidth=0.8)
     first.set(xlabel="round", ylabel="AUC of membership inference", ylim=(0.3, 1.02))
     said = [(t.round, e) for t, e in zip(found.curves[EVERY], found.stated, strict=True) if e is not None]
     if said:

@@ -23,10 +23,10 @@ from rpel.types import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 Row = dict[str, Any]
-_MARKERS = "osD^vP*X"
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -91,48 +91,54 @@ def _value(text: str) -> Any:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def save(panel: Panel, rows: Sequence[Row], note: str, stem: Path, scale: Scale = Scale.FULL) -> None:
-    """Draw one panel to STEM.svg and STEM.png."""
-    sketch, axes = plots.canvas(6.4, 4.4)
+def save(
+    panel: Panel, rows: Sequence[Row], note: str, stem: Path, scale: Scale = Scale.FULL, style: plots.Style = "screen"
+) -> None:
+    """Draw one panel to STEM.svg and STEM.png, for a paper also to STEM.pdf."""
+    figure, axes = plots.canvas(6.4, 4.4)
     _draw(axes, panel, rows, scale)
     place = "" if panel.name.startswith("extra-") else panel.figure.partition(" (")[0] + ": "
     axes.set_title(place + panel.title, fontsize=11)
     axes.legend(frameon=False, fontsize=9, ncols=2 if panel.kind == "fraction" else 1)
-    sketch.supxlabel(note, fontsize=8, color="#666666")
-    _write(sketch, stem)
+    figure.supxlabel(note, fontsize=8, color=plots.SOFT)
+    _write(figure, stem, style)
 
 
 def save_together(
-    panels: Sequence[Panel], rows: Mapping[str, Sequence[Row]], note: str, stem: Path, scale: Scale = Scale.FULL
+    panels: Sequence[Panel],
+    rows: Mapping[str, Sequence[Row]],
+    note: str,
+    stem: Path,
+    scale: Scale = Scale.FULL,
+    style: plots.Style = "screen",
 ) -> None:
     """Draw a figure of several panels in the paper's arrangement; a panel without rows stays empty and says so."""
-    from matplotlib.figure import Figure
-
     columns = COLUMNS[int(panels[0].number.rpartition("-")[2])]
     lines = -(-len(panels) // columns)
-    sketch = Figure(figsize=(3.9 * columns, 3.1 * lines + 0.8), layout="constrained")
-    grid = sketch.subplots(lines, columns, sharey=True, squeeze=False)
+    figure, grid = plots.panels(3.9 * columns, 3.1 * lines + 0.8, lines, columns, sharey=True)
     labelled: dict[str, Any] = {}
     for axes, panel in zip(grid.flat, panels, strict=True):
-        plots.plain(axes).set_title(panel.title, fontsize=10)
+        axes.set_title(panel.title, fontsize=10)
         if panel.name not in rows:
             axes.set_axis_off()
-            axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color="#666666")
+            axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color=plots.SOFT)
             continue
         _draw(axes, panel, rows[panel.name], scale)
         axes.label_outer()
         labelled |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    sketch.suptitle(panels[0].figure)
-    key = sketch.legend(
+    figure.suptitle(panels[0].figure)
+    key = figure.legend(
         labelled.values(), labelled, loc="outside lower center", ncols=len(labelled), frameon=False, title=note,
     )  # fmt: skip
-    key.get_title().set(fontsize=8, color="#666666")
-    _write(sketch, stem)
+    key.get_title().set(fontsize=8, color=plots.SOFT)
+    _write(figure, stem, style)
 
 
-def _write(sketch: Any, stem: Path) -> None:
+def _write(figure: "Figure", stem: Path, style: plots.Style) -> None:
     for suffix in (".svg", ".png"):
-        plots.save(sketch, stem.with_name(stem.name + suffix))
+        plots.save(figure, stem.with_name(stem.name + suffix))
+    if style == "paper":  # last: it changes the figure
+        plots.save(figure, stem.with_name(stem.name + ".pdf"), style)
 
 
 def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], scale: Scale) -> None:
@@ -147,19 +153,18 @@ def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], scale: Scale) -> None
 
 
 def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) -> None:
-    """Accuracy against rounds or gigabytes: the mean over the seeds, and a band from the lowest to the highest.
-
-    Lines grow thinner, so that one that lies exactly under another is still seen.
-    """
+    """Accuracy against rounds or gigabytes: the mean over the seeds, and a band from the lowest to the highest."""
     column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
     unit = 1e9 if against == "bytes" else 1
-    for i, (label, mine) in enumerate(_by(rows, "curve")):
+    curves = []
+    for label, mine in _by(rows, "curve"):
         seeds = [seed for _, seed in _by(mine, "seed")]
-        x = _column(seeds[0], against) / unit
+        curves.append((label, _column(seeds[0], against) / unit, np.stack([_column(seed, column) for seed in seeds])))
+    wide = plots.widths([(x.tolist(), y.mean(axis=0)) for _, x, y in curves])
+    for i, (label, x, y) in enumerate(curves):
         plots.curve(
-            axes, x, np.stack([_column(seed, column) for seed in seeds]), plots.COLOURS[i % len(plots.COLOURS)],
-            marker=_MARKERS[i % len(_MARKERS)], markersize=4, label=label, linewidth=max(1.0, 2.8 - 0.45 * i),
-            markevery=max(1, len(x) // 10),
+            axes, x, y, plots.COLOURS[i % len(plots.COLOURS)], marker=plots.MARKERS[i % len(plots.MARKERS)],
+            markersize=wide[i] + 2.2, label=label, linewidth=wide[i], markevery=max(1, len(x) // 10),
         )  # fmt: skip
     words = "test accuracy, " + ("mean of honest nodes" if panel.measure == "mean" else "node that ends lowest")
     axes.set(xlabel="gigabytes sent by all nodes" if against == "bytes" else "round", ylabel=words, ylim=(0, 1.02))
@@ -168,7 +173,7 @@ def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) ->
 
 def _draw_final(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     """Final accuracy against the swept value: mean of the honest nodes, and dashed the worst."""
-    for (label, mine), colour, marker in zip(_by(rows, "curve"), plots.COLOURS, _MARKERS, strict=False):
+    for (label, mine), colour, marker in zip(_by(rows, "curve"), plots.COLOURS, plots.MARKERS, strict=False):
         points = sorted(_by(mine, "x"))
         for column, line, words in (("accuracy_mean", "-", "mean"), ("accuracy_worst", "--", "worst node")):
             y = np.stack([_column(seeds, column) for _, seeds in points], axis=1)
@@ -183,7 +188,7 @@ def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
         axes.plot(pulls, mean, color=colour, label=label)
         axes.fill_between(pulls, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(pulls, median, "o", color=colour, markersize=3)
-    axes.axhline(0.5, color="#000000", linestyle="--", linewidth=1, label="one half")
+    axes.axhline(0.5, color=plots.INK, linestyle="--", linewidth=1, label="one half")
     axes.set(xlabel="pulled peers s", ylabel="effective adversarial fraction b̂ / (s+1)", ylim=(0, 1))
 
 
@@ -244,11 +249,12 @@ def baseline(spec: Spec) -> Baseline:
     return Baseline(resolved, graph, roster.hostile(1), resolved.b_hat)
 
 
-def draw_graph(found: Baseline, path: str | Path) -> None:
+def draw_graph(drawn: Baseline, path: str | Path, style: plots.Style = "screen") -> None:
     """Honest and hostile nodes on a circle-free layout, edges to hostile nodes in their colour."""
     import networkx as nx
 
-    s, graph = found.spec, found.graph
-    places = nx.spring_layout(graph.networkx(), seed=0, k=2 / np.sqrt(s.nodes))
+    s, graph = drawn.spec, drawn.graph
+    layout = nx.spring_layout(graph.networkx(), seed=0, k=2 / np.sqrt(s.nodes))
+    places = np.array([layout[i] for i in range(s.nodes)])
     title = f"n = {s.nodes}, b = {s.byzantine}, {graph.edges} edges ({s.graph}, placement {s.placement})"
-    plots.network(path, np.array([places[i] for i in range(s.nodes)]), graph.pairs.tolist(), found.hostile, title=title)
+    plots.network(path, places, graph.pairs.tolist(), drawn.hostile, title=title, style=style)

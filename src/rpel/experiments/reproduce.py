@@ -24,6 +24,7 @@ from rpel.experiments import drawings
 from rpel.experiments.bench import costs, kind
 from rpel.experiments.panels import PANELS, Curve, Panel, chosen
 from rpel.files import write_text
+from rpel.plots import Style
 from rpel.processes import Stop
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
@@ -203,6 +204,7 @@ class Work:
     datasets: "Datasets"
     tensorboard: bool = False
     reuse: bool = False
+    style: Style = "screen"
 
     @property
     def specs(self) -> dict[Path, Spec]:
@@ -248,6 +250,7 @@ def prepare(
     reuse: bool = False,
     tensorboard: bool = False,
     download: Download | None = None,
+    style: Style = "screen",
 ) -> Work:
     """Find the panels, load their data, and name their runs; ValueError when nothing at all can be made.
 
@@ -272,7 +275,7 @@ def prepare(
             missing[panel.name] = str(error)
     if not panels:
         raise ValueError(next(iter(missing.values())))
-    return Work(Path(out), size, tuple(panels), missing, datasets, tensorboard, reuse)
+    return Work(Path(out), size, tuple(panels), missing, datasets, tensorboard, reuse, style)
 
 
 class Folders:
@@ -366,7 +369,7 @@ def _result(work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progre
 
 
 def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -> dict[str, Any]:
-    """NAME.csv, NAME.svg, NAME.png and the entry of the index."""
+    """NAME.csv, NAME.svg, NAME.png (NAME.pdf for a paper) and the entry of the index."""
     panel, note = panel_runs.panel, panel_runs.sized.note
     if panel.kind == "fraction":
         rows = drawings.fraction_rows(panel)
@@ -374,7 +377,7 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         both = zip(panel.curves, panel_runs.curves, strict=True)
         rows = [row for curve, runs in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in runs])]
     write_text(work.out / f"{panel.name}.csv", Table(rows).to_csv())
-    drawings.save(panel, rows, note, work.out / panel.name, work.scale)
+    drawings.save(panel, rows, note, work.out / panel.name, work.scale, work.style)
     entry = {
         **{key: getattr(panel, key) for key in ("name", "figure", "title")},
         "scale": work.scale,
@@ -402,4 +405,4 @@ def _write_together(work: Work, number: str) -> None:
     }
     if len(together) > 1 and there:
         note = "; ".join(dict.fromkeys(notes[name] for name in there))
-        drawings.save_together(together, there, note, work.out / number, work.scale)
+        drawings.save_together(together, there, note, work.out / number, work.scale, work.style)

@@ -328,12 +328,14 @@ def theorem(p: Plan, L: float, sigma: float, G: float, gap: float) -> theory.Con
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def draw(p: Plan, path: str | Path, figure: Literal["fraction", "messages"] = "fraction") -> None:
+def draw(
+    p: Plan, path: str | Path, figure: Literal["fraction", "messages"] = "fraction", style: plots.Style = "screen"
+) -> None:
     """Draw b̂/(s+1) against s with its quantile band, or messages per round against n for the same hostile share."""
-    _draw_fraction(p, path) if figure == "fraction" else _draw_messages(p, path)
+    _draw_fraction(p, path, style) if figure == "fraction" else _draw_messages(p, path, style)
 
 
-def _draw_fraction(p: Plan, path: str | Path) -> None:
+def _draw_fraction(p: Plan, path: str | Path, style: plots.Style) -> None:
     case = p.question()
     most = min(case.widest, max(2 * p.pull, 20))
     pulls = sorted({round(s) for s in np.linspace(1, most, min(most, 200 if p.memory == 1 else 40))})
@@ -341,10 +343,10 @@ def _draw_fraction(p: Plan, path: str | Path) -> None:
     models = np.array([case.window(s) + 1 for s in pulls])
     low, median, high = (np.array([one.b_hat(s) for s in pulls]) / models for one in levels)
     title = f"n = {p.nodes:,}, b = {p.byzantine:,}, T = {p.rounds:,}: worst hostile share any node ever meets"
-    plots.fraction_against_pull(path, pulls, median, low, high, title=title, chosen=p.pull)
+    plots.fraction_against_pull(path, pulls, median, low, high, title=title, chosen=p.pull, style=style)
 
 
-def _draw_messages(p: Plan, path: str | Path) -> None:
+def _draw_messages(p: Plan, path: str | Path, style: plots.Style) -> None:
     """From ten nodes to ten million: the exact s, the s of both lemmas, and everybody."""
     share = Fraction(p.byzantine, p.nodes)
     sizes = [n for n in (10**e * k for e in range(1, 7) for k in (1, 3)) if n >= 10]
@@ -362,7 +364,7 @@ def _draw_messages(p: Plan, path: str | Path) -> None:
         "all-to-all": [n * (n - 1) for n in sizes],
     }
     title = f"{float(share):.1%} hostile, T = {p.rounds:,}, {p.confidence:.0%} sure"
-    plots.messages_against_nodes(path, sizes, curves, title=title)
+    plots.messages_against_nodes(path, sizes, curves, title=title, style=style)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

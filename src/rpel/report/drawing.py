@@ -1,176 +1,157 @@
-"""Charts as SVG, made here and not in the browser, so that they are there without JavaScript and on paper.
+"""The report's drawings, made here by matplotlib and not in the browser, so that they are there without JavaScript and
+on paper.
 
-Colours are classes (c0, c1, …) that the page's style fills in for light and dark; a curve is one group that the page's
-script hides and shows.
+Colours follow the reader's theme by the style sheet of :mod:`rpel.plots`; each curve carries its number, by which the
+page's script hides and shows it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from rpel.plots import COLOURS, canvas, stamp
+from rpel import plots
+from rpel.plots import COLOURS, MARKERS
 from rpel.report.groups import Chart
-from rpel.runs.record import RunSet
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 480, 290
+WIDTH, HEIGHT = 480, 290  # of a chart in a page, in points
 LEFT, RIGHT, TOP, BOTTOM = 48, 464, 12, 250
 _FLOOR, _CEILING = 1e-12, 1e12  # what logarithmic axes show
-_MARKS = ("M-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0", "M-3-3h6v6h-6z", "M0-4L4 3H-4z", "M0-4L4 0L0 4L-4 0z")
 _BARS = 24
 _MANY = 40  # points from which on they are not marked one by one
 
 Floats = NDArray[np.float64]
 
 
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Axis:
-    """From values to places: linear, or logarithmic where values stay within what it shows.
+class Range:
+    """What the axes of a chart show: rounds up to ``last``, values from ``low`` to ``high``."""
 
-    >>> Axis(0, 1, 100, 0).places(np.array([0.0, 0.25, 1.0])).tolist()
-    [100.0, 75.0, 0.0]
-    """
-
+    last: float
     low: float
     high: float
-    start: float
-    end: float
     log: bool = False
 
-    def places(self, values: Floats) -> Floats:
-        low, high = self.low, self.high
-        inside = np.clip(values, low, high)
+    def heights(self, values: Floats) -> Floats:
+        """Where values lie between low (0) and high (1), the nearest end for those outside.
+
+        >>> Range(10, 0.01, 1.0, log=True).heights(np.array([0.001, 0.1, 1.0])).tolist()
+        [0.0, 0.5, 1.0]
+        """
+        low, high, inside = self.low, self.high, np.clip(values, self.low, self.high)
         if self.log:
-            inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
-        return np.asarray(self.start + (inside - low) / (high - low) * (self.end - self.start))
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """(value, label), about five of them."""
-        if not self.log:
-            step = nice_step((self.high - self.low) / 5)
-            steps = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
-            return [(k * step, f"{k * step:,.10g}") for k in steps]
-        first, last = round(math.log10(self.low)), round(math.log10(self.high))
-        return [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, math.ceil((last - first) / 6))]
+            low, high, inside = math.log10(low), math.log10(high), np.log10(inside)
+        return np.asarray((inside - low) / (high - low))
 
 
-def nice_step(least: float) -> float:
-    """The least of 1, 2 or 5 times a power of ten that is not below.
-
-    >>> nice_step(0.2), nice_step(12), nice_step(40)
-    (0.2, 20.0, 50.0)
-    """
-    power = 10.0 ** math.floor(math.log10(least) + 1e-9)
-    return next(k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9))
-
-
-def axes(chart: Chart, metric: str) -> tuple[Axis, Axis]:
-    """The axes that hold all curves of a chart."""
-    rounds = Axis(0, max(group.rounds(group.columns(metric)[0])[-1] for group in chart.groups), LEFT, RIGHT)
+def axes_range(chart: Chart, metric: str) -> Range:
+    """The range that holds all curves of a chart."""
+    last = max(group.rounds(group.columns(metric)[0])[-1] for group in chart.groups)
+    columns = [(group, key) for group in chart.groups for key in group.columns(metric)]
+    if metric == "accuracy" and chart.measure == "accuracy":
+        return Range(last, 0.0, 1.0)
+    values = np.concatenate([group.curve(key).ravel() for group, key in columns])
     if metric == "accuracy":
-        low, high = (0.0, 1.0) if chart.measure == "accuracy" else _range(chart)
-        return rounds, Axis(low, high, BOTTOM, TOP)
-    values = np.concatenate([group.curve(metric).ravel() for group in chart.groups])
+        values = values[np.abs(values) <= _CEILING]
+        low, high = (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (0.0, 1.0)
+        return Range(last, low, high if high > low else low + 1)
     values = values[(values >= _FLOOR) & (values <= _CEILING)]
     low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
     first = math.floor(math.log10(low))
-    last = max(math.ceil(math.log10(high)), first + 1)
-    return rounds, Axis(10.0**first, 10.0**last, BOTTOM, TOP, log=True)
+    return Range(last, 10.0**first, 10.0 ** max(math.ceil(math.log10(high)), first + 1), log=True)
 
 
-def _range(chart: Chart) -> tuple[float, float]:
-    """From zero, or the least, to the most of a measure that has no bounds of its own."""
-    values = np.concatenate([group.curve(key).ravel() for group in chart.groups for key in group.columns("accuracy")])
-    values = values[np.abs(values) <= _CEILING]
-    low, high = (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (0.0, 1.0)
-    return low, high if high > low else low + 1
-
-
-def draw(chart: Chart, metric: str) -> Markup:
-    """One metric of a panel as an SVG element."""
-    across, up = axes(chart, metric)
-    curves = "".join(_curve(k, group, metric, across, up) for k, group in enumerate(chart.groups))
-    title = escape(f"{chart.stamp} {chart.title}: {_named(chart, metric)} against rounds".lstrip())
+def draw(chart: Chart, metric: str, salt: str = "chart") -> Markup:
+    """One metric of a panel as an SVG element; ``salt`` tells the drawings of a page apart."""
+    shown, figure = axes_range(chart, metric), plots.fixed(WIDTH, HEIGHT)
+    axes = figure.add_axes((LEFT / WIDTH, 1 - BOTTOM / HEIGHT, (RIGHT - LEFT) / WIDTH, (BOTTOM - TOP) / HEIGHT))
+    _curves(plots.plain(axes), chart, metric, shown)
+    axes.set_xlabel("round")
+    title = escape(f"{chart.stamp} {chart.title}: {_measured(chart, metric)} against rounds".lstrip())
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
-        f' data-last="{across.high:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
-        f"{_grid(across, up)}{_stamp(chart.stamp)}{curves}"
+        f' data-last="{shown.last:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
+        f"{plots.inline(figure, f'{salt}-{metric}')}"
         f'<line class="cursor" y1="{TOP}" y2="{BOTTOM}" hidden=""/></svg>'
     )
 
 
-def _stamp(words: str) -> str:
-    """The words that say that a panel is not at full size, large and pale across it."""
-    if not words:
-        return ""
-    x, y, size = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, "large" if len(words) < 8 else "small"
-    place = f'x="{x:g}" y="{y:g}" transform="rotate(-22 {x:g} {y:g})" text-anchor="middle"'
-    return f'<text class="stamp {size}" {place} dominant-baseline="middle">{escape(words)}</text>'
+def chart_figure(chart: Chart, metric: str) -> "Figure":
+    """The same drawing for a file of its own, with its title and its legend."""
+    figure, axes = plots.canvas(7.0, 4.2 + 0.22 * len(chart.groups))
+    _curves(axes, chart, metric, axes_range(chart, metric))
+    lowest = "lowest" if chart.groups[0].more_is_better else "highest"
+    words = f"{chart.words}, mean (dashed: the node that ends {lowest})" if metric == "accuracy" else metric
+    axes.set(xlabel="round", ylabel=_measured(chart, metric))
+    axes.set_title(f"{chart.title}\n{words}", fontsize=10)
+    figure.legend(frameon=False, loc="outside lower left")
+    return figure
 
 
-def _grid(across: Axis, up: Axis, xlabel: str = "round") -> str:
-    lines = []
-    for value, label in up.ticks():
-        y = up.places(np.array(value)).item()
-        lines.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    for value, label in across.ticks():
-        x = across.places(np.array(value)).item()
-        lines.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 4}"/>')
-        lines.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{label}</text>')
-    lines.append(f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}"/>')
-    lines.append(f'<text x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 4}" text-anchor="middle">{escape(xlabel)}</text>')
-    return "".join(lines)
+def _measured(chart: Chart, metric: str) -> str:
+    return chart.measure if metric == "accuracy" else metric
 
 
-def _curve(k: int, group: RunSet, metric: str, across: Axis, up: Axis) -> str:
-    """Bands under lines under marks; the first column solid, the second dashed."""
-    columns = group.columns(metric)
-    x = across.places(np.array(group.rounds(columns[0]), np.float64))
-    kinds = ("mean", "worst") if len(columns) > 1 else ("only",)
-    parts = []
-    for kind, column in zip(kinds, columns, strict=True):
-        mean, low, high = (up.places(values) for values in group.curve(column))
-        if len(group.runs) > 1:
-            around = [*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True)]
-            parts.append(f'<polygon class="band {kind}" points="{_points(around)}"/>')
-        parts.append(f'<polyline class="line {kind}" points="{_points(zip(x, mean, strict=True))}"/>')
-        if len(x) <= _MANY:
-            parts.append("".join(_mark(k, kind, *place) for place in zip(x, mean, strict=True)))
-    return f'<g class="curve c{k % len(COLOURS)}" data-curve="{k}">{"".join(parts)}</g>'
-
-
-def _mark(k: int, kind: str, x: float, y: float) -> str:
-    return f'<path class="mark {kind}" d="{_MARKS[shape(k)]}" transform="translate({x:.1f} {y:.1f})"/>'
+def _curves(axes: "Axes", chart: Chart, metric: str, shown: Range) -> None:
+    """Bands under lines; the first column solid, the second dashed; a curve that others cover is wider than they."""
+    rounds = [group.rounds(group.columns(metric)[0]) for group in chart.groups]
+    means = [shown.heights(group.curve(group.columns(metric)[0])[0]) for group in chart.groups]
+    wide = plots.widths(list(zip(rounds, means, strict=True)))
+    for k, group in enumerate(chart.groups):
+        columns, colour = group.columns(metric), COLOURS[k % len(COLOURS)]
+        kinds = ("mean", "worst") if len(columns) > 1 else ("only",)
+        for kind, column in zip(kinds, columns, strict=True):
+            mean, low, high = np.clip(group.curve(column), shown.low, shown.high)
+            if len(group.runs) > 1:
+                band = axes.fill_between(rounds[k], low, high, color=colour, alpha=0.16, linewidth=0)
+                plots.name(band, f"band {kind}", k)
+            worst, marked = kind == "worst", len(rounds[k]) <= _MANY
+            (line,) = axes.plot(
+                rounds[k], mean, "--" if worst else "-", color=colour, linewidth=1.4 if worst else wide[k],
+                marker=MARKERS[shape(k)] if marked else "", markersize=wide[k] + 2.7, clip_on=False,
+                markerfacecolor=plots.PAPER if worst else colour, label=None if worst else group.label,
+            )  # fmt: skip
+            plots.name(line, f"line {kind}", k)
+    plots.stamp(axes, chart.stamp)
+    axes.set(xlim=(0, shown.last), yscale="log" if shown.log else "linear")
+    axes.set_ylim(shown.low, shown.high)
+    axes.minorticks_off()
+    if shown.log:
+        axes.yaxis.set_major_formatter("{x:g}")
 
 
 def shape(k: int) -> int:
-    """Which mark a curve has: seven colours and four marks, so that no two of 28 curves look alike.
+    """Which mark a curve has: seven colours and eight marks, so that no two of 56 curves look alike.
 
-    >>> len({(k % len(COLOURS), shape(k)) for k in range(28)})
-    28
+    >>> len({(k % len(COLOURS), shape(k)) for k in range(56)})
+    56
     """
-    return k % len(_MARKS)
+    return k % len(MARKERS)
 
 
-def _points(places: Iterable[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-
-
+@cache
 def swatch(k: int) -> Markup:
     """The sign of a curve in a legend."""
-    return Markup(f'<svg class="swatch c{k % len(COLOURS)}" viewBox="0 0 28 12" aria-hidden="true">{_sign(k)}</svg>')
-
-
-def _sign(k: int) -> str:
-    return f'<path class="line" d="M1 6H27"/><path class="mark" d="{_MARKS[shape(k)]}" transform="translate(14 6)"/>'
+    figure = plots.fixed(28, 12)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 28), ylim=(0, 12))
+    axes.set_axis_off()
+    colour = COLOURS[k % len(COLOURS)]
+    axes.plot([1, 14, 27], [6, 6, 6], color=colour, linewidth=1.8, marker=MARKERS[shape(k)], markevery=[1])
+    inside = plots.inline(figure, f"swatch-{k}")
+    return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{inside}</svg>')
 
 
 def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
@@ -188,103 +169,53 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
     ]
 
 
+# --- points and bars -------------------------------------------------------------------------------------------------
+
+
 def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> Markup:
     """(label, x, y) as labelled points, y from 0 to 1; labels of points at one place stand one below the other."""
+    figure = plots.fixed(WIDTH, HEIGHT)
+    axes = plots.plain(figure.add_axes((LEFT / WIDTH, 1 - BOTTOM / HEIGHT, 0.86, (BOTTOM - TOP) / HEIGHT)))
     most = max((x for _, x, _ in points), default=1.0) or 1.0
-    across, up = Axis(0, nice_step(most / 4) * 5, LEFT, RIGHT), Axis(0, 1, BOTTOM, TOP)
-    marks, below = [], -math.inf
+    axes.set(xlim=(0, most * 1.25), ylim=(0, 1), xlabel=xlabel)
+    below = math.inf
     for k, (label, x, y) in enumerate(sorted(points, key=lambda point: -point[2])):
-        left, top = across.places(np.array(x)).item(), up.places(np.array(y)).item()
-        below = max(top, below + 11)
-        side = f'x="{left + 8:.1f}"' if left < RIGHT - 130 else f'x="{left - 8:.1f}" text-anchor="end"'
-        marks.append(
-            f'<g class="c{k % len(COLOURS)}"><title>{escape(label)}: {y:.4f}, {x:,.4g} {escape(xlabel)}</title>'
-            f'{_mark(k, "mean", left, top)}<text class="label" {side} y="{below + 4:.1f}">{escape(label)}</text></g>'
-        )
+        (mark,) = axes.plot([x], [y], MARKERS[shape(k)], color=COLOURS[k % len(COLOURS)], clip_on=False)
+        plots.name(mark, "point", title=f"{label}: {y:.4f}, {x:,.4g} {xlabel}")
+        below = min(y, below - 0.047)
+        right = x > 0.75 * most
+        axes.annotate(
+            label, (x, below), (-8 if right else 8, 0), textcoords="offset points", ha="right" if right else "left",
+            va="center", fontsize=9, color=plots.INK, annotation_clip=False,
+        )  # fmt: skip
     return Markup(
         f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against {escape(xlabel)}">'
-        f"{_grid(across, up, xlabel)}{''.join(marks)}</svg>"
+        f"{plots.inline(figure, 'points')}</svg>"
     )
 
 
-_FILE_STYLE = (
-    "text{font:12px sans-serif;fill:#333}.grid{stroke:#d9dee3}.axis,.tick{stroke:#5c6670}.band{opacity:.16}"
-    ".line{fill:none;stroke-width:2;stroke-linejoin:round}.line.worst{stroke-dasharray:6 4;stroke-width:1.6}"
-    ".stamp{fill:#b23c00;opacity:.14;font-weight:700}.stamp.large{font-size:84px}.stamp.small{font-size:44px}"
-)
-
-
-def _named(chart: Chart, metric: str) -> str:
-    return chart.measure if metric == "accuracy" else metric
-
-
-def _described(chart: Chart, metric: str) -> str:
-    lowest = "lowest" if chart.groups[0].more_is_better else "highest"
-    return f"{chart.words}, mean (dashed: the node that ends {lowest})" if metric == "accuracy" else metric
-
-
-def svg_file(chart: Chart, metric: str) -> str:
-    """The same drawing as a file of its own, with its title and its legend."""
-    colours = "".join(
-        f".c{k} .line{{stroke:{c}}}.c{k} .band,.c{k} .mark{{fill:{c}}}.c{k} .mark.worst{{fill:#fff;stroke:{c}}}"
-        for k, c in enumerate(COLOURS)
-    )
-    inside = draw(chart, metric).partition(">")[2].rpartition("<line")[0]
-    legend = "".join(
-        f'<g class="c{k % len(COLOURS)}" transform="translate({LEFT} {HEIGHT + 16 * k})">{_sign(k)}'
-        f'<text x="34" y="10">{escape(group.label)}</text></g>'
-        for k, group in enumerate(chart.groups)
-    )
-    top, tall = -20, HEIGHT + 16 * len(chart.groups) + 24
-    what = _described(chart, metric)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top} {WIDTH} {tall}" width="{WIDTH}" height="{tall}">'
-        f"<style>{_FILE_STYLE}{colours}</style>"
-        f'<text x="{LEFT}" y="-4">{escape(f"{chart.title}: {what}")}</text>{inside}{legend}</svg>\n'
-    )
-
-
-def png_figure(chart: Chart, metric: str) -> "Figure":
-    """The same curves drawn by matplotlib, for slides and documents that take no SVG."""
-    figure, place = canvas(7.0, 4.2 + 0.22 * len(chart.groups))
-    across, up = axes(chart, metric)
-    for k, group in enumerate(chart.groups):
-        columns, colour = group.columns(metric), COLOURS[k % len(COLOURS)]
-        rounds = group.rounds(columns[0])
-        for column, style in zip(columns, ("-", "--"), strict=False):
-            mean, low, high = np.clip(group.curve(column), up.low, up.high)
-            mark = "osD^"[shape(k)] if len(rounds) <= _MANY else ""
-            label = group.label if style == "-" else None
-            place.plot(rounds, mean, style, marker=mark, markersize=3.5, color=colour, label=label)
-            if len(group.runs) > 1:
-                place.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-    place.set(xlabel="round", yscale="log" if up.log else "linear")
-    place.set_title(f"{chart.title}\n{_described(chart, metric)}", fontsize=10)
-    place.set(xlim=(0, across.high), ylim=(up.low, up.high * (1 if up.log else 1.02)))
-    stamp(place, chart.stamp)
-    figure.legend(frameon=False, loc="outside lower left")
-    return figure
-
-
-def histogram(counts: Sequence[int], b_hat: int) -> Markup:
+def histogram(counts: Sequence[int], b_hat: int, salt: str = "bars") -> Markup:
     """How often an honest node met so many hostile peers in a round, and the b_hat that was planned for."""
-    bars, step, height = bins(counts, b_hat), 26, 70
+    bars, step, height = bins(counts, b_hat), 26, 88
+    wide = len(bars) * step + 2
+    figure = plots.fixed(wide, height)
+    axes = figure.add_axes((0, 18 / height, 1, 1 - 18 / height))
+    axes.set_axis_off()
     most = max((count for *_, count in bars), default=1) or 1
-    parts = []
+    axes.set(xlim=(0, wide), ylim=(0, most))
     for k, (first, last, count) in enumerate(bars):
-        tall = max(height * count / most, 1.5) if count else 0
-        name = f"{first}" if first == last else f"{first} to {last}"
-        parts.append(
-            f'<rect class="{"over" if first > b_hat else "within"}" x="{k * step + 3}" y="{height - tall:.1f}" '
-            f'width="{step - 6}" height="{tall:.1f}"><title>{count:,} times {name} hostile</title></rect>'
-            f'<text x="{k * step + step // 2}" y="{height + 14}" text-anchor="middle">{first}</text>'
+        named = f"{first}" if first == last else f"{first} to {last}"
+        tall = max(count, most / 45) if count else 0
+        (bar,) = axes.bar(k * step + step / 2, tall, step - 6, color=COLOURS[int(first > b_hat)])
+        plots.name(bar, "bar", title=f"{count:,} times {named} hostile")
+        axes.annotate(
+            str(first), (k * step + step / 2, 0), (0, -12), textcoords="offset points", ha="center", fontsize=9
         )
     edge = sum(first <= b_hat for first, _, _ in bars) * step
-    parts.append(f'<line class="limit" x1="{edge}" x2="{edge}" y1="0" y2="{height}"/>')
-    wide = len(bars) * step + 2
+    axes.axvline(edge, color=plots.INK, linewidth=1.5, linestyle=":")
     return Markup(
-        f'<svg class="histogram" viewBox="0 0 {wide} {height + 18}" style="max-width:{wide}px" role="img" '
-        f'aria-label="hostile peers met by a node in a round">{"".join(parts)}</svg>'
+        f'<svg class="histogram" viewBox="0 0 {wide} {height}" style="max-width:{wide}px" role="img" '
+        f'aria-label="hostile peers met by a node in a round">{plots.inline(figure, salt)}</svg>'
     )
 
 
@@ -305,10 +236,6 @@ def bins(counts: Sequence[int], b_hat: int) -> list[tuple[int, int, int]]:
 # --- heat map --------------------------------------------------------------------------------------------------------
 
 
-_STOPS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
-"""Cividis, from dark blue to yellow: evenly brighter, and alike for most kinds of colour blindness."""
-
-
 @dataclass(frozen=True)
 class HeatCell:
     """A value from 0 to 1, or None where there is none, and what is shown under the pointer."""
@@ -320,36 +247,9 @@ class HeatCell:
     @property
     def colour(self) -> str:
         """Of the cell."""
-        return shade(self.value or 0.0)
+        return plots.shade(self.value or 0.0)[0]
 
     @property
     def ink(self) -> str:
         """Of the number in it."""
-        return "#000000" if _brightness(self.colour) > 0.4 else "#ffffff"
-
-
-def shade(value: float) -> str:
-    """The colour of a value from 0 to 1.
-
-    >>> shade(0.0), shade(1.0), shade(0.5)
-    ('#00224e', '#fee838', '#7d7c76')
-    """
-    at = min(max(value, 0.0), 1.0) * (len(_STOPS) - 1)
-    low = min(int(at), len(_STOPS) - 2)
-    return mixed(_STOPS[low], _STOPS[low + 1], at - low)
-
-
-def mixed(colour: str, other: str, share: float) -> str:
-    """A colour with so much of another in it."""
-    pairs = zip(channels(colour), channels(other), strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
-
-
-def channels(colour: str) -> list[int]:
-    """Red, green and blue, from 0 to 255."""
-    return [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
-
-
-def _brightness(colour: str) -> float:
-    red, green, blue = channels(colour)
-    return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+        return plots.shade(self.value or 0.0)[1]

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rpel.plots import COLOURS
+from rpel import plots
 from rpel.report import drawing
 from rpel.report.collect import Collection, command
 from rpel.report.groups import METRICS, Chart, chart_groups, group_runs, stamps
@@ -48,7 +48,7 @@ def page(found: Collection) -> str:
         again=shlex.join(["rpel", "report", *found.shown, "-o", "report.html"]),
         unfinished=found.unfinished,
         broken=found.broken,
-        panels=[_panel(chart) for chart in charts],
+        panels=[_panel(chart, k) for k, chart in enumerate(charts)],
         settings=_of_groups(groups),
         runs=_of_runs(alone),
         certificates=[_certificate(group.runs[0], group.label, anchor) for group, anchor in alone],
@@ -65,7 +65,7 @@ def rendered(template: str, *, title: str, data: object, kind: str = "", **value
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             script=Markup(script),
             style=Markup(_file("style.css")),
-            colours=Markup(_colours()),
+            colours=Markup(plots.dark_style()),
             title=title,
             data=data,
             kind=kind,
@@ -99,28 +99,6 @@ def _each(groups: Sequence[RunSet]) -> list[tuple[RunSet, Run]]:
 
 def _file(name: str) -> str:
     return (resources.files("rpel.report") / "templates" / name).read_text("utf-8")
-
-
-# --- colours ---------------------------------------------------------------------------------------------------------
-
-
-def _colours() -> str:
-    """The colours of curves as classes, lighter where the page is dark."""
-    light = "".join(f"--c{k}:{colour};" for k, colour in enumerate(COLOURS))
-    dark = "".join(f"--c{k}:{lighter(colour)};" for k, colour in enumerate(COLOURS))
-    classes = "".join(f".c{k}{{--colour:var(--c{k})}}" for k in range(len(COLOURS)))
-    screen = f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return f":root{{{light}}}{screen}{classes}\n"
-
-
-def lighter(colour: str) -> str:
-    """The colour for a dark page: mixed with white, black turned to nearly white.
-
-    >>> lighter("#0072B2"), lighter("#000000")
-    ('#59a3cd', '#e6e6e6')
-    """
-    white = 0.9 if max(drawing.channels(colour)) < 60 else 0.35
-    return drawing.mixed(colour, "#ffffff", white)
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------------
@@ -183,7 +161,7 @@ _HEADS = {
 }
 
 
-def _panel(chart: Chart) -> dict[str, Any]:
+def _panel(chart: Chart, k: int) -> dict[str, Any]:
     """A chart: its drawings, the accuracy first, and what the lines are."""
     lowest = "lowest" if chart.groups[0].more_is_better else "highest"
     seeds = max(len(group.runs) for group in chart.groups)
@@ -193,7 +171,8 @@ def _panel(chart: Chart) -> dict[str, Any]:
     return {
         "chart": chart,
         "figures": [
-            {"head": _HEADS.get(metric, chart.words), "drawing": drawing.draw(chart, metric)} for metric in METRICS
+            {"head": _HEADS.get(metric, chart.words), "drawing": drawing.draw(chart, metric, f"chart-{k}")}
+            for metric in METRICS
         ],
         "caption": f"solid: mean of the honest nodes; dashed: the node that ends {lowest}{lost}{band}",
     }
@@ -320,5 +299,5 @@ def _certificate(run: Run, label: str, anchor: str) -> dict[str, Any]:
         "kind": "held" if run.well else "violated" if not run.certificate.held else "plain",
         "verdict": verdict,
         "command": command(run.spec),
-        "histogram": drawing.histogram(run.certificate.histogram, run.certificate.b_hat),
+        "histogram": drawing.histogram(run.certificate.histogram, run.certificate.b_hat, anchor),
     }

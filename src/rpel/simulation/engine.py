@@ -75,6 +75,18 @@ class Published:
         return self.half[self.mine], state
 
 
+def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
+    """How many rows of a model's size a worker holds that has ``own`` nodes and a table of so many rows.
+
+    Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the table, once
+    more as it was coded, and once for each round remembered.
+    """
+    coded = spec.wire != "float32"
+    each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none") + coded
+    remembered_rounds = spec.memory if spec.memory > 1 else 0
+    return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older
+
+
 class Simulation:
     """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
@@ -102,25 +114,15 @@ class Simulation:
         self.unit: int = getattr(task, "unit", 1)
         self.shards = workers.shards(h, self.unit)
         self.mine = self.shards[workers.rank]
-        busy = sum(shard.start < shard.stop for shard in self.shards)
-        if busy < workers.size and workers.rank == 0:
-            log.warning(
-                "%d of %d workers have nothing to do: %d nodes are %s of local work",
-                workers.size - busy, workers.size, h, count(-(-h // self.unit), "unit"),
-            )  # fmt: skip
         self.rows: Integers = np.arange(h)[self.mine]
-        behind = len(self.rows) if self.everybody or victim_by_victim(attack, spec.consistent) else h
-        initial = task.initial()
-        kept = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
-        answers = (
-            spec.memory * self.topology.widest * (len(self.rows) if victim_by_victim(attack, spec.consistent) else h)
-        )
-        rows = (h + behind) * (1 + (spec.wire != "float32")) + (kept + (spec.wire != "float32")) * len(self.rows)
-        rows += (spec.memory if spec.memory > 1 else 0) * (h + behind + (spec.wire != "float32") * len(self.rows))
+        self._warn_of_idle_workers()
+        by_victim = victim_by_victim(attack, spec.consistent)
+        behind = len(self.rows) if self.everybody or by_victim else h
         older = h if spec.asynchronous else 0  # versions that were replaced within a window
-        rows += older
-        beside = int(getattr(task, "device_bytes", 0))
-        self._check_memory(rows * initial.nbytes + _ANSWER * answers + beside, answers)
+        initial = task.initial()
+        answers = spec.memory * self.topology.widest * (len(self.rows) if by_victim else h)
+        beside = _ANSWER * answers + int(getattr(task, "device_bytes", 0))
+        self._check_memory(rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers)
         self.table = self.backend.empty(h + older + behind, initial)
         half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
@@ -128,19 +130,8 @@ class Simulation:
         if self.budget is not None and change is not None:
             raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
         local = self._local(self.gradients, optimizer, space)
-        self.wire = Wire(spec.wire)
-        coded = self.wire.name != "float32"
-        air = self.backend.empty(coded * (h + behind + len(self.rows)), initial)
-        answers_from = air[: h + behind] if coded else self.table
-        self.network = SimulatedNetwork(
-            self.roster, self.topology, self._ids, attack, line9, answers_from, h, self.mine, spec.seed, spec.no_show,
-            spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend,
-            wire=self.wire,
-        )  # fmt: skip
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
-        deliver: Deliver = CodedNetwork(self.network, half, air) if coded else self.network
-        if spec.memory > 1:
-            deliver = self._remembering(deliver, attack)
+        deliver = self._deliver(attack, line9, half, behind)
         outer = NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend) if spec.outer == "nesterov" else None
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
@@ -153,6 +144,27 @@ class Simulation:
             self._chosen = self.backend.copy(self.state.x), self.backend.copy(self.state.local["buffers"])
         if isinstance(self.state.x, np.ndarray):
             rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
+
+    def _warn_of_idle_workers(self) -> None:
+        busy = sum(shard.start < shard.stop for shard in self.shards)
+        if busy < self.workers.size and self.workers.rank == 0:
+            log.warning(
+                "%d of %d workers have nothing to do: %d nodes are %s of local work",
+                self.workers.size - busy, self.workers.size, self.nodes, count(-(-self.nodes // self.unit), "unit"),
+            )  # fmt: skip
+
+    def _deliver(self, attack: Attack, line9: Aggregation, half: Models, behind: int) -> Deliver:
+        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say."""
+        spec, self.wire = self.spec, Wire(self.spec.wire)
+        coded = self.wire.name != "float32"
+        air = self.backend.empty(coded * (self.nodes + behind + len(self.rows)), self.table)
+        answers_from = air[: self.nodes + behind] if coded else self.table
+        self.network = SimulatedNetwork(
+            self.roster, self.topology, self._ids, attack, line9, answers_from, self.nodes, self.mine, spec.seed,
+            spec.no_show, spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend, wire=self.wire,
+        )  # fmt: skip
+        network: Deliver = CodedNetwork(self.network, half, air) if coded else self.network
+        return network if spec.memory == 1 else self._remembering(network, attack)
 
     def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":
         """Lines 3-6 as the Spec has them; what makes gradients private comes before the optimiser."""

@@ -7,20 +7,21 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 # Two cores and many tests that wait for a network: more processes than cores. Files stay whole, so that what a file sets up
 # is set up once, and those that wait are begun first.
-PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+BESIDE := $(MAKE) --no-print-directory --jobs=2
 
-.PHONY: demo check test test-all lint unit docs bench sbom clean
+.PHONY: demo check test test-all lint unit tests docs bench sbom clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/quickstart.py
 
 # Style, types, layers and the tests that start no processes: the checkers beside the tests, under 2 minutes on 2 cores.
 check: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
+	@$(BESIDE) --output-sync=target lint unit
 
-# Everything that needs only what .[dev] installs, with 1,000 fault schedules: under 10 minutes on 2 cores.
-test: lint
-	$(PYTEST)
+# One real test for each capability, with what .[dev] installs and 200 fault schedules: under 10 minutes on 2 cores.
+test: $(VENV)/.installed-dev
+	@$(BESIDE) --output-sync=line lint tests
 
 # Everything: 10,000 fault schedules, whole matrices, and all that needs further packages. Allow an hour.
 test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-trackers/.installed $(VENV)-flower/.installed $(VENV)-opacus/.installed
@@ -36,6 +37,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_tests.py
+
+tests: $(VENV)/.installed-dev
+	$(PYTEST)
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not integration and not full and not slow"

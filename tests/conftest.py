@@ -10,10 +10,14 @@ from hypothesis import HealthCheck, settings
 from support.paths import REAL_DATA
 
 # Generated tests draw the same examples on every machine; no deadline, because machines here are shared.
-settings.register_profile(
-    "rpel", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("rpel")
+ALWAYS = settings(derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A few examples of each generated test, and many where nothing is left out (`make test-all`)."""
+    everything = not config.getoption("markexpr")
+    settings.register_profile("rpel", ALWAYS, max_examples=200 if everything else 25)
+    settings.load_profile("rpel")
 
 
 @pytest.fixture
@@ -25,9 +29,9 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with integration tests come first: they wait while others compute."""
+    """Files with integration tests come first: they wait while others compute. Short ones, doctests, fill the end."""
     waiting = {item.path for item in items if item.get_closest_marker("integration")}
-    items.sort(key=lambda item: item.path not in waiting)
+    items.sort(key=lambda item: (item.path not in waiting, isinstance(item, pytest.DoctestItem)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -276,6 +276,7 @@ def test_a_person_is_asked_before_a_long_run_unless_yes_was_given(
     assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rpel", "reproduce", "extra-b-hat", "--out", str(tmp_path), "--threads", "1"]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -328,6 +329,7 @@ def test_an_interrupted_reproduction_keeps_what_it_had(tmp_path: Path) -> None:
     assert reproduce.make(work)[0]["name"] == names[0]
 
 
+@pytest.mark.full
 def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
     """The paper's network, nodes and batches, for a round; real FEMNIST would come in the same files."""
     writers = {f"w{k}": [*range(62), *range(62)] for k in range(25)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rpel
@@ -209,7 +209,6 @@ def case(seed: int, n: int, p: int, d: int, h: int, m: int, dtype: Any) -> tuple
     st.integers(0, 99), st.integers(1, 9), st.integers(1, 9), st.integers(1, 300), st.integers(1, 9),
     st.integers(1, 7), st.sampled_from([np.float32, np.float64]),
 )  # fmt: skip
-@settings(max_examples=25)
 def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
     seed: int, n: int, p: int, d: int, h: int, m: int, dtype: Any
 ) -> None:
@@ -236,7 +235,6 @@ def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
 
 
 @given(st.integers(0, 99), st.sampled_from([np.float32, np.float64]))
-@settings(max_examples=40)
 def test_a_moved_row_that_overflows_or_was_not_finite_is_found(seed: int, dtype: Any) -> None:
     table, moves, _ = case(seed, 4, 5, 6, 3, 4, dtype)
     source = np.random.default_rng(seed)

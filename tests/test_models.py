@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -83,7 +83,6 @@ def test_initialisation_depends_on_the_seed_and_not_on_or_for_others() -> None:
 layers = st.lists(st.sampled_from(["C(3)", "R", "M", "B", "D"]), max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
 @given(layers, st.integers(1, 5), st.integers(0, 2**31))
 def test_flatten_and_unflatten_are_inverse(before: list[str], classes: int, seed: int) -> None:
     notation = "-".join([*before, f"L({classes})", "S"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -138,7 +138,6 @@ def test_by_writer_needs_a_writer_for_each_node_and_a_batch_from_them() -> None:
 # Virtual
 
 
-@settings(max_examples=50)
 @given(many_labels, st.integers(1, 50), st.floats(0.001, 100), seeds)
 def test_virtual_draws_only_classes_of_the_mixture(
     labels: NDArray[np.int64], nodes: int, alpha: float, seed: int

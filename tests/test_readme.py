@@ -84,6 +84,24 @@ def test_the_readme_has_both_kinds_of_example_and_no_dead_link() -> None:
     assert all((ROOT / link).exists() for link in links)
 
 
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TOP = r"(?:src|tests|tools|benchmarks|examples|docs|deploy)/"
+
+
+def test_files_of_this_repository_that_a_page_names_are_there() -> None:
+    """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package, as docs/architecture.md has it."""
+    packages = "|".join(path.name for path in (ROOT / "src" / "rpel").iterdir() if (path / "__init__.py").exists())
+    named = re.compile(rf"`({TOP}[\w./-]+|(?:{packages})/[\w./-]+(?:\.py|/))[` :]")
+    found = {(page, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
+    assert len(found) > 50
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page, path in sorted(found)
+        if not ((ROOT / path).exists() or (ROOT / "src" / "rpel" / path).exists())
+    ]
+    assert missing == []
+
+
 @pytest.mark.full
 def test_the_first_picture_is_what_make_demo_draws_and_its_caption_what_it_prints(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -458,7 +458,6 @@ def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-FLIPPED: dict[str, Any] = {"loss": squared_error, "partition": "iid", "attack": "label_flip"}
 REGRESSION: dict[str, Any] = {**OWN, "partition": "iid", "lr": 0.1, "rounds": 40, "eval_every": 10}
 
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rpel
@@ -89,7 +89,6 @@ def test_python_on_a_page_is_python(path: Path) -> None:
 
 @pytest.mark.integration
 @needs_node
-@settings(max_examples=15, deadline=None)
 @given(
     nodes=st.integers(10, 20_000),
     share=st.floats(0.01, 0.3),

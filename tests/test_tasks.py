@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -136,7 +136,6 @@ def test_gradients_are_those_of_plain_torch(name: str, dtype: Any, bound: float)
         assert relative(g[i], plain_gradient(module, x[i], inputs, labels)) < bound
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_convolutions_of_any_shape_equal_autograd(data: st.DataObject) -> None:
     channels, k, batch_size = (data.draw(st.integers(1, top)) for top in (4, 6, 4))
@@ -165,7 +164,6 @@ def test_convolutions_of_any_shape_equal_autograd(data: st.DataObject) -> None:
     torch.testing.assert_close(outputs[0], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_convolutions_by_winograds_way_equal_torchs(data: st.DataObject) -> None:
     channels, filters = (data.draw(st.sampled_from((32, 40, 64))) for _ in "io")

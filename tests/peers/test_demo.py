@@ -84,7 +84,11 @@ def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "when", "peers"),
-    [(signal.SIGTERM, "measuring", 0), (signal.SIGINT, TRAINS, 4), (signal.SIGTERM, TRAINS, 4)],
+    [
+        pytest.param(signal.SIGTERM, "measuring", 0, marks=pytest.mark.full),
+        (signal.SIGINT, TRAINS, 4),
+        pytest.param(signal.SIGTERM, TRAINS, 4, marks=pytest.mark.full),
+    ],
 )
 def test_ctrl_c_and_sigterm_end_all_processes_and_leave_130(
     tmp_path: Path, number: signal.Signals, when: str, peers: int

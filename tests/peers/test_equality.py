@@ -183,15 +183,18 @@ def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_threa
     assert np.abs(real - simulated).max() <= 1e-6
 
 
-def test_100_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
+@pytest.mark.parametrize("rounds", [25, pytest.param(100, marks=pytest.mark.full)])
+def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
+    tmp_path: Path, one_thread: None, rounds: int
+) -> None:
     task = LeastSquares()
     signature = Signature.of({"x": task.initial()})
     files = found(
-        tmp_path, NODES, rounds=100, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
+        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
     )
-    real, simulated = by_peers(files, task), by_simulator(task, 100)
+    real, simulated = by_peers(files, task), by_simulator(task, rounds)
     assert real.dtype == np.float64
-    assert np.abs(simulated - 1).max() < 0.5 < np.abs(task.initial() - 1).max()
+    assert np.abs(simulated - 1).max() < 0.9 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6
 
 
@@ -210,7 +213,7 @@ def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread:
 
 
 def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
-    task, rounds = LeastSquares(), 20
+    task, rounds = LeastSquares(), 10
     table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}}
     hyper = training({**HYPER, **table}, rounds=rounds)
     files = found(

@@ -69,6 +69,7 @@ def test_kill_at_any_point_of_the_round_never_makes_two_versions_of_it_and_the_p
             assert seen <= {line["digest"]} or not line["digest"], (member.id, line)
 
 
+@pytest.mark.full
 def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=0)) as net, Observer(net, net.members[3]) as observer:
         liar = net.members[0]
@@ -125,6 +126,7 @@ def fill(place: Path) -> Path:
     return filler
 
 
+@pytest.mark.full
 def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_there_is_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_
     assert not any(observer.seen[0, round] for round in played), "a half-step that is not on disk was served"
 
 
+@pytest.mark.full
 def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path) as net:
         peer = net.members[0]
@@ -168,6 +171,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -
     assert f"the checkpoint of round {rounds[-1]} is damaged, the one before it is used" in peer.errors
 
 
+@pytest.mark.full
 def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path) as net:
         forward, back = net.members[:2]
@@ -226,6 +230,7 @@ def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> se
     return (out | back) - {""}
 
 
+@pytest.mark.full
 def test_a_rotated_key_takes_effect_while_training_goes_on_and_whoever_lacks_the_file_is_told_and_harms_nobody(
     tmp_path: Path,
 ) -> None:

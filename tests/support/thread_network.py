@@ -72,11 +72,6 @@ class NetworkFiles:
     configs: list[Config]
     membership: Membership
 
-    def move_epoch(self, seconds: float) -> None:
-        """Round 1 begins so many seconds from now."""
-        self.membership = self.membership.replace(epoch=time.time() + seconds)
-        self.membership.save(self.folder / "members.toml")
-
 
 def found(
     folder: Path,

@@ -5,7 +5,7 @@ The table holds every node's newest version; those that were replaced within the
 end, so that each read finds what was newest at its own moment. Two versions a node are enough; no event is handled
 alone.
 
-Invariants: a phase draws its batches, peers and noise by coordinates of its own (`in_round`), the round's for the first
+Invariants: a phase draws its batches, peers and noise by coordinates of its own (`of_round`), the round's for the first
 that a node publishes in a round; so with equal speeds the run is the synchronous one, byte for byte.
 """
 

@@ -25,17 +25,12 @@ TICKS = 1_000_000_000
 _FORMS = "equal, lognormal:0.3, stragglers:0.1,10, several of these joined by +, or a number for each node"
 
 
-def in_round(r: int, nth: int = 0) -> int:
-    """The coordinate of a node's phase: the nth, from 0 on, that it publishes in round r. The first has the round's.
+def of_round(label: int) -> int:
+    """The round r of a phase's coordinate, r + (k << 32) for the k-th, from 0 on, that a node publishes in round r.
 
-    >>> in_round(7), of_round(in_round(7, nth=2))
+    >>> of_round(7), of_round(7 + (2 << 32))
     (7, 7)
     """
-    return r + (nth << 32)
-
-
-def of_round(label: int) -> int:
-    """The round of such a coordinate."""
     return label & 0xFFFFFFFF
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rpel.config.spec import Spec, load
 from rpel.runs.folder import RunFolder
 from rpel.simulation.api import simulate
 from support.commands import loads_none_of, rpel
-from support.runs import same_bytes
+from support.runs import reached, same_bytes
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -34,17 +33,6 @@ def started(out: Path, rounds: int, checkpoint_every: int) -> "subprocess.Popen[
     command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--rounds", str(rounds)]
     command += ["--checkpoint-every", str(checkpoint_every), "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def reached(out: Path, round_: int, process: "subprocess.Popen[str]") -> Path:
-    """Wait until the run has written that many lines; returns its folder."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        for path in out.glob("*/metrics.jsonl"):
-            if path.read_bytes().count(b"\n") >= round_:
-                return path.parent
-        time.sleep(0.005)
-    raise AssertionError(f"round {round_} was not reached: {process.communicate()}")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from rpel.tasks.device import DeviceTask
 from rpel.tasks.task import Own
 from support import device_cases
 from support.device_cases import cases, largest, resolved, task_of
+from support.waiting import PATIENCE
 
 NAMES = sorted(cases())
 QUICK = {
@@ -147,7 +148,7 @@ FEW = ("rule-median", "rule-krum", "rule-nnm+trimmed_mean", "attack-fang", "atta
 def residency(*only: str) -> subprocess.CompletedProcess[str]:
     """The round of these cases on the stand-in device, in a process of its own: its registration is for good."""
     command = [sys.executable, str(HERE / "support" / "residency.py"), *only]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=HERE)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=HERE)
 
 
 @pytest.mark.parametrize("some", [FEW, pytest.param((), marks=pytest.mark.full)], ids=["some", "all"])
@@ -157,7 +158,9 @@ def test_whole_rounds_stay_on_the_stand_in_device(some: tuple[str, ...]) -> None
     assert f"{len(some or NAMES)} rounds stayed" in done.stdout
 
 
-@pytest.mark.parametrize("broken", ["mixed", "read", "models"])
+@pytest.mark.parametrize(
+    "broken", ["mixed", *(pytest.param(how, marks=pytest.mark.full) for how in ("read", "models"))]
+)
 def test_what_leaves_the_stand_in_device_on_purpose_is_noticed(broken: str) -> None:
     done = residency(f"--broken={broken}", "rule-median")
     assert done.returncode == 1, done.stdout

@@ -44,12 +44,7 @@ NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
 AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES]
 FORGE = [*ATTACKS]
 FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
-CASES: list[dict[str, Any]] = [
-    *(
-        {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
-        for name, m in METHODS.items()
-    ),
-    *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
+SHARING: list[dict[str, Any]] = [
     {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
     {"rounds": 20},  # sums in another order would show in the last bits of one round in three
     {"attack_params": {"targeting": "most-exposed"}},
@@ -75,6 +70,14 @@ CASES: list[dict[str, Any]] = [
     },
     {"memory": 3, "pull": 5, "rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
 ]
+CASES: list[dict[str, Any]] = [
+    *(
+        {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
+        for name, m in METHODS.items()
+    ),
+    *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
+    *SHARING,
+]
 
 
 def together(size: int, cases: Path, out: Path) -> None:
@@ -90,11 +93,11 @@ def together(size: int, cases: Path, out: Path) -> None:
     assert [process.returncode for process in processes] == [0] * size, said
 
 
-def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path) -> None:
+def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path, *sizes: int) -> None:
     fields = [{**SMALL, **case} for case in cases]
     file = tmp_path / "cases.json"
     file.write_text(json.dumps(fields))
-    for size in (2, 3):
+    for size in sizes:
         together(size, file, tmp_path / str(size))
     with pinned(1):
         for number, case in enumerate(fields):
@@ -102,35 +105,42 @@ def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path) -> None:
             folder = RunFolder(tmp_path / "1" / str(number))
             with folder.locked():
                 Run(spec, gather(spec, Objects()), folder).result()
-            for size in (2, 3):
+            for size in sizes:
                 same_bytes(folder.path, tmp_path / str(size) / str(number))
 
 
 @pytest.mark.integration
+def test_three_workers_give_the_bytes_of_one(tmp_path: Path) -> None:
+    """A case for each thing that workers share; all methods, rules and attacks are below."""
+    methods: list[dict[str, Any]] = [{}, {"method": "cs-plus", "attack": "dissensus"}, {"method": "el-local"}]
+    equal_for_any_number([*methods, *SHARING], tmp_path, 3)
+
+
+@pytest.mark.full
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
     assert {case.get("attack") for case in CASES} >= set(FORGE)
     assert {case.get("method") for case in CASES} >= set(METHODS)
-    equal_for_any_number(CASES, tmp_path)
+    equal_for_any_number(CASES, tmp_path, 2, 3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("attack", FORGE)
 def test_so_it_is_for_every_rule_against_every_attack(attack: str, tmp_path: Path) -> None:
-    equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path)
+    equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path, 2, 3)
 
 
 @pytest.mark.integration
-def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(size: int, tmp_path: Path) -> None:
     case = {**SMALL, "dataset": "mnist-sample", "nodes": 300, "byzantine": 30, "batch_size": 40, "rounds": 4}
     file = tmp_path / "cases.json"
     file.write_text(json.dumps([case]))
-    for size in (2, 3):
-        together(size, file, tmp_path / str(size))
-        for rank in range(size):
-            (received,) = json.loads((tmp_path / str(size) / f"received-{rank}.json").read_text())
-            kept = 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0  # worker 0 collects the result, once
-            wanted = 4 * 270 * 7850 * (size - 1) / size * 4
-            assert 0.9 * wanted < received - kept < 1.1 * wanted
+    together(size, file, tmp_path / "out")
+    for rank in range(size):
+        (received,) = json.loads((tmp_path / "out" / f"received-{rank}.json").read_text())
+        kept = 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0  # worker 0 collects the result, once
+        wanted = 4 * 270 * 7850 * (size - 1) / size * 4
+        assert 0.9 * wanted < received - kept < 1.1 * wanted
 
 
 def test_shards_and_what_is_sent_of_them_at_a_time_are_whole_units_and_cover_all_rows() -> None:
@@ -171,7 +181,7 @@ def started(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("further", ["3 workers", "none"])
+@pytest.mark.parametrize("further", [pytest.param("3 workers", marks=pytest.mark.full), "none"])
 def test_a_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
     further: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -221,7 +231,7 @@ def children(parent: int) -> list[int]:
     return [int(word) for word in found.split()]
 
 
-@pytest.mark.integration
+@pytest.mark.full
 def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
     while not (found := workers(process.pid)):
@@ -244,7 +254,11 @@ def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyP
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("other", "sentence"),
-    [("specification", "would run"), ("code", "has source"), ("folder", "must be one folder that all machines see")],
+    [
+        ("specification", "would run"),
+        pytest.param("code", "has source", marks=pytest.mark.full),
+        pytest.param("folder", "must be one folder that all machines see", marks=pytest.mark.full),
+    ],
 )
 def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, tmp_path: Path) -> None:
     source = ROOT / "src"
@@ -277,7 +291,7 @@ def _end_with_us() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-@pytest.mark.integration
+@pytest.mark.full
 def test_workers_end_with_the_torchrun_that_started_them_even_if_it_is_killed(tmp_path: Path) -> None:
     process = torchrun(tmp_path, "--rounds", "50000")
     path = reached(tmp_path, 5, process)
@@ -288,7 +302,7 @@ def test_workers_end_with_the_torchrun_that_started_them_even_if_it_is_killed(tm
     assert not (path / "certificate.json").exists(), "and not gone on to the end"
 
 
-@pytest.mark.integration
+@pytest.mark.full
 def test_torchrun_places_the_workers(whole: Path, tmp_path: Path) -> None:
     process = torchrun(tmp_path)
     said, log = process.communicate()
@@ -302,7 +316,7 @@ def simple_output(path: Path) -> str:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, whole: Path, tmp_path: Path) -> None:
     process = torchrun(tmp_path, restarts=2)
     path = reached(tmp_path, 25, process)
@@ -318,13 +332,13 @@ def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, wh
 
 @pytest.mark.integration
 def test_workers_on_machines_of_their_own_meet_at_an_address(whole: Path, tmp_path: Path) -> None:
-    """Three network namespaces with an address each; gloo listens on the interface from which the first is reached."""
+    """Two network namespaces with an address each; gloo listens on the interface from which the first is reached."""
     if why := namespaces.possible():
         pytest.skip(why)
-    network = namespaces.Namespaces(3)
+    network = namespaces.Namespaces(2)
     network.make()
     try:
-        meeting = {"MASTER_ADDR": f"{namespaces.NET}.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
+        meeting = {"MASTER_ADDR": f"{namespaces.NET}.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
         command = [sys.executable, *RUN, "--out", str(tmp_path)]
         processes = [
             subprocess.Popen(
@@ -332,10 +346,10 @@ def test_workers_on_machines_of_their_own_meet_at_an_address(whole: Path, tmp_pa
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_WORLD_SIZE": "1"},
             )
-            for rank in range(3)
+            for rank in range(2)
         ]  # fmt: skip
         said = [process.communicate()[1] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0, 0], said
+        assert [process.returncode for process in processes] == [0, 0], said
     finally:
         network.remove()
     same_bytes(whole, tmp_path / whole.name)

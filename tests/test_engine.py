@@ -93,7 +93,11 @@ class Wide(Classification):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("changes", [{}, {"method": "cs-plus"}, {"attack": "fang"}], ids=["rpel", "graph", "fang"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"method": "cs-plus"}, pytest.param({"attack": "fang"}, marks=pytest.mark.full)],
+    ids=["rpel", "graph", "fang"],
+)
 def test_the_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
     spec = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
     dataset = data.load("mnist-sample")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rpel.processes import start
+from support.waiting import PATIENCE
 
 STARTER = """
 import sys, time
@@ -23,7 +24,7 @@ time.sleep(600)
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end, what
         time.sleep(0.05)
@@ -68,12 +69,12 @@ def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
-    assert start(["--version"], out, err).wait(120) == 0
+    assert start(["--version"], out, err).wait(PATIENCE) == 0
     monkeypatch.chdir(tmp_path)
     asleep = start(SLEEP, tmp_path / "out-asleep", tmp_path / "err-asleep", module="timeit")
     version, wrong = start(["--version"], out, tmp_path / "err-version"), start(["plan", "--nodes", "x"], out, err)
     assert int(Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
-    assert (version.wait(120), wrong.wait(120)) == (0, 2)
+    assert (version.wait(PATIENCE), wrong.wait(PATIENCE)) == (0, 2)
     assert "--nodes" in err.read_text("utf-8")
     with pytest.raises(subprocess.TimeoutExpired):
         asleep.wait(0.1)
@@ -82,5 +83,5 @@ def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_t
     assert Path(f"/proc/{asleep.pid}/cwd").resolve() == tmp_path.resolve()  # its starter's folder now, not at first
     assert os.getsid(asleep.pid) == asleep.pid  # Ctrl-C in the starter's terminal does not reach it
     asleep.kill()
-    assert asleep.wait(60) == -signal.SIGKILL
+    assert asleep.wait(PATIENCE) == -signal.SIGKILL
     assert asleep.poll() == -signal.SIGKILL

@@ -89,7 +89,7 @@ TOP = r"(?:src|tests|tools|benchmarks|examples|docs|deploy)/"
 
 
 def test_files_of_this_repository_that_a_page_names_are_there() -> None:
-    """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package, as docs/architecture.md has it."""
+    """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package, as in docs/architecture.md."""
     packages = "|".join(path.name for path in (ROOT / "src" / "rpel").iterdir() if (path / "__init__.py").exists())
     named = re.compile(rf"`({TOP}[\w./-]+|(?:{packages})/[\w./-]+(?:\.py|/))[` :]")
     found = {(page, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}

@@ -179,12 +179,6 @@ def test_errors_name_what_is_wrong(call: Any, words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_the_packages_are_reached_by_importing_rpel_alone() -> None:
-    said = "import rpel; rpel.testing.check_rule('median', f=1); print(rpel.rules.nnm(1).name, rpel.attacks.declare)"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
-    assert done.stdout.startswith("nnm <function declare"), done.stderr
-
-
 def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)) for _ in range(5)]
     for i, net in enumerate(nets):
@@ -240,32 +234,42 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=environment)
 
 
+REACHED = """
+import rpel  # alone: its packages are reached from it
+rpel.testing.check_rule("median", f=1)
+print(rpel.rules.nnm(1).name, rpel.attacks.declare)
+
+import numpy as np
+x = np.arange(10.0).reshape(5, 2)
+print(rpel.rule("nnm+winsorized_mean", f=1)(x).tolist(), rpel.attack("echo", gain=2.0).forge(x).tolist())
+print(dict(rpel.rules.registry.about())["winsorized_mean"])
+
+from rpel.config.peer import check_task
+from rpel.peer.core.wire import Signature
+from rpel.peer.io.learner import task_learner
+shapes = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
+signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype("float32"))
+learner = task_learner(check_task("quadrants"), index=1, nodes=4, run="r", hyperparameters={"lr": 0.5}, local_steps=1,
+                       signature=signature)
+x = np.full(82, 0.1, np.float32)
+out = np.empty_like(x)
+learner.load(1, x, fresh=False)
+learner.half(out, np.empty_like(out))
+print("moved", (out != x).any())
+"""
+
+
 @pytest.mark.integration
-def test_the_example_package_registers_its_rule_and_attack_by_name(installed: Path) -> None:
-    code = (
-        "import numpy as np, rpel; x = np.arange(10.0).reshape(5, 2);"
-        "print(rpel.rule('nnm+winsorized_mean', f=1)(x).tolist(), rpel.attack('echo', gain=2.0).forge(x).tolist());"
-        "from rpel.rules.registry import about; print(dict(about())['winsorized_mean'])"
-    )
-    done = run(installed, "-c", code)
+def test_packages_are_reached_from_rpel_and_the_example_package_gives_a_rule_an_attack_and_a_peer_s_task_by_name(
+    installed: Path,
+) -> None:
+    done = run(installed, "-c", REACHED)
     assert done.returncode == 0, done.stderr
-    assert "[8.0, 10.0]" in done.stdout
-    assert "winsorized" in done.stdout
-
-
-@pytest.mark.integration
-def test_a_peer_finds_the_task_of_the_example_package_by_name(installed: Path) -> None:
-    code = (
-        "import numpy as np; from rpel.config.peer import check_task; from rpel.peer.io.learner import task_learner;"
-        "from rpel.peer.core.wire import Signature;"
-        "shapes = {'0.weight': (16, 2), '0.bias': (16,), '2.weight': (2, 16), '2.bias': (2,)};"
-        "signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype('float32'));"
-        "learner = task_learner(check_task('quadrants'), index=1, nodes=4, run='r', hyperparameters={'lr': 0.5},"
-        " local_steps=1, signature=signature); x = np.full(82, 0.1, np.float32); out = np.empty_like(x);"
-        "learner.load(1, x, fresh=False); learner.half(out, np.empty_like(out)); print('moved', (out != x).any())"
-    )
-    done = run(installed, "-c", code)
-    assert done.stdout.strip() == "moved True", done.stderr
+    reached, forged, about, moved = done.stdout.splitlines()
+    assert reached.startswith("nnm <function declare")
+    assert "[8.0, 10.0]" in forged
+    assert "winsorized" in about
+    assert moved == "moved True"
 
 
 @pytest.mark.integration

@@ -375,9 +375,9 @@ def test_a_peer_says_whose_clocks_it_waits_for(tmp_path: Path, caplog: pytest.Lo
         loop = threading.Thread(target=lambda: list(peer.rounds(network)), daemon=True)
         loop.start()
         try:
-            assert heard.event.wait(120), heard.said
+            assert heard.event.wait(PATIENCE), heard.said
         finally:
             peer.stop()
-            loop.join(60)
+            loop.join(PATIENCE)
             log.removeHandler(heard)
     assert heard.said[0].startswith("peer-0 listens at 127.0.0.1:")

@@ -253,6 +253,7 @@ def test_one_task_object_hands_over_the_same_model_from_a_simulation_and_from_a_
         task.of_member(12, batch_size=4, seed=0)
 
 
+@pytest.mark.full
 def test_tasks_of_members_with_their_own_data_agree_with_one_task_of_all_in_the_simulator(
     tmp_path: Path, one_thread: None
 ) -> None:

@@ -31,6 +31,7 @@ from support.loopback import loopback, model, signature
 from support.loopback import membership as a_membership
 from support.proxy import Proxy
 from support.thread_network import QuadraticLearner, Running, ended, found
+from support.waiting import PATIENCE
 
 PERIOD = 2.0
 DIGESTS = (bytes(range(32)), bytes(range(1, 33)))
@@ -382,7 +383,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
         hostile.start()
         for peer in running:
             peer.join()
-    hostile.join(60)
+    hostile.join(PATIENCE)
     assert not hostile.is_alive()
     for peer, config in zip(running, files.configs[:4], strict=True):
         (path,) = (config.state_dir / "evidence").glob("*.json")

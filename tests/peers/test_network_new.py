@@ -5,8 +5,6 @@ import json
 import re
 import socket
 import stat
-import subprocess
-import sys
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +27,6 @@ from rpel.peer.io.learner import seed_of
 from rpel.peer.io.model_files import load
 from rpel.peer.ops.found import Founded, new, notes, parse_epoch
 from rpel.peer.ops.join import join, usual_listen
-from support.waiting import PATIENCE
 
 EPOCH = 4e9
 
@@ -63,19 +60,16 @@ def test_founding_says_where_pulling_saves_nothing_and_from_how_many_peers_on_it
 # --- network new -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.integration
-def test_a_network_is_founded_and_joined_by_real_commands(tmp_path: Path) -> None:
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "rpel", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
-        ).stdout
-
+def test_a_network_is_founded_and_joined_by_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     size = ("--peers", "4", "--byzantine", "1", "--rounds", "30")
-    text = run("network", "new", *size, "--epoch", "+3600", "--allow-private")
+    text = rpel(capsys, "network", "new", *size, "--epoch", "+3600", "--allow-private").out
     assert "rpel peer init" in text
     for i in range(4):
-        entry = run("peer", "init", "--id", f"p{i}", "--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")
+        where = ("--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")
+        entry = rpel(capsys, "peer", "init", "--id", f"p{i}", *where).out
         with (tmp_path / "members.toml").open("a") as file:
             file.write(entry)
     m = Membership.load(tmp_path / "members.toml")

@@ -29,6 +29,7 @@ from rpel.rules import Rule
 from rpel.types import Outcome
 from support.loopback import SMALL, loopback, model
 from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, found
+from support.waiting import PATIENCE
 
 
 def test_a_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_new_plan_is_compiled_when_it_is_announced_and_no_round_waits_for_it(
         learner = QuadraticLearner(0)
         announced(files, from_round=7, pull=3)
         node.answer(protocol.Enter(5), learner)  # two rounds before
-        assert compiling.wait(60)
+        assert compiling.wait(PATIENCE)
         assert plans == [3]
         terms = node.answer(protocol.Enter(7), learner)
         assert terms.pull == 3

@@ -47,9 +47,12 @@ POINTS: dict[str, Callable[[VirtualNetwork], None]] = {
 
 
 @pytest.mark.integration  # for its seconds of computing
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 50), marks=pytest.mark.full)], ids=len)
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_at_any_point_never_makes_two_versions_of_a_round_and_the_peer_comes_back(point: str) -> None:
-    for seed in range(50):
+def test_kill_at_any_point_never_makes_two_versions_of_a_round_and_the_peer_comes_back(
+    point: str, seeds: range
+) -> None:
+    for seed in seeds:
         net = hostile(VirtualNetwork(seed, rounds=9), forging)
         POINTS[point](net)
         net.run()
@@ -119,7 +122,9 @@ INTERRUPTIONS: dict[str, tuple[Callable[[VirtualNetwork], None], int]] = {
 
 
 @pytest.mark.integration  # for its seconds of computing
-@pytest.mark.parametrize("name", INTERRUPTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "6/6" in name else pytest.mark.full) for name in INTERRUPTIONS]
+)
 def test_20_rounds_after_an_interruption_the_spread_is_within_a_tenth_of_what_it_would_be(name: str) -> None:
     fault, last = INTERRUPTIONS[name]
     interrupted, calm = spreads(fault, last + 20), calm_spreads(last + 20)
@@ -391,9 +396,10 @@ def test_a_member_that_signs_one_model_a_round_is_never_convicted() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD])
-def test_no_fault_convicts_an_honest_peer(fault: Fault) -> None:
+@pytest.mark.parametrize("seeds", [12, pytest.param(40, marks=pytest.mark.full)])
+def test_no_fault_convicts_an_honest_peer(fault: Fault, seeds: int) -> None:
     stops = 0
-    for seed in range(40):
+    for seed in range(seeds):
         net = VirtualNetwork(seed, rounds=14)
         net.signs = True
         fault.strike(net, net.peers[0], (seed % 4) * PERIOD + net.coins.uniform(0.5, 9.5))

@@ -25,7 +25,7 @@ from support.loopback import (
     told,
     wanted,
 )
-from support.waiting import until
+from support.waiting import brief, until
 
 pytestmark = pytest.mark.integration
 
@@ -77,7 +77,7 @@ def test_a_request_waits_until_its_round_is_published(tmp_path: Path) -> None:
 def test_a_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, limits=Limits(patience=0.05)) as net:
-            assert (await net.pull(0, 1, 1, within=0.4))[0] == "late"
+            assert (await net.pull(0, 1, 1, within=brief(0.4)))[0] == "late"
             assert net.stores[1].codes()[425]
             for t in range(1, 6):
                 net.stores[1].put(t, model(SMALL, t))
@@ -208,7 +208,7 @@ def test_other_memberships_are_told_so_and_get_no_model(tmp_path: Path) -> None:
             other = membership([*net.membership.members, Member.of("new", "https://127.0.0.1:9", _stranger(tmp_path))])
             net.transports[0].rotate(other, own.certificate, own.key)
             row = np.zeros(SMALL.d, SMALL.dtype)
-            answer = await net.transports[0].pull(1, 1, row, now() + 0.5)
+            answer = await net.transports[0].pull(1, 1, row, now() + brief(0.5))
             assert (answer.result, answer.membership) == ("refused", net.membership.hash)
             assert set(net.stores[1].codes()) == {409}
             assert all(sent == 0 for _, _, sent in net.stores[1].answered)

@@ -15,6 +15,7 @@ from rpel.peer.core.wire import Signature
 from rpel.peer.io.http import LARGEST_HEAD, Connection
 from rpel.types import Models
 from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
+from support.waiting import brief
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +117,7 @@ def test_a_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkey
     async def scenario() -> None:
         async with loopback(tmp_path, n=2) as net:
             patient = expected in ("ok", "malformed") or name == "gone"
-            result, row = await ask(net, script, within=20.0 if patient else 0.3)
+            result, row = await ask(net, script, within=20.0 if patient else brief(0.3))
             if name == "closed at once":  # the deadline may come while it is asked once more
                 assert result in ("unreachable", "late")
             else:
@@ -134,11 +135,11 @@ def test_a_slow_drip_ends_at_the_deadline(tmp_path: Path) -> None:
         for byte in head(SMALL, ROUND) + BODY:
             writer.write(bytes([byte]))
             await writer.drain()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
 
     async def scenario() -> None:
         async with loopback(tmp_path, n=2) as net:
-            assert (await ask(net, drip, within=0.4))[0] == "late"
+            assert (await ask(net, drip, within=brief(0.4)))[0] == "late"
 
     asyncio.run(scenario())
 
@@ -167,11 +168,12 @@ def test_whoever_keeps_sending_is_cut_off(tmp_path: Path, name: str, monkeypatch
 
     async def scenario() -> None:
         async with loopback(tmp_path, n=2) as net:
-            result, row = await ask(net, flood, within=0.5)
+            within = brief(0.5)
+            result, row = await ask(net, flood, within)
             assert result == {"more body": "ok", "a terabyte": "malformed", "refusals": "late"}[name]
             if result == "ok":
                 np.testing.assert_array_equal(row, RIGHT)
-            attempts = 10 if name == "refusals" else 1
+            attempts = 20 * within if name == "refusals" else 1
             assert sum(pieces) <= attempts * (SMALL.size + LARGEST_HEAD)
             assert sent < attempts * (16 << 20)  # what the kernel's buffers took
 

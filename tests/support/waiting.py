@@ -16,6 +16,11 @@ def pace() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+def brief(seconds: float) -> float:
+    """A time in which something happens on a free machine, and here and now, too."""
+    return seconds * pace()
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait for a condition that other tasks of this loop make true."""
     async with asyncio.timeout(PATIENCE):

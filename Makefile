@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is imported is compiled then; pip would compile all twelve thousand files, one after the other.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 # Two cores and many tests that wait for a network: more processes than cores. Files stay whole, so that what a file sets up
 # is set up once, and those that wait are begun first.

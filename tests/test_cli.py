@@ -1,12 +1,15 @@
-"""The command line as a stranger meets it: real processes, real exit statuses."""
+"""The command line as a stranger meets it: what it prints, one sentence for bad input, and its exit status."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from support import commands
 from support.commands import loads_none_of
 from support.waiting import PATIENCE
 
@@ -18,13 +21,37 @@ PLAN_KEYS = {
 }  # fmt: skip
 
 
-def rpel(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run([sys.executable, "-m", "rpel", *arguments], capture_output=True, text=True, timeout=PATIENCE)
-    assert found.returncode == code, found.stderr
-    return found
+class Found(NamedTuple):
+    stdout: str
+    stderr: str
 
 
-def test_plan_as_json_has_the_promised_keys() -> None:
+Rpel = Callable[..., Found]
+
+
+@pytest.fixture
+def rpel(capsys: pytest.CaptureFixture[str]) -> Rpel:
+    """The command in this process, where a start costs nothing."""
+
+    def call(*arguments: str, **code: Any) -> Found:
+        return Found(*commands.rpel(*arguments, capsys=capsys, **code))
+
+    return call
+
+
+def test_a_process_of_its_own_prints_and_leaves_with_the_same_status() -> None:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        words = [sys.executable, "-m", "rpel", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, err = command("--version")
+    assert (status, out.startswith("rpel "), err) == (0, True, "")
+    status, out, err = command("plan", "--nodes", "abc", "--byzantine", "1", "--rounds", "1")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_plan_as_json_has_the_promised_keys(rpel: Rpel) -> None:
     found = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
     assert found.keys() >= PLAN_KEYS
     assert (found["pull"], found["b_hat"]) == (16, 8)
@@ -32,13 +59,13 @@ def test_plan_as_json_has_the_promised_keys() -> None:
     assert found["bytes_per_round"] is None
 
 
-def test_plan_with_memory_prints_windows_messages_and_what_is_kept() -> None:
+def test_plan_with_memory_prints_windows_messages_and_what_is_kept(rpel: Rpel) -> None:
     text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--memory", "2").stdout
     for part in ("s = 8", "b_hat = 8", "8 of 17 models", "99.8895 %", "800 against 9,900", "window", "keeps 8 models"):
         assert part in text
 
 
-def test_plan_prints_the_answer_its_certainty_and_its_neighbours() -> None:
+def test_plan_prints_the_answer_its_certainty_and_its_neighbours(rpel: Rpel) -> None:
     text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050").stdout
     for part in ("s = 16", "b_hat = 8", "99.8894 %", "1,600 against 9,900", "1.13 GB", "comfortable", "does not apply"):
         assert part in text
@@ -46,19 +73,19 @@ def test_plan_prints_the_answer_its_certainty_and_its_neighbours() -> None:
     assert taken.split()[3:5] == ["26", "9"]
 
 
-def test_an_infeasible_pull_is_answered_with_a_warning() -> None:
+def test_an_infeasible_pull_is_answered_with_a_warning(rpel: Rpel) -> None:
     found = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15")
     assert "warning" in found.stderr
     assert "97.3938 %" in found.stderr
     assert "b_hat = 8" in found.stdout
 
 
-def test_bound_says_where_the_lemmas_are_vacuous() -> None:
+def test_bound_says_where_the_lemmas_are_vacuous(rpel: Rpel) -> None:
     text = rpel("plan", "--nodes", "30", "--byzantine", "6", "--rounds", "200", "--method", "bound").stdout
     assert text.count("vacuous") == 2
 
 
-def test_theory_evaluates_the_theorem_or_says_why_not() -> None:
+def test_theory_evaluates_the_theorem_or_says_why_not(rpel: Rpel) -> None:
     base = ("plan", "--nodes", "30", "--rounds", "500", "--pull", "6", "--theory", "1,1,0.5,2")
     assert "eta <=" in rpel(*base, "--byzantine", "0").stdout
     assert "no bound" in rpel(*base, "--byzantine", "3").stdout
@@ -66,14 +93,14 @@ def test_theory_evaluates_the_theorem_or_says_why_not() -> None:
     assert json.loads(rpel(*base, "--byzantine", "3", "--json").stdout)["theory"] is None
 
 
-def test_a_bound_that_overflows_is_null_in_json() -> None:
+def test_a_bound_that_overflows_is_null_in_json(rpel: Rpel) -> None:
     base = ("plan", "--nodes", "30", "--byzantine", "0", "--rounds", "500", "--pull", "6", "--json")
     text = rpel(*base, "--theory", "1,1,1,1e308").stdout
     assert not {"NaN", "Infinity"} & set(text.replace(",", " ").split())
     assert json.loads(text)["theory"]["bound"] is None
 
 
-def test_mis_specified_shows_how_the_probability_falls() -> None:
+def test_mis_specified_shows_how_the_probability_falls(rpel: Rpel) -> None:
     base = ("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15", "--confidence", ".97")
     rows = json.loads(rpel(*base, "--mis-specified", "--json").stdout)["mis_specified"]
     assert rows[1]["byzantine"] == 11
@@ -81,7 +108,7 @@ def test_mis_specified_shows_how_the_probability_falls() -> None:
 
 
 @pytest.mark.parametrize("figure", ["fraction", "messages"])
-def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
+def test_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> None:
     path = tmp_path / "new" / "plan.svg"
     base = ("plan", "--nodes", "1000", "--byzantine", "100", "--rounds", "200")
     rpel(*base, "--plot", str(path), "--figure", figure)
@@ -112,20 +139,16 @@ def test_plot_writes_a_figure(tmp_path: Path, figure: str) -> None:
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "picture"], ["'picture'", ".svg"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(arguments: list[str], words: list[str]) -> None:
+def test_bad_input_is_one_sentence_and_status_2(rpel: Rpel, arguments: list[str], words: list[str]) -> None:
     found = rpel("plan", *arguments, code=2)
     assert found.stdout == ""
     assert len(found.stderr.strip().splitlines()) == 1
     assert all(word in found.stderr for word in words), found.stderr
 
 
-def test_an_unknown_command_names_the_nearest() -> None:
+def test_an_unknown_command_names_the_nearest(rpel: Rpel) -> None:
     assert "plan" in rpel("pln", code=2).stderr
 
 
 def test_plan_does_not_import_torch() -> None:
     loads_none_of({"torch", "matplotlib"}, *["plan", "--nodes", "9", "--byzantine", "1", "--rounds", "5"])
-
-
-def test_version_is_printed() -> None:
-    assert rpel("--version").stdout.startswith("rpel ")

@@ -36,7 +36,7 @@ from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-PERIOD = 2.0
+PERIOD = 1.2
 
 
 def a_model() -> nn.Module:
@@ -49,7 +49,7 @@ SAMPLE = Signature.of(model("linear").named_parameters())
 
 
 def a_network(folder: Path, n: int = 4, **terms: Any) -> NetworkFiles:
-    terms = {"rounds": 3, "period": PERIOD, "soon": 6.0} | terms
+    terms = {"rounds": 3, "period": PERIOD, "soon": 3.0} | terms
     return found(folder, n, signature=SIGNATURE, initial=flatten(a_model()).numpy(), **terms)
 
 
@@ -208,7 +208,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
         3,
         rounds=3,
         period=PERIOD,
-        soon=6.0,
+        soon=3.0,
         signature=Signature.of(module.named_parameters()),
         initial=flatten(module).numpy(),
     )
@@ -270,7 +270,7 @@ def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
 def test_peers_run_to_the_last_round_tell_how_it_went_and_leave_their_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = a_sample(tmp_path, rounds=3, soon=10.0)
+    files = a_sample(tmp_path, rounds=3, soon=5.0)
 
     def work(i: int) -> None:
         with pytest.raises(SystemExit, match="0"):

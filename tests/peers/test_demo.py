@@ -82,13 +82,10 @@ def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
     assert left_running(out) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "when", "peers"),
-    [
-        pytest.param(signal.SIGTERM, "measuring", 0, marks=pytest.mark.full),
-        (signal.SIGINT, TRAINS, 4),
-        pytest.param(signal.SIGTERM, TRAINS, 4, marks=pytest.mark.full),
-    ],
+    [(signal.SIGTERM, "measuring", 0), (signal.SIGINT, TRAINS, 4), (signal.SIGTERM, TRAINS, 4)],
 )
 def test_ctrl_c_and_sigterm_end_all_processes_and_leave_130(
     tmp_path: Path, number: signal.Signals, when: str, peers: int

@@ -350,7 +350,7 @@ def compiled() -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
-    files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     with ended(running):
         for peer in running:
@@ -373,7 +373,7 @@ def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs[:4])]
     team = RedTeam(files.configs[4], "gaussian")
     hostile = threading.Thread(target=lambda: asyncio.run(team.run()), daemon=True)
@@ -398,7 +398,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
 def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
-    files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     copy = files.configs[3].replace(state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
     second = Running(Node(copy), QuadraticLearner(9))

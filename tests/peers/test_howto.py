@@ -52,7 +52,7 @@ def execute(cell: str, names: dict[str, Any]) -> None:
         exec(compile(cell, "howto.md", "exec"), names)
 
 
-@pytest.mark.integration
+@pytest.mark.full
 @pytest.mark.skipif(bool(WHY := possible()), reason=WHY)
 def test_the_model_that_the_howto_exports_is_as_good_as_its_peers_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

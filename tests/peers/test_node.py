@@ -43,7 +43,7 @@ from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-ROUNDS, PERIOD = 4, 2.0
+ROUNDS, PERIOD = 4, 1.2
 
 
 def peers(files: NetworkFiles, **given: object) -> list[Running]:
@@ -68,7 +68,7 @@ def compiled() -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NetworkFiles, list[Running], list[str]]]:
     """Five peers after their last round, and what /readyz of the first said: before its life, and in each round."""
-    files = found(tmp_path_factory.mktemp("whole"), 5, rounds=ROUNDS, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path_factory.mktemp("whole"), 5, rounds=ROUNDS, period=PERIOD, soon=3.0, byzantine=1)
     running = peers(files)
     said: list[str] = []
 
@@ -150,7 +150,7 @@ def test_after_the_end_a_new_start_gives_the_last_model_and_no_round(finished: F
 
 
 def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, rounds=7, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 5, rounds=7, period=PERIOD, soon=3.0, byzantine=1)
     running = peers(files)
     with ended(running):
         for peer in running[:4]:
@@ -227,7 +227,7 @@ class NeverFinite(QuadraticLearner):
 
 
 def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, rounds=4, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 5, rounds=4, period=PERIOD, soon=3.0, byzantine=1)
     running = [*peers(files)[:4], Running(Node(files.configs[4]), NeverFinite(4))]
     with ended(running):
         for peer in running:
@@ -357,7 +357,7 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process begins with fewer descriptors than the strangers would take; what it may open, it reserves."""
-    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=6.0)
+    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=3.0)
     running = peers(files)
     most: list[int] = []
 
@@ -383,7 +383,7 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
 
 
 def test_without_descriptors_a_peer_says_so_and_goes_on_when_there_are_some_again(tmp_path: Path) -> None:
-    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=6.0)
+    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=3.0)
     running = peers(files)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     said: dict[int, str] = {}
@@ -441,7 +441,7 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
 def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=6.0, byzantine=1)
+    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
     running = peers(files)
     new = successor(files, from_round=4)
     new.save(tmp_path / "members.next.toml")
@@ -530,7 +530,7 @@ def test_coins_are_the_systems_and_every_set_of_others_is_as_likely() -> None:
 
 
 def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> None:
-    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=6.0)
+    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=3.0)
     files.membership = files.membership.replace(pull=1)
     files.membership.save(tmp_path / "members.toml")
     running = peers(files, sampler=lambda round, me, nodes, s: ((me + round) % 3,))

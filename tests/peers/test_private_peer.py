@@ -127,7 +127,7 @@ def test_a_founded_network_keeps_what_it_asks_of_everybody() -> None:
 def test_a_private_peer_logs_and_certifies_its_epsilon_and_stops_while_others_go_on(tmp_path: Path) -> None:
     initial = built_in("mnist-sample", training(TABLE), NODES, run="consortium").initial()
     files = found(
-        tmp_path, NODES, rounds=4, period=3.0, soon=6.0, signature=SIGNATURE, initial=initial, hyperparameters=TABLE
+        tmp_path, NODES, rounds=4, period=1.5, soon=3.0, signature=SIGNATURE, initial=initial, hyperparameters=TABLE
     )
     target = privacy.epsilon(3.0, RATE, 3, 1e-5) + 1e-6
     home = tmp_path / "peer-0"

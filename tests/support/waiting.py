@@ -3,6 +3,8 @@
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 PATIENCE = 600.0
 """Seconds: not what anything may take, but after how long it is said to hang, on the most loaded machine."""
@@ -13,7 +15,10 @@ def pace() -> float:
 
     Rounds have deadlines, so peers that get a tenth of a core miss those of a free machine; that is their right.
     """
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    busy = os.getloadavg()[0]  # of the last minute: at the beginning of a test run nothing yet
+    with suppress(OSError):
+        busy = max(busy, float(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))  # runnable now
+    return max(1.0, busy / (os.cpu_count() or 1))
 
 
 def brief(seconds: float) -> float:

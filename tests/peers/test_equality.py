@@ -194,7 +194,7 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
     )
     real, simulated = by_peers(files, task), by_simulator(task, rounds)
     assert real.dtype == np.float64
-    assert np.abs(simulated - 1).max() < 0.9 < np.abs(task.initial() - 1).max()
+    assert np.abs(simulated - 1).max() < 2 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6
 
 

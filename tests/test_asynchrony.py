@@ -13,7 +13,7 @@ from rpel.planning.law import probability
 from rpel.randomness import sample_without_replacement
 from rpel.simulation.methods import resolve, schedule
 from rpel.simulation.schedule import TICKS, Schedule, of_round, slowness
-from support.simulations import BASE, Quadratic, simulation
+from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 
 SPEEDS = "lognormal:0.3+stragglers:0.2,5"
 SLOWED = BASE.replace(asynchronous=True, speeds=SPEEDS, jitter=0.2, rounds=12, lr=0.3)
@@ -111,16 +111,7 @@ def test_a_whole_asynchronous_run_of_equal_speeds_leaves_the_bytes_of_a_synchron
 
 @pytest.mark.parametrize("change", [{}, {"attack": "oldest", "max_age": 2.0}, {"attack": "fang"}], ids=str)
 def test_a_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
-    spec = SLOWED.replace(**change)
-    whole, first, second = simulation(spec), simulation(spec), simulation(spec)
-    for _ in range(12):
-        whole.step()
-    for _ in range(5):
-        first.step()
-    second.load({key: value.copy() for key, value in first.arrays().items()})
-    for _ in range(7):
-        second.step()
-    np.testing.assert_array_equal(second.models(), whole.models())
+    resumes_bit_by_bit(SLOWED.replace(**change), rounds=12, after=5)
 
 
 # --- times -----------------------------------------------------------------------------------------------------------

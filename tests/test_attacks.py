@@ -40,6 +40,7 @@ FORGING: list[tuple[str, dict[str, Any]]] = [
     *[(name, {"direction": p}) for name in ("min_max", "min_sum") for p in ("std", "unit", "sign")],
 ]
 IDS = [f"{name}-{i}" for i, (name, _) in enumerate(FORGING)]
+FULL = pytest.mark.full
 
 
 def pulled_view(seed: int, n: int = 12, s: int = 7, dtype: type = np.float64, kernels: Any = compiled) -> View:
@@ -280,8 +281,8 @@ def test_an_attack_that_needs_more_says_so_when_it_is_missing(name: str, what: s
 # --- strongest against the brute-force optimum -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", ["alie", "foe", "dissensus", "min_max"])
-@pytest.mark.parametrize("name", ["nnm+trimmed_mean", "krum"])
+@pytest.mark.parametrize("of", ["alie", *(pytest.param(one, marks=FULL) for one in ("foe", "dissensus", "min_max"))])
+@pytest.mark.parametrize("name", ["nnm+trimmed_mean", pytest.param("krum", marks=FULL)])
 def test_strongest_comes_near_the_brute_force_optimum(name: str, of: str) -> None:
     """60 victims: never below half of the best of 120 factors, at most one in twenty below 0.9: a lower bound."""
     shares = []
@@ -481,9 +482,9 @@ def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
         ("mimic", {}),
         ("mimic_heuristic", {}),
         ("gaussian", {"sigma": 20.0}),
-        ("strongest", {"of": "foe"}),
         ("strongest", {"of": "alie"}),
-        ("strongest", {"of": ["foe", "min_max"]}),
+        pytest.param("strongest", {"of": "foe"}, marks=FULL),
+        pytest.param("strongest", {"of": ["foe", "min_max"]}, marks=FULL),
         ("min_max", {}),
         ("min_sum", {"direction": "unit"}),
         ("fang", {}),

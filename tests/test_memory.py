@@ -17,7 +17,7 @@ from rpel.randomness import draws, sample_others
 from rpel.rules import rule
 from rpel.rules.registry import RULES
 from rpel.types import Moves, Received
-from support.simulations import BASE, Quadratic, simulation
+from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 
 SMALL: dict[str, Any] = {
     "nodes": 14, "byzantine": 2, "pull": 5, "b_hat": 2, "memory": 2, "rounds": 4, "eval_every": 2, "eval_size": 60,
@@ -180,17 +180,7 @@ def test_what_is_drawn_beside_others_leaves_them_out(population: int, data: st.D
     ids=str,
 )
 def test_a_resumed_run_with_memory_continues_bit_by_bit(change: dict[str, Any]) -> None:
-    spec = WINDOWS.replace(**change)
-    whole, first, second = simulation(spec), simulation(spec), simulation(spec)
-    for _ in range(6):
-        whole.step()
-    for _ in range(3):
-        first.step()
-    second.load({key: value.copy() for key, value in first.arrays().items()})
-    for _ in range(3):
-        second.step()
-    np.testing.assert_array_equal(second.models(), whole.models())
-    np.testing.assert_array_equal(second.state.local["momentum"], whole.state.local["momentum"])
+    resumes_bit_by_bit(WINDOWS.replace(**change))
 
 
 # --- moved rows in the kernels ---------------------------------------------------------------------------------------

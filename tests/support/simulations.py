@@ -75,6 +75,20 @@ def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
     return Simulation(resolve(spec), task or Quadratic())
 
 
+def resumes_bit_by_bit(spec: Spec, rounds: int = 6, after: int = 3) -> None:
+    """A simulation of a Spec that is loaded from another one's arrays ends where an undisturbed one ends."""
+    whole, first, second = simulation(spec), simulation(spec), simulation(spec)
+    for _ in range(rounds):
+        whole.step()
+    for _ in range(after):
+        first.step()
+    second.load({key: value.copy() for key, value in first.arrays().items()})
+    for _ in range(rounds - after):
+        second.step()
+    np.testing.assert_array_equal(second.models(), whole.models())
+    np.testing.assert_array_equal(second.state.local["momentum"], whole.state.local["momentum"])
+
+
 @dataclass(frozen=True)
 class Watching:
     """A network that keeps what is asked and delivered."""

@@ -100,7 +100,7 @@ def test_the_end_of_a_run_is_a_short_table_or_json(tmp_path: Path, capsys: pytes
         "messages",
     )
     assert all(label in out for label in (*labels, "seconds", "kept in", str(tmp_path)))
-    assert err.count("round ") == 10
+    assert err.count(": round ") == 10
     assert "planned for 1" in err
     out, err = rpel(*arguments, "--json", capsys=capsys)
     found = json.loads(out)

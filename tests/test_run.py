@@ -579,7 +579,7 @@ def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> No
     tiny(None, progress=True)
     found = capsys.readouterr()
     assert found.out == ""
-    assert found.err.splitlines()[-1].startswith("run, seed 0: round 6 of 6, accuracy 0.")
+    assert found.err.splitlines()[-1].startswith("run, seed 0: round 6 of 6; accuracy in round 6: mean 0.")
     tiny(None, progress=False)
     assert capsys.readouterr().err == ""
 

@@ -4,7 +4,6 @@ Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 int
 something to save. Commands import what is heavy when they are called: ``rpel plan`` never sees torch.
 """
 
-import ast
 import importlib
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import rpel
 from rpel.errors import BudgetSpentError
@@ -37,102 +37,114 @@ def _root(
     pass
 
 
+class WholeSentences(TyperGroup):
+    """A group whose help says the first paragraph of each command in full, not cut at the width of the screen."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, _summary(command)) for name, command in known if command is not None and not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _summary(command: Any) -> str:
+    return " ".join((command.short_help or (command.help or "").partition("\n\n")[0]).split())
+
+
 def _empty() -> typer.Typer:
     """The command line before it has commands."""
     made = typer.Typer(
         name="rpel",
-        help="Robust Pull-based Epidemic Learning: machine learning among peers, some hostile, with no server.",
+        help="Robust Pull-based Epidemic Learning: train one model among peers, some of them hostile, with no server.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        cls=WholeSentences,
     )
     made.callback()(_root)
     return made
 
 
 _COMMANDS = {
-    "plan": "plan", "run": "run", "arena": "experiments", "list": "run:list_names", "new": "project",
-    "doctor": "peer",
-    "bench": "experiments", "resume": "run", "show": "run", "runs": "report", "compare": "report", "graph": "plan",
-    "sweep": "experiments", "reproduce": "experiments", "report": "report", "ls": "report:runs",
-    "red-team": "peer:red_team", "watch": "peer", "verify": "peer",
-}  # fmt: skip
-"""Commands in the order of the help: their module, and their function where it is called otherwise."""
-_GROUPS = {"network": "network:app", "peer": "peer:app", "privacy": "privacy:app", "import": "experiments:imports"}
+    "plan": ("plan", "How many peers to pull, and how sure the answer is."),
+    "run": ("run", "Train among simulated nodes, some of them hostile."),
+    "arena": ("experiments", "Every rule against every attack, ranked by the worst case."),
+    "list": ("run:list_names", "List rules, attacks, methods, data sets or presets."),
+    "new": ("project", "Write a project of your own that runs as it is."),
+    "doctor": ("peer", "Check that this machine is ready."),
+    "bench": ("experiments", "Measure this machine in about two minutes."),
+    "resume": ("run", "Continue interrupted runs from their last checkpoint."),
+    "show": ("run", "Print the specification of a preset or a run as TOML."),
+    "runs": ("report", "List the runs below a folder and how they ended."),
+    "compare": ("report", "Compare two runs, or two sets of seeds."),
+    "graph": ("plan", "Draw the fixed graph that the baselines use."),
+    "sweep": ("experiments", "Run all combinations of a grid, several at a time."),
+    "reproduce": ("experiments", "Make the figures of the paper again."),
+    "report": ("report", "Make one HTML page of runs: curves, tables, certificates."),
+    "ls": ("report:runs", "The same as runs."),
+    "red-team": ("peer:red_team", "Be a hostile member of your own network."),
+    "watch": ("peer", "Watch a running network."),
+    "verify": ("peer", "Check a proof that a member signed two different models."),
+}
+"""Commands in the order of the help: module (and function where its name differs), and what the help says of them."""
+_GROUPS = {
+    "network": ("network:app", "Networks of real peers: found one, add members, check it."),
+    "peer": ("peer:app", "One peer of a network: become a member and take part."),
+    "privacy": ("privacy:app", "Attack the privacy of a run."),
+    "import": ("experiments:imports", "Take over experiments of other libraries."),
+}
 _NAMED = ("run", "arena")  # whose help lists names that can be given
 
 
-def _place(name: str) -> tuple[str, str]:
-    """The module and the object of a command or a group."""
-    module, _, known = {**_COMMANDS, **_GROUPS}[name].partition(":")
-    return module, known or name
+def _found(name: str) -> Any:
+    """The function of a command, or the Typer of a group."""
+    module, _, known = {**_COMMANDS, **_GROUPS}[name][0].partition(":")
+    return getattr(importlib.import_module(f"rpel.cli.{module}"), known or name)
 
 
-def _with(names: Iterable[str], found: Callable[[str], Any]) -> typer.Typer:
+def _with(names: Iterable[str], found: Callable[[str], Any] = _found) -> typer.Typer:
     """The command line with these commands and groups, found(name) each."""
-    from typer.core import TyperCommand
-
-    if found is _found:
-        from rpel.cli import terminal
     app = _empty()
     for name in names:
         if name in _GROUPS:
-            app.add_typer(found(name))
-            continue
-        kind = terminal.NamesInHelp if found is _found and name in _NAMED else TyperCommand
-        app.command(name=name, cls=kind, hidden=name == "ls")(found(name))
+            app.add_typer(found(name), cls=WholeSentences, name=name, short_help=_GROUPS[name][1])
+        else:
+            kind = _listing_names() if found is _found and name in _NAMED else None
+            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(found(name))
     return app
 
 
-def _found(name: str) -> Any:
-    module, known = _place(name)
-    return getattr(importlib.import_module(f"rpel.cli.{module}"), known)
+def _listing_names() -> Any:
+    from rpel.cli.terminal import NamesInHelp
+
+    return NamesInHelp
 
 
 @cache
 def _whole() -> typer.Typer:
     """All commands."""
-    return _with([*_COMMANDS, *_GROUPS], _found)
+    return _with([*_COMMANDS, *_GROUPS])
 
 
 def _listed() -> typer.Typer:
-    """All commands with what the help says of them and nothing behind: their modules are read, not imported."""
-    return _with([*_COMMANDS, *_GROUPS], _outline)
+    """All commands with what the help says of them and nothing behind: no module is imported for it."""
 
+    def nothing(name: str) -> Any:
+        if name not in _GROUPS:
+            return lambda: None
+        group = typer.Typer()
+        group.command()(_root)
+        group.callback()(_root)
+        return group
 
-def _outline(name: str) -> Any:
-    module, known = _place(name)
-    for part in _parsed(module).body:
-        if isinstance(part, ast.FunctionDef) and part.name == known:
-
-            def command() -> None:
-                pass
-
-            command.__doc__ = ast.get_docstring(part)
-            return command
-        if (
-            isinstance(part, ast.Assign)
-            and isinstance(part.value, ast.Call)
-            and known in map(ast.unparse, part.targets)
-        ):
-            said = {word.arg: ast.literal_eval(word.value) for word in part.value.keywords if word.arg == "help"}
-            group = typer.Typer(name=name, **said)
-            group.command()(_root)
-            group.callback()(_root)
-            return group
-    raise LookupError(f"rpel.cli.{module} has no {known}")
-
-
-@cache
-def _parsed(module: str) -> ast.Module:
-    return ast.parse((Path(__file__).parent / f"{module}.py").read_text())
+    return _with([*_COMMANDS, *_GROUPS], nothing)
 
 
 def _for(words: list[str]) -> typer.Typer:
     """The command line as far as these words need it: ``rpel plan`` answers at once, and so does ``rpel --help``."""
     if words[:1] == ["--help"] or not words:
         return _listed()
-    return _with(words[:1], _found) if words[0] in _COMMANDS or words[0] in _GROUPS else _whole()
+    return _with(words[:1]) if words[0] in _COMMANDS or words[0] in _GROUPS else _whole()
 
 
 def __getattr__(name: str) -> Any:

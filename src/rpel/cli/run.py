@@ -34,7 +34,7 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
             spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse, tensorboard=tensorboard
         )
     if not terminal.printed(result.summary(), as_json):
-        terminal.show_run(terminal.stdout(), result.summary())
+        terminal.show_run(result.summary())
 
 
 def resume(
@@ -60,7 +60,7 @@ def resume(
 
         result = api.resume(path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
     if not terminal.printed(result.summary(), as_json):
-        terminal.show_run(terminal.stdout(), result.summary())
+        terminal.show_run(result.summary())
 
 
 def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> None:

@@ -3,7 +3,9 @@
 import json
 import logging
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from typer import Option
 from typer.core import TyperCommand
@@ -106,10 +107,17 @@ def _finite(found: Any) -> Any:
 
 
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:
-    """Names and what there is to say of each."""
-    width = max(len(name) for name, _ in rows)
+    """Names and what there is to say of each, broken between words where a person looks, a line each elsewhere."""
+    indent = max(len(name) for name, _ in rows) + 2
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, about in rows:
-        print(f"{name:<{width}}  {about}")
+        text = _folded(about, max(columns - indent, 30)) if columns else about
+        print(f"{name:<{indent}}" + text.replace("\n", f"\n{' ' * indent}"))
+
+
+def _folded(text: str, width: int) -> str:
+    """Text in lines of that width, broken between words only."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def table(*columns: str, right: Collection[str] = (), fold: Collection[str] = (), title: str | None = None) -> Table:
@@ -203,54 +211,57 @@ class RunDisplay:
     """Progress of runs: a bar with the time left where a person looks, a plain line every tenth where none does."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = console
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bars = Progress(*columns, TextColumn("{task.fields[seen]}"), console=console, transient=True)
-        self.tasks = {"": self.bars.add_task("starting", total=None, seen="")}
+        self.console, self.bar = console, BarColumn(bar_width=24)
+        label, done, seen = (TextColumn(f"{{task.{key}}}", markup=False) for key in _TEXTS)
+        left = TimeRemainingColumn(compact=True)
+        self.bars = Progress(label, done, self.bar, left, seen, console=console, transient=True)
+        self.tasks = {"": self.bars.add_task("starting", total=None, done="", seen="")}
 
     def say(self, sentence: str) -> None:
-        """A sentence above the bars."""
-        self.console.print(sentence, markup=False)
+        """A sentence above the bars, broken between words only, so that paths can be copied."""
+        self.console.print(
+            _folded(sentence, self.console.width) if self.console.is_terminal else sentence, markup=False
+        )
 
     def tick(self, t: "Tick") -> None:
         """A round is done, or a part of the last evaluation."""
         if self.console.is_terminal:
-            self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t))
+            self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), f"round {t.round}/{t.rounds}")
         elif t.tenth:
-            self.say(f"{t.name}, seed {t.seed}: round {t.round}/{t.rounds}  {_seen(t)}")
+            self.say(t.sentence)
 
     def download(self, name: str, done: int, total: int | None) -> None:
         """Some bytes of a file came."""
         if self.console.is_terminal:
             size = human_bytes(done) + ("" if total is None else f" of {human_bytes(total)}")
-            self.update(f"downloading {name}", done, total, size)
+            self.update(f"downloading {name}", done, total, "", size)
         elif total is not None and done == total:
             self.say(f"downloaded {name}, {human_bytes(done)}")
 
-    def update(self, label: str, done: int, total: int | None, seen: str) -> None:
-        """A bar of that label."""
+    def update(self, label: str, done: int, total: int | None, seen: str, words: str = "") -> None:
+        """A bar of that label; it takes what the words leave of the line, and a long label is cut before they are."""
         if "" in self.tasks:
             self.bars.remove_task(self.tasks.pop(""))
+        words = words or f"{done}/{total}"
+        room = self.console.width - len(words) - len(seen) - 5 - 4  # the time left, and a space between two columns
         if label not in self.tasks:
-            self.tasks[label] = self.bars.add_task(label, total=total, seen=seen)
-        self.bars.update(self.tasks[label], completed=done, seen=seen)
+            self.tasks[label] = self.bars.add_task(label, total=total, done=words, seen=seen)
+        short = label if len(label) <= room - 6 else f"{label[: max(room - 7, 8)]}…"
+        self.bar.bar_width = min(max(room - len(short), 6), 24)
+        self.bars.update(self.tasks[label], description=short, completed=done, done=words, seen=seen)
+
+
+_TEXTS = ("description", "fields[done]", "fields[seen]")
 
 
 def _seen(t: "Tick") -> str:
+    """The worst accuracy and the hostile peers, short: a line of 80 columns has room for no more."""
     if t.evaluated is not None:
         return f"last evaluation {t.evaluated:.0%}"
-    hostile = f"hostile met {t.byzantine_max}, planned for {t.b_hat}"
-    if t.accuracy_mean is None or t.accuracy_worst is None:
-        return hostile
-    error = "" if t.error is None else f" ± {t.error:.3f}"
-    return f"{t.measure} mean {t.accuracy_mean:.4f} worst {t.accuracy_worst:.4f}{error}  {hostile}"
+    hostile = f"hostile {t.byzantine_max} of {t.b_hat}"
+    return hostile if t.accuracy_worst is None else f"worst {t.accuracy_worst:.3f}  {hostile}"
 
 
 @contextmanager
@@ -268,10 +279,9 @@ def display() -> Iterator[RunDisplay]:
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def show_run(console: Console, found: Mapping[str, Any]) -> None:
-    """The end of a run, or of several seeds, in a short table; lines are never broken, so paths can be copied."""
-    for label, text in _run_rows(found):
-        console.print(f"[bold]{label:<19}[/]{escape(text)}")
+def show_run(found: Mapping[str, Any]) -> None:
+    """The end of a run, or of several seeds, in a short table."""
+    print_pairs(_run_rows(found))
 
 
 def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -324,6 +324,4 @@ def _kept(path: str | Path | None) -> Path:
 def _printed(tick: Tick) -> None:
     """A line on stderr for every tenth of the rounds."""
     if tick.tenth:
-        seen = "" if tick.accuracy_mean is None else f", {tick.measure} {tick.accuracy_mean:.4f} mean"
-        seen += "" if tick.accuracy_worst is None else f", {tick.accuracy_worst:.4f} worst"
-        print(f"{tick.name}, seed {tick.seed}: round {tick.round} of {tick.rounds}{seen}", file=sys.stderr, flush=True)
+        print(tick.sentence, file=sys.stderr, flush=True)

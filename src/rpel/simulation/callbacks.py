@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rpel.algorithm import Info, State
 from rpel.processes import Stop
-from rpel.runs.columns import Row, ends, headline
+from rpel.runs.columns import Row, ends, headline, prefix
 from rpel.runs.folder import RunFolder, is_by_row
 from rpel.runs.journal import Journal, number
 from rpel.simulation.communicator import Communicator
@@ -63,6 +63,22 @@ class Tick:
     evaluated: float | None = None
     measure: str = "accuracy"
     error: float | None = None
+    seen_round: int | None = None
+    """The round of the last evaluation, whose accuracies these are."""
+
+    @property
+    def sentence(self) -> str:
+        """The same as a line of text.
+
+        >>> Tick("demo", 0, 10, 60, 0.5, 0.25, 3, 4, seen_round=8).sentence
+        'demo, seed 0: round 10 of 60; accuracy in round 8: mean 0.5000, worst 0.2500; hostile met 3, planned for 4'
+        """
+        parts = [f"{self.name}, seed {self.seed}: round {self.round} of {self.rounds}"]
+        if self.accuracy_mean is not None and self.accuracy_worst is not None:
+            error = "" if self.error is None else f" ± {self.error:.3f}"
+            both = f"mean {self.accuracy_mean:.4f}, worst {self.accuracy_worst:.4f}{error}"
+            parts.append(f"{self.measure} in round {self.seen_round}: {both}")
+        return "; ".join([*parts, f"hostile met {self.byzantine_max}, planned for {self.b_hat}"])
 
     @property
     def tenth(self) -> bool:
@@ -82,7 +98,12 @@ def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     error = None
     if worst is not None and shown == "accuracy" and len(rows) < spec.rounds:
         error = math.sqrt(max(worst * (1 - worst), 0.0) / spec.eval_size)
-    return Tick(spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown, error=error)
+    key = f"{prefix(shown)}_mean"
+    seen = next((row["round"] for row in reversed(rows) if row.get(key) is not None), None)
+    return Tick(
+        spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown, error=error,
+        seen_round=seen,
+    )  # fmt: skip
 
 
 class Interrupted(KeyboardInterrupt):

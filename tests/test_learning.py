@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
+from rpel.config.timetable import Timetable
 from rpel.learning import aggregate
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
@@ -21,7 +22,7 @@ def one_round(rule: rpel.Rule, half: Array, answers: Array, results: tuple[PullR
     """The checkpoint of a peer that takes its first local step to ``half`` and hears ``answers``."""
     s = len(results)
     terms = Terms(me=0, nodes=s + 1, byzantine=rule.f or 0, pull=s, rule=rule, deadline=0.5, rounds=1)
-    clock = RoundClock(epoch=0.0, period=1.0, wall=lambda: -0.5, ticks=lambda: 0.0)
+    clock = RoundClock(Timetable.steady(0.0, 1.0), wall=lambda: -0.5, ticks=lambda: 0.0)
     replies: dict[type, Callable[[], Any]] = {
         Recall: lambda: Memory(),
         AskClocks: lambda: [0.0] * s,

@@ -20,6 +20,7 @@ from torch import nn
 from rpel.backend.pool import set_threads, threads
 from rpel.config.peer import Config
 from rpel.config.spec import Spec, Training
+from rpel.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Reordering, Signature
 from rpel.peer.io.learner import TaskLearner, built_in, training
@@ -70,7 +71,9 @@ class Paced(Node):
 
         super().__init__(config, sampler=sampler)
         self._together = together
-        self.clock = self.service.clock = RoundClock(0.0, PERIOD, wall=lambda: together.now, ticks=lambda: together.now)
+        self.clock = self.service.clock = RoundClock(
+            Timetable.steady(0.0, PERIOD), wall=lambda: together.now, ticks=lambda: together.now
+        )
 
     def sleep(self, until: float) -> None:
         self._together.sleep(until)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rpel.config.timetable import Timetable
 from rpel.learning import NesterovOuter
 from rpel.peer.core import protocol
 from rpel.peer.core.clock import RoundClock
@@ -35,7 +36,7 @@ class Driver:
         """``answers(round, table)`` may change what was pulled; ``clocks``: how far those of members are ahead."""
         self.now, self._memory, self._answers = now, memory or Memory(), answers or (lambda round, table: None)
         self._terms, self._clocks = enter or (lambda round: terms), clocks
-        clock = RoundClock(0.0, PERIOD, wall=lambda: self.now, ticks=lambda: self.now)
+        clock = RoundClock(Timetable.steady(0.0, PERIOD), wall=lambda: self.now, ticks=lambda: self.now)
         self._effects = protocol.rounds(
             terms, clock, lambda t, me, n, s: tuple(range(1, 1 + s)), lambda: np.full(1, 7.0)
         )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rpel.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
 
@@ -46,6 +47,6 @@ def test_a_round_further_ahead_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize(("offsets", "moved"), [([], 0.0), ([5.0], 0.0), ([5.0] * 3, 0.0), ([5.0] * 4, 0.1)])
 def test_a_clock_follows_only_answers_enough_to_outvote_the_hostile(offsets: list[float], moved: float) -> None:
-    clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+    clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
     assert clock.slew(offsets, hostile=2) == (5.0 if moved else 0.0)
     assert clock.position() == pytest.approx(25.0 + moved)

@@ -16,7 +16,7 @@ def crash(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 
 def crash_at_a_want(net: VirtualNetwork, peer: Peer, begin: float) -> None:
-    peer.crash_at = (net.coins.choice(CRASH_POINTS), int(begin / PERIOD) + 1)
+    peer.crash_at = (net.coins.choice(CRASH_POINTS), net.times.round(begin))
 
 
 def crash_everybody(net: VirtualNetwork, peer: Peer, begin: float) -> None:
@@ -101,13 +101,13 @@ def set_back(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 def rotated(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     """It has a new key from the next round on."""
-    net.rotations.append((int(begin / PERIOD) + 2, peer.number))
+    net.rotations.append((net.times.round(begin) + 1, peer.number))
 
 
 def left(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     """A member, honest or not, leaves with the next round, if the others are enough; they have other numbers then."""
     if net.n - len(net.leaving) - 1 > net.pull:
-        net.leaving[net.coins.choice([peer.number, *net.hostile])] = int(begin / PERIOD) + 2
+        net.leaving[net.coins.choice([peer.number, *net.hostile])] = net.times.round(begin) + 1
 
 
 def doubled(net: VirtualNetwork, peer: Peer, begin: float) -> None:
@@ -165,9 +165,17 @@ class Fault(Enum):
         act(net, peer, begin)
 
 
+def repaced(net: VirtualNetwork, seed: int) -> None:
+    """In every fourth network a membership changes the period, pauses, or both, while other things go wrong."""
+    coins = random.Random(-seed)
+    if seed % 4 == 1:
+        net.repace(coins.randint(2, 4), coins.choice([0.5, 1, 2.5]) * PERIOD, coins.choice([0, 0.3, 7]) * PERIOD)
+
+
 def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     """A net of twelve with one to five faults and two hostile peers, all drawn from the seed; not run yet."""
     net = VirtualNetwork(seed, rounds=rounds)
+    repaced(net, seed)
     coins = net.coins
     net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
@@ -175,7 +183,7 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 5)):
         fault = coins.choice(list(Fault))
-        fault.strike(net, coins.choice(net.peers), coins.uniform(0, (rounds - 1) * PERIOD))
+        fault.strike(net, coins.choice(net.peers), coins.uniform(0, net.times.start(rounds)))
     return net
 
 
@@ -189,12 +197,13 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     n, b, s, b_hat, late = coins.choice(PLANS)
     end = faulty + 2  # what strikes in the last faulty round is over by then
     net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
+    repaced(net, seed)
     net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 4)):
-        coins.choice(list(Fault)).strike(net, coins.choice(net.peers), coins.uniform(0, (faulty - 1) * PERIOD))
-    net.at(end * PERIOD, lambda: net.heal(down=late))
+        coins.choice(list(Fault)).strike(net, coins.choice(net.peers), coins.uniform(0, net.times.start(faulty)))
+    net.at(net.times.start(end + 1), lambda: net.heal(down=late))
     net.run()
     return net, net.stuck(end, after)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rpel.config.timetable import Timetable
 from rpel.learning import NesterovOuter
 from rpel.peer.core import evidence, protocol
 from rpel.peer.core.clock import RoundClock
@@ -24,7 +25,8 @@ from rpel.peer.core.serve_policy import SERVED, ServePolicy
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
-PERIOD, DEADLINE = 10.0, 6.0
+PERIOD, SHARE = 10.0, 0.6
+DEADLINE = SHARE * PERIOD
 D = 3
 Reply = Callable[[int, Models | None, float], None]
 """(status code, model, clock position): what a server sends back."""
@@ -154,7 +156,9 @@ class Peer:
         self.policy = ServePolicy()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
-        self.clock = RoundClock(0.0, PERIOD, wall=lambda: self.net.now + self.wall_error, ticks=self.ticks)
+        wall = self.net.now + self.wall_error
+        times = self.net.timetable(self.net.times.round(wall))
+        self.clock = RoundClock(times, wall=lambda: wall, ticks=self.ticks)
         terms = self.net.terms(self, self.clock.round())
         if terms is None:
             self.leave()
@@ -273,6 +277,7 @@ class Peer:
             self.leave()
             return
         self.roster = roster
+        self.clock.timetable = self.net.timetable(want.round)
         self.later(0.001, self.go, terms)
 
     def on_step(self, want: protocol.Step) -> None:
@@ -473,6 +478,7 @@ class VirtualNetwork:
         self.twins: dict[int, Peer] = {}  # second peers with the key of one of those
         self.rotations: list[tuple[int, int]] = []  # (from this round on, who has a new key)
         self.leaving: dict[int, int] = {}  # who leaves with which round
+        self.times = Timetable.steady(0.0, PERIOD)  # with all paces to come
         self.hostile: dict[int, Behaviour] = dict.fromkeys(range(n - b, n), silent)
         self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
@@ -496,7 +502,7 @@ class VirtualNetwork:
 
     def run(self, until: float | None = None) -> "VirtualNetwork":
         """Let it happen; without ``until`` to the end of the last round."""
-        end = (self.rounds + 1.5) * PERIOD if until is None else until
+        end = self.times.end(self.rounds) + 1.5 * PERIOD if until is None else until
         if self.count == 0 or not any(p.incarnation for p in self.peers):
             for peer in self.peers:
                 self.after(self.coins.uniform(0, 2), peer.boot)
@@ -558,13 +564,21 @@ class VirtualNetwork:
         turns = Counter(number for first, number in self.rotations if first <= t)
         return Roster(ids, tuple(f"{i}{chr(39) * turns[i]}" for i in ids))
 
+    def timetable(self, t: int) -> Timetable:
+        """The one of the membership of a round, which knows of no pace to come."""
+        return Timetable(self.times.before(t + 1) or self.times.paces[:1])
+
+    def repace(self, t: int, period: float, pause: float) -> None:
+        """Another period from a round on, which begins later by a pause."""
+        self.times = self.times.changed(t, period, "", pause)
+
     def terms(self, peer: Peer, t: int) -> Terms | None:
         """What the membership of a round says to a peer; None: it is not one of its members."""
         ids = self.roster(t).ids
         if peer.number not in ids:
             return None
         return Terms(
-            ids.index(peer.number), len(ids), self.b, self.pull, self.rule, DEADLINE, self.rounds,
+            ids.index(peer.number), len(ids), self.b, self.pull, self.rule, SHARE * self.times.period(t), self.rounds,
             outer=self.outer, linger=self.linger, membership=repr(self.roster(t)),
         )  # fmt: skip
 
@@ -671,7 +685,7 @@ class VirtualNetwork:
         for number, twin in self.twins.items():
             twin.retired = True
             twin.stop()
-            self.rotations.append((int(self.now / PERIOD) + 2, number))
+            self.rotations.append((self.times.round(self.now) + 1, number))
         self.latency = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.hostile = dict.fromkeys(self.hostile, silent)
         for peer in self.coins.sample(self.peers, down):

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.peer import members_now, verify
+from rpel.cli.peer import members_now, red_team, verify, watch
 from rpel.cli.rehearse import rehearse
 from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
 from rpel.text import count, human_bytes, percent, visible
@@ -23,6 +23,7 @@ from rpel.types import CONFIDENCE, ROBUST_RULE
 
 if TYPE_CHECKING:
     from rpel.config.membership import Membership
+    from rpel.peer.ops.change import Change, Holding
     from rpel.peer.ops.check import Checked, Report
     from rpel.peer.ops.demo import Scene, Show
     from rpel.peer.ops.found import Founded
@@ -39,7 +40,8 @@ app = typer.Typer(
 
 app.command()(rehearse)
 
-app.command("verify")(verify)
+for command in (verify, watch, red_team):
+    app.command(command.__name__.replace("_", "-"))(command)
 _LONGEST = 60  # letters of an organisation or an address that are shown beside a fingerprint
 
 Model = Annotated[
@@ -67,6 +69,17 @@ Hyperparameters = Annotated[
 ]
 
 
+FromRound = Annotated[int, Option(help="The round with which it takes effect; everybody needs the file before.")]
+Hostile = Annotated[int | None, Option("--byzantine", help="How many may be hostile, b.", show_default="as before")]
+LateLater = Annotated[
+    int | None, Option("--no-shows", help="Rounds go on with this many honest peers late.", show_default="as before")
+]
+Hours = Annotated[
+    str | None,
+    Option(help="Rounds only within these hours of a day, UTC, such as 20:00-06:00.", show_default="the whole day"),
+]
+
+
 @app.command()
 def new(
     peers: Annotated[int, Option(help="How many peers the network will have, n.")],
@@ -81,6 +94,7 @@ def new(
         float | None, Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period")
     ] = None,
     epoch: Epoch = None,
+    hours: Hours = None,
     rule: Annotated[str, Option(help="How answers are aggregated.")] = ROBUST_RULE,
     local_steps: Annotated[int, Option(help="Local steps per round.")] = 1,
     hyperparameters: Hyperparameters = None,
@@ -140,6 +154,7 @@ def new(
         period=period, deadline=deadline, confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
         allow_private=allow_private, linger=linger, hyperparameters=table,
         outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum, wire=cast("WireName", wire),
+        hours=hours or "",
     )  # fmt: skip
     if upstream is not None:
         bits_per_second(upstream)  # what is no rate is said before anything is written
@@ -158,10 +173,11 @@ def new(
 def _founded(found: "Founded") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
     m, plan, late = found.membership, found.plan, found.founding.late
-    begin = datetime.fromtimestamp(m.epoch, UTC)
+    begin = datetime.fromtimestamp(m.timetable.begins, UTC)
+    hours = f", {m.hours} UTC only" if m.hours else ""
     hosts = f"--members {found.members.name} --task {found.task}"
     return f"""\
-network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s
+network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s{hours}
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
 certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: {percent(plan.probability)}
@@ -203,6 +219,175 @@ def add(
     terminal.stdout().print(_fingerprints(found, ids))
     waits = f"{missing} of {found.nodes} are still missing" if missing else "it is complete"
     print(f"{len(new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
+
+
+# --- a running network changes ---------------------------------------------------------------------------------------
+
+
+def _lines(sentence: str) -> str:
+    return "\n".join(visible(line) for line in sentence.split("\n"))
+
+
+def _say_change(found: "Change", as_json: bool) -> None:
+    if not terminal.printed(found.to_dict(), as_json):
+        print(f"written:      {found.path}")
+        for sentence in found.sentences():
+            print(_lines(sentence))
+
+
+@app.command("join")
+def join_later(
+    entries: Annotated[list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
+    from_round: FromRound,
+    byzantine: Hostile = None,
+    no_shows: LateLater = None,
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Add members to a running network from a round on: plans anew and writes members.next.toml for everybody.
+
+    Says what changes and what each member has to do. A change that waits in members.next.toml already is kept.
+
+    Example: rpel network join clinic-7.toml --from-round 600
+    """
+    from rpel.peer.ops.change import change, joining
+
+    _say_change(change(members, from_round, joining(*entries), byzantine=byzantine, no_shows=no_shows), as_json)
+
+
+@app.command()
+def leave(
+    ids: Annotated[list[str], Argument(help="Ids of the members that leave.", metavar="ID...")],
+    from_round: FromRound,
+    byzantine: Hostile = None,
+    no_shows: LateLater = None,
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Take members out of a running network from a round on: plans anew and writes members.next.toml for everybody.
+
+    Example: rpel network leave clinic-3 --from-round 600
+    """
+    from rpel.peer.ops.change import change, leaving
+
+    _say_change(change(members, from_round, leaving(*ids), byzantine=byzantine, no_shows=no_shows), as_json)
+
+
+@app.command()
+def rotate(
+    entry: Annotated[Path, Argument(help="The member's new entry, as rpel peer init prints it.", metavar="ENTRY")],
+    from_round: FromRound,
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Give a member of a running network a new key or address from a round on; writes members.next.toml for everybody.
+
+    The member makes both with rpel peer init --dir new, and keeps them as peer.next.key and peer.next.crt.
+
+    Example: rpel network rotate clinic-3.toml --from-round 600
+    """
+    from rpel.peer.ops.change import change, rotating
+
+    _say_change(change(members, from_round, rotating(entry)), as_json)
+
+
+@app.command("plan")
+def plan_later(
+    from_round: FromRound,
+    byzantine: Hostile = None,
+    no_shows: LateLater = None,
+    rounds: Annotated[int | None, Option(help="The last round, T.", show_default="as before")] = None,
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Change how many members may be hostile or late, or the last round, from a round on; writes members.next.toml.
+
+    Example: rpel network plan --byzantine 3 --from-round 600
+    """
+    from rpel.peer.ops.change import change, planning
+
+    _say_change(change(members, from_round, planning(rounds), byzantine=byzantine, no_shows=no_shows), as_json)
+
+
+@app.command("period")
+def period_later(
+    from_round: FromRound,
+    seconds: Annotated[
+        float | None, Argument(help="Length of a round in seconds.", metavar="SECONDS", show_default="as before")
+    ] = None,
+    hours: Annotated[
+        str | None,
+        Option(
+            help="Rounds only within these hours of a day, UTC, such as 20:00-06:00; all: the whole day.",
+            show_default="as before",
+        ),
+    ] = None,
+    pause: Annotated[float, Option(help="Seconds without a round before that round.", min=0.0)] = 0.0,
+    deadline: Annotated[
+        float | None, Option(help="Seconds into a round at which pulls end.", show_default="the same share of it")
+    ] = None,
+    members: Members = Path("members.toml"),
+    as_json: Json = False,
+) -> None:
+    """Change how long rounds are, keep them to hours of the day, or pause, from a round on; writes members.next.toml.
+
+    Example: rpel network period 120 --hours 20:00-06:00 --from-round 600
+    """
+    from rpel.peer.ops.change import change, pacing
+
+    edit = pacing(seconds, deadline, "" if hours == "all" else hours, pause)
+    _say_change(change(members, from_round, edit), as_json)
+
+
+@app.command()
+def diff(config: Asking = Path("peer.toml"), as_json: Json = False) -> None:
+    """Say what the coming membership changes, and ask every member which files it holds: in force, and to come.
+
+    Exit status 0: all that answered hold the same files as this member; 1: not.
+
+    Example: rpel network diff --config peer.toml
+    """
+    from rpel.config.peer import Config
+    from rpel.peer.ops.change import waiting
+    from rpel.peer.ops.watch import Observer
+
+    settings = Config.load(config)
+    observer, change = Observer.of(settings), waiting(settings)
+    held = asyncio.run(_held(observer))
+    mine, coming = observer.now.membership.hash, change.after.hash if change else ""
+    same = all((row.in_force, row.coming) == (mine, coming) for row in held if row.in_force)
+    facts = {"in_force": mine, "coming": change.to_dict() if change else None, "members": held, "same": same}
+    if not terminal.printed(facts, as_json):
+        for sentence in change.sentences() if change else ["no other membership is announced here"]:
+            print(_lines(sentence))
+        terminal.stdout().print(_holdings(held, mine, coming))
+    if not same:
+        raise typer.Exit(1)
+
+
+async def _held(observer: "Observer") -> "list[Holding]":
+    from rpel.peer.ops.change import holdings
+
+    try:
+        return await holdings(observer)
+    finally:
+        await observer.close()
+
+
+def _holdings(held: "Sequence[Holding]", mine: str, coming: str) -> Table:
+    table = terminal.table("member", "in force", "to come", "remark", fold=("remark",))
+    for row in held:
+        table.add_row(row.id, _which(row.in_force, mine), _which(row.coming, coming), Text(row.remark, "red"))
+    return table
+
+
+def _which(hash: str, mine: str) -> Text:
+    """A hash in short, and whether it is that of the own file."""
+    if not hash:
+        return Text("missing" if mine else "none", "yellow" if mine else "")
+    return Text(
+        f"the same ({hash[:8]})" if hash == mine else f"another ({hash[:8]})", "green" if hash == mine else "red"
+    )
 
 
 @app.command("members")

@@ -24,6 +24,7 @@ from pydantic import Field
 from rpel import planning, rules
 from rpel.certificates import check_id, read_certificate
 from rpel.config.record import StrictRecord, check_keys, read_toml
+from rpel.config.timetable import Count, Pace, Seconds, Since1970, Timetable
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.rules.registry import built_in
@@ -38,7 +39,7 @@ PROTOCOL = 3
 OUTER = ("outer", "outer_lr", "outer_momentum")
 """Keys of the step after line 9; they stand in the file only where there is one."""
 
-ADDED = ("wire",)
+ADDED = ("wire", "epoch_round", "hours", "earlier")
 """Keys that stand in the file, and enter its hash, only where they differ from their defaults."""
 
 LINGER = 10.0
@@ -47,9 +48,6 @@ LINGER = 10.0
 _log = logging.getLogger("rpel")
 
 
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Seconds = Annotated[float, Field(ge=0.01, le=1e7)]
-Since1970 = Annotated[float, Field(ge=0, le=1e11)]
 Probability = Annotated[float, Field(ge=1e-9, le=1 - 1e-15)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -103,6 +101,9 @@ class Member(StrictRecord):
 class Membership(StrictRecord):
     """What all members of a network agree on. Times are seconds: ``epoch`` since 1970, ``deadline`` into a round.
 
+    ``period`` and ``hours`` are those of the rounds from ``epoch_round`` on, which begins at ``epoch``; ``earlier`` has
+    the paces of the rounds before, if there were others.
+
     >>> m = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9).membership("0" * 64, "0" * 64)
     >>> m.pull, m.b_hat, m.deadline, m.by_fingerprint("0" * 64)
     (9, 2, 36.0, None)
@@ -131,7 +132,10 @@ class Membership(StrictRecord):
     outer_momentum: float = Field(default=0.9, ge=0, le=0.999)
     linger: float = Field(default=LINGER, ge=0, le=1000)
     wire: WireName = "float32"
+    epoch_round: Count = 1
+    hours: str = ""
     hyperparameters: Mapping[str, Any] = {}
+    earlier: tuple[Pace, ...] = ()
     members: tuple[Member, ...] = ()
 
     @classmethod
@@ -145,7 +149,8 @@ class Membership(StrictRecord):
         if not isinstance(entries, list):
             raise ValueError(f"{where}: member {entries!r} is not valid: it takes tables [[member]]")
         members = [Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)]
-        found = cls.read(where, content | {"members": tuple(members)})
+        earlier = _paces(where, content.pop("earlier", []))
+        found = cls.read(where, content | {"members": tuple(members), "earlier": earlier})
         _check(f"{where}: ", found, draft)
         for caution in cautions(found):
             _log.warning("%s: %s", where, caution)
@@ -155,7 +160,7 @@ class Membership(StrictRecord):
         """Write a members.toml that :meth:`load` reads back; members can be added at its end."""
         content = self.to_dict()
         del content["member"]
-        start = datetime.fromtimestamp(self.epoch, UTC)
+        start = datetime.fromtimestamp(self.timetable.begins, UTC)
         text = f"# An rpel network; all members hold the same file. Round 1 begins {start:%Y-%m-%d %H:%M:%S} UTC.\n"
         text += tomli_w.dumps(content)
         text += "".join("\n" + member.toml() for member in self.members)
@@ -166,9 +171,22 @@ class Membership(StrictRecord):
         """The content of members.toml, in the file's order."""
         content = self.given() | {"hyperparameters": dict(self.hyperparameters)}
         content |= {"member": [member.given() for member in content.pop("members")]}
-        left_out = {key for key in ADDED if content[key] == Membership.model_fields[key].default}
+        content["earlier"] = [pace.given() for pace in self.earlier]
+        left_out = {key for key in ADDED if getattr(self, key) == Membership.model_fields[key].default}
         left_out |= set(OUTER) if self.outer == "none" else set()
         return {key: value for key, value in content.items() if key not in left_out}
+
+    @cached_property
+    def timetable(self) -> Timetable:
+        """When which round begins."""
+        present = Pace(epoch=self.epoch, epoch_round=self.epoch_round, period=self.period, hours=self.hours)
+        return Timetable([*self.earlier, present])
+
+    def paced(self, timetable: Timetable) -> "Membership":
+        """With another timetable; pulls end at the same share of a round."""
+        *earlier, last = timetable.paces
+        deadline = round(self.deadline / self.period * last.period, 6)
+        return self.replace(**last.given(), earlier=tuple(earlier), deadline=deadline)
 
     @cached_property
     def hash(self) -> str:
@@ -268,6 +286,7 @@ class Founding(StrictRecord):
     outer_momentum: float = 0.9
     linger: float = LINGER
     wire: WireName = "float32"
+    hours: str = ""
 
     @cached_property
     def late(self) -> int:
@@ -345,11 +364,19 @@ def _check(where: str, m: Membership, draft: bool) -> None:
     _check_table(where, m)
     _check_rule(where, m)
     _check_outer(where, m)
+    for sentence in _hours_wrong(m):
+        raise ValueError(f"{where}{sentence}")
     if len(m.members) > m.nodes or (len(m.members) < m.nodes and not draft):
         raise ValueError(f"{where}nodes is {m.nodes}, but there are {len(m.members)} members")
     check_different(where, m.members)
     for member in m.members if not m.allow_private else ():
         check_public(where, member)
+
+
+def checked(m: Membership) -> Membership:
+    """The membership itself, if it is complete and everything in it can be."""
+    _check("", m, draft=False)
+    return m
 
 
 def check_public(where: str, member: Member) -> None:
@@ -412,6 +439,19 @@ def _check_rule(where: str, m: Membership) -> None:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")
 
 
+def _hours_wrong(m: Membership) -> Iterator[str]:
+    try:
+        yield from m.timetable.wrong()
+    except ValueError as error:  # of hours that cannot be read
+        yield str(error)
+
+
+def _paces(where: str, tables: Any) -> tuple[Pace, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{where}: earlier {tables!r} is not valid: it takes tables [[earlier]]")
+    return tuple(Pace.read(f"{where}, earlier {number}", table) for number, table in enumerate(tables, 1))
+
+
 def _check_outer(where: str, m: Membership) -> None:
     """A rate of a step that is not taken would be left out without a word."""
     for key in OUTER[1:]:
@@ -451,5 +491,5 @@ def cautions(m: Membership) -> Iterator[str]:
         yield f"b_hat {m.b_hat} holds with probability {holds:.6g}, below the confidence {m.confidence:g}"
     for member in m.members:
         until = read_certificate(member.certificate).not_after
-        if until.timestamp() < m.epoch + m.rounds * m.period:
+        if until.timestamp() < m.timetable.begins + m.timetable.end(m.rounds):
             yield f"the certificate of {member.id!r} ends at {until:%Y-%m-%d %H:%M} UTC, before the last round"

@@ -1,4 +1,4 @@
-"""Which round is it? An agreed epoch and period, then a clock that nobody can set.
+"""Which round is it? An agreed timetable, then a clock that nobody can set.
 
 Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so
 that setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their
@@ -8,8 +8,9 @@ and following that would slow everybody.
 """
 
 from collections.abc import Callable, Sequence
-from math import floor
 from statistics import median
+
+from rpel.config.timetable import Timetable
 
 _SLEW = 0.01
 _IGNORED = 0.02
@@ -20,35 +21,46 @@ class ClockError(ValueError):
 
 
 class RoundClock:
-    """Positions are seconds since the epoch; round t = 1, 2, … lasts from (t − 1) · period to t · period.
+    """Positions are seconds since the epoch; which round begins where is in the timetable.
 
-    >>> clock = RoundClock(epoch=1000.0, period=10.0, wall=lambda: 1025.0, ticks=lambda: 7.0)
-    >>> clock.position(), clock.round(), clock.start(3)
-    (25.0, 3, 20.0)
+    A later membership may bring another one, in which no round that has begun moves.
+
+    >>> clock = RoundClock(Timetable.steady(epoch=1000.0, period=10.0), wall=lambda: 1025.0, ticks=lambda: 7.0)
+    >>> clock.position(), clock.round(), clock.start(3), clock.end(3)
+    (25.0, 3, 20.0, 30.0)
     """
 
-    def __init__(self, epoch: float, period: float, wall: Callable[[], float], ticks: Callable[[], float]) -> None:
-        self.period, self._ticks = period, ticks
-        self._zero = wall() - epoch - ticks()
+    def __init__(self, timetable: Timetable, wall: Callable[[], float], ticks: Callable[[], float]) -> None:
+        self.timetable, self._ticks = timetable, ticks
+        self._zero = wall() - timetable.begins - ticks()
+
+    @property
+    def period(self) -> float:
+        """How long the round that runs now lasts."""
+        return self.timetable.period(self.round())
 
     def position(self) -> float:
         """Seconds since the epoch, negative before it."""
         return self._ticks() + self._zero
 
     def round(self, position: float | None = None) -> int:
-        """The round that runs now, or at that position; 0 or less before the first."""
-        return floor((self.position() if position is None else position) / self.period) + 1
+        """The round that runs now, or at that position, or ran last before it; 0 or less before the first."""
+        return self.timetable.round(self.position() if position is None else position)
 
     def start(self, t: int) -> float:
         """Where round t begins."""
-        return (t - 1) * self.period
+        return self.timetable.start(t)
+
+    def end(self, t: int) -> float:
+        """Where round t ends."""
+        return self.timetable.end(t)
 
     def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:
         """Take the median of the members' clocks, so far ahead of one's own, and this one; refuse more than a round.
 
         Where the others outvote ``hostile`` liars by themselves this one is left out: wrong, it would be one more.
 
-        >>> clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+        >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.adopt([2.0, 1.0, 1e9]); clock.position()
         26.5
         >>> clock.adopt([63.0, 64.0])
@@ -65,7 +77,7 @@ class RoundClock:
     def slew(self, offsets: Sequence[float], hostile: int) -> float:
         """Follow the median a little; returns how far off it is. Too few answers to outvote the hostile: stay.
 
-        >>> clock = RoundClock(0.0, 10.0, wall=lambda: 25.0, ticks=lambda: 0.0)
+        >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.slew([1.0, 1.0], hostile=1), clock.position()
         (1.0, 25.1)
         """

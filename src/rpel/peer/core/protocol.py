@@ -277,6 +277,8 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         if entered is None:
             return
         terms = entered
+        if clock.position() < clock.start(t):  # a membership that takes effect with it begins it later
+            yield Sleep(clock.start(t))
         if t <= running:
             yield Publish(t, served=False)
             state = replace(state, last=t)
@@ -284,7 +286,7 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         if not finite_rows(state.x[None])[0]:
             state = replace(state, x=initial(), round=0, fresh=True, v=None)
         state = yield from _round(t, state, terms, clock, sampler)
-    end = clock.start(terms.rounds + 1) + terms.linger * clock.period
+    end = clock.end(terms.rounds) + terms.linger * clock.period
     if state.round < terms.rounds and clock.position() < end:
         yield from _final(memory.record, state, terms, clock, sampler)
     yield Linger(terms.rounds, end)

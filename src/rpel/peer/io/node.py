@@ -41,7 +41,7 @@ from rpel.peer.io.server import Server
 from rpel.peer.io.service import PeerService
 from rpel.peer.io.snapshot import Snapshot, take
 from rpel.peer.io.store import Store, rounds_kept
-from rpel.peer.io.watcher import MembershipWatcher
+from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher, in_force
 from rpel.rules import rule
 from rpel.text import duration
 from rpel.types import Models, Outcome
@@ -109,11 +109,12 @@ class Node:
         the last round, if they are to be fewer than members.toml says."""
         self.config, self._sampler, self.progress, self._linger = config, sampler, progress, linger
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
-        now = take(config, self._in_force(Membership.load(config.members)))
+        now = take(config, in_force(config, self._watcher))
         m = now.membership
         self.signature = initial_model(config, m)[0]
-        self.clock = RoundClock(m.epoch, m.period, wall=time.time, ticks=ticks)
+        self.clock = RoundClock(m.timetable, wall=time.time, ticks=ticks)
         self.service = PeerService(config, now, self.signature, self.clock)
+        self.service.coming = lambda: self._watcher.announced(self.now.membership)
         self.metrics = self.service.metrics
         self._client: Client | None = None
         self._digest = ""
@@ -126,11 +127,6 @@ class Node:
     def now(self) -> Snapshot:
         """The membership in force."""
         return self.service.now
-
-    def _in_force(self, written: Membership) -> Membership:
-        """The membership of this moment: the written one, or its successor if the peer starts after the change."""
-        now = int((time.time() - written.epoch) // written.period) + 1
-        return self._watcher.due(written, now, at_start=True) or written
 
     def _held_by_others(self, hash: str) -> bool:
         """Whether more than b other members said lately that they hold this membership."""
@@ -193,7 +189,7 @@ class Node:
     def _introduce(self) -> None:
         """Say where this peer listens, among how many members, and which round it is."""
         m, now = self.now.membership, self.clock.round()
-        begins = datetime.fromtimestamp(m.epoch, UTC)
+        begins = datetime.fromtimestamp(m.timetable.begins, UTC)
         when = f"round 1 begins {begins:%Y-%m-%d %H:%M:%S} UTC" if now < 1 else f"round {now} of {m.rounds} is running"
         if now < 1:
             when += f", in {duration(-self.clock.position())}"
@@ -225,6 +221,7 @@ class Node:
             return
         effects = self._begun(learner)
         try:
+            self._wait_to_join()
             effect = next(effects)
             while True:
                 if isinstance(effect, protocol.Step):
@@ -246,6 +243,14 @@ class Node:
                 ) from None
         finally:
             effects.close()
+
+    def _wait_to_join(self) -> None:
+        """Until its first membership takes effect nobody answers a peer that joins."""
+        m, first = self.now.membership, self.clock.start(self.now.membership.from_round)
+        if m.from_round > 1 and (left := first - self.clock.position()) > 0:
+            self.service.unready = f"waits for round {m.from_round}, with which it joins"
+            log.info("%s joins with round %d, in %s", self.config.id, m.from_round, duration(left))
+            self.sleep(first)
 
     def _begun(self, learner: Learner) -> Generator[Effect, Any, None]:
         """The protocol's effects, after everything it needs is compiled."""
@@ -302,7 +307,7 @@ class Node:
         m = self.now.membership
         if self.clock.round() <= m.rounds:
             return False
-        left = self.clock.position() >= self.clock.start(m.rounds + 1) + self._terms.linger * m.period
+        left = self.clock.position() >= self.clock.end(m.rounds) + self._terms.linger * m.period
         return left or m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
 
     def _beginning(self, number: int) -> Round:
@@ -388,9 +393,18 @@ class Node:
                 log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
                 return None
             self._background.call(self._put_in_force(take(self.config, coming)))
+            self.clock.timetable = coming.timetable
             self.metrics.identity(coming.hash, self.now.own.expires)
+            self._keep(coming)
             log.info("membership %s is in force", coming.hash[:12])
         return self._terms
+
+    def _keep(self, membership: Membership) -> None:
+        """In the state folder, for the next start: where it was announced there may be a later one by then."""
+        try:
+            membership.save(self.config.state_dir / IN_FORCE)
+        except OSError as error:
+            log.warning("the membership in force cannot be kept (%s): keep its file until the next", error.strerror)
 
     async def _put_in_force(self, snapshot: Snapshot) -> None:
         assert snapshot.server_context, "read before it counts"

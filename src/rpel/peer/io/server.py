@@ -339,7 +339,7 @@ class Server:
         """One body, if the policy gives it: now, or when its round is published."""
         policy, loop = self._service.policy, asyncio.get_running_loop()
         began = loop.time()
-        decision = policy.request(line.pin, round, int(self._service.position() // now.membership.period))
+        decision = policy.request(line.pin, round, now.membership.timetable.round(self._service.position()))
         if decision.kind == "refuse":
             return Reply(decision.code)
         try:

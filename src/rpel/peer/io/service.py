@@ -4,8 +4,10 @@ Invariants: the membership in force stands here and nowhere else, in :attr:`Peer
 :meth:`PeerService.trouble` is called in the network's thread, and is quick.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import Report
@@ -38,6 +40,8 @@ class PeerService:
         """Of private local steps, where this peer takes such."""
         self.ended = False
         """Whether this peer has played its last round."""
+        self.coming: Callable[[], Membership | None] = lambda: None
+        """The membership that is announced and not yet in force."""
         self._progress = 0.0  # where the clock was when this peer was ready or last ended a round
 
     # --- to members --------------------------------------------------------------------------------------------------
@@ -76,6 +80,7 @@ class PeerService:
             "position": self.position(),
             "ready": not self.why_unready(),
             "convicted": list(self.detector.excluded(self.now)),
+            "coming": "" if (coming := self.coming()) is None else coming.hash,
         }
 
     def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
@@ -95,7 +100,9 @@ class PeerService:
     def why_unready(self) -> str:
         """Why this peer does not train as it should; "" if it does. No round for three periods is a reason, too."""
         m = self.now.membership
-        late = (self.position() - max(self._progress, 0.0)) / m.period
+        since = max(self._progress, 0.0)
+        late = (self.position() - since) / m.period
+        late = min(late, self.clock.round() - self.clock.round(since) + 1.0)  # pauses do not count
         if not self.unready and late > _LATE and self.clock.round() <= m.rounds:
             return f"no round has ended for {late:.1f} periods"
         return self.unready

@@ -6,7 +6,9 @@ run, or would split this peer off from the others, is refused in one sentence, a
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from rpel.config.membership import Membership
 from rpel.config.peer import Config
@@ -32,6 +34,11 @@ class MembershipWatcher:
         self._found_in = 0  # the round in which the file was first seen
         self.prepare: Callable[[Membership], None] | None = None
         """Called, in a thread of its own, with a membership that is announced: what its plan needs is compiled then."""
+
+    def announced(self, now: Membership) -> Membership | None:
+        """The membership that the file holds, if it is another than the one in force."""
+        coming = self._coming
+        return None if coming is None or coming.hash == now.hash else coming
 
     def make_ready(self, coming: Membership | None = None) -> None:
         """Begin to prepare for a coming membership, by default the one announced; nobody waits for it."""
@@ -118,7 +125,40 @@ def _successor(now: Membership, coming: Membership, force: bool = False) -> Memb
                 f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would be split "
                 "off from the others; --force takes it all the same"
             )
-    for key in (*FIXED, "epoch", "period", "wire"):
+    for key in (*FIXED, "wire"):
         if getattr(coming, key) != getattr(now, key):
             raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")
+    first = coming.from_round
+    if coming.timetable.before(first) != now.timetable.before(first):
+        raise ValueError(
+            f"it takes effect at round {first} and begins rounds before that one at other times: a running network "
+            "keeps them, and another period begins with from_round (see rpel network period)"
+        )
     return coming
+
+
+IN_FORCE = "members.toml"
+"""The membership in force lies in the state folder under this name, so that the announced file may be replaced."""
+
+
+def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
+    """The membership of this moment: of members.toml, the one last put in force, and the one announced, the newest.
+
+    Who is in none of the first two and is announced as a member is one that joins: its first membership is to come.
+    """
+    coming = config.next_members
+    written = Membership.load(config.members if config.members.exists() or not coming.exists() else coming)
+    kept = config.state_dir / IN_FORCE
+    if kept.exists():
+        with suppress(ValueError):  # of another network, or older than members.toml, or damaged
+            written = _successor(written, Membership.load(kept))
+    now = written.timetable.round(time.time() - written.timetable.begins)
+    due = watcher.due(written, now, at_start=True)
+    announced = watcher.announced(written)
+    if due is None and announced is not None and not _names(written, config.id) and _names(announced, config.id):
+        return announced
+    return due or written
+
+
+def _names(m: Membership, id: str) -> bool:
+    return any(member.id == id for member in m.members)

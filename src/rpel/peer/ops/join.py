@@ -2,6 +2,7 @@
 
 import math
 import socket
+import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,11 +157,11 @@ def _notes(path: Path, member: Member) -> tuple[str, ...]:
     terms = Membership.load(path, draft=True)
     for other in terms.members:
         if other.id == member.id:
-            return (f"{member.id!r} is in {path} already: replace that entry by the new one, with the new key",)
+            return (f"{member.id!r} is in {path} already: its new key comes into force by `rpel network rotate`",)
         if other.url == member.url:
             raise ValueError(f"url {member.url!r} is that of {other.id!r} in {path}: each member needs its own")
     if len(terms.members) >= terms.nodes:
-        return (f"{path} has all of its {terms.nodes} members already: one more needs a new plan",)
+        return (f"{path} has all of its {terms.nodes} members already: one more joins by `rpel network join`",)
     return ()
 
 
@@ -176,10 +177,16 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
     new = tuple(member for path in entries for member in read_entries(path))
     check_different("", before.members + new)
     room = before.nodes - len(before.members)
+    if not room:
+        first = max(1, before.timetable.round(time.time() - before.timetable.begins)) + 10
+        raise ValueError(
+            f"{members} has all of its {before.nodes} members: one more joins from a later round on, by "
+            f"`rpel network join ENTRY --from-round {first}`, or found the network again with more --peers"
+        )
     if len(new) > room:
         raise ValueError(
             f"{members} waits for {room} more of its {before.nodes} members, but {len(new)} entries are given: "
-            "found the network again with more --peers"
+            f"add {room} of them, the others join later (`rpel network join`), or found again with more --peers"
         )
     after = before.replace(members=before.members + new)
     after.save(members)

@@ -13,14 +13,13 @@ from enum import StrEnum
 from typing import Any
 
 from rpel.certificates import check_id
-from rpel.config.membership import Membership
 from rpel.config.peer import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Signature
 from rpel.peer.io.client import Answer, Client, RemoteMember
 from rpel.peer.io.model_files import initial_model
 from rpel.peer.io.snapshot import Snapshot, take
-from rpel.peer.io.watcher import MembershipWatcher
+from rpel.peer.io.watcher import MembershipWatcher, in_force
 from rpel.types import Models, Outcome, PullResult
 
 _LARGEST = 10**12
@@ -40,9 +39,8 @@ class Observer:
     @classmethod
     def of(cls, config: Config) -> "Observer":
         """Everything that a peer.toml names, read and checked; ValueError unless its key is a member's."""
-        written = Membership.load(config.members)
-        clock = RoundClock(written.epoch, written.period, wall=time.time, ticks=time.monotonic)
-        now = take(config, MembershipWatcher(config).due(written, clock.round(), at_start=True) or written)
+        now = take(config, in_force(config, MembershipWatcher(config)))
+        clock = RoundClock(now.membership.timetable, wall=time.time, ticks=time.monotonic)
         signature, initial = initial_model(config, now.membership)
         return cls(now, signature, initial, clock, Client(signature, clock.position))
 

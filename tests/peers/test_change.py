@@ -1,0 +1,176 @@
+"""Members come and go by command, and the clock changes by command, while rounds go on; nobody edits a file by hand."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpel.config.membership import Membership
+from rpel.peer.ops.change import change, joining, leaving, pacing
+from rpel.peer.ops.join import join
+from support.commands import rpel
+from support.process_network import Member, Plan, ProcessNetwork, check_invariants
+from support.thread_network import NetworkFiles, found
+
+
+def entry(folder: Path, id: str, url: str, **options: Any) -> Path:
+    """A new key in a folder, and the file with its entry."""
+    folder.mkdir(exist_ok=True)
+    joined = join(id=id, url=url, folder=folder, members=folder / "members.toml", **options)
+    (folder / "entry.toml").write_text(joined.member.toml())
+    return folder / "entry.toml"
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> NetworkFiles:
+    """Six members, one of them possibly hostile, that begin in a minute."""
+    return found(tmp_path, 6, rounds=200, period=60.0, soon=60.0, byzantine=1)
+
+
+def test_every_command_says_what_changes_for_whom_and_the_next_keeps_what_waits(
+    net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = ("--members", str(tmp_path / "members.toml"))
+    new = entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
+    out, _ = rpel("network", "join", str(new), "--from-round", "20", *members, capsys=capsys)
+    assert "joins:   clinic-7" in out
+    assert "nodes:   6 → 7" in out
+    assert "pull:    5 → 6" in out
+    assert "all 6 members that stay: put members.next.toml beside members.toml" in out
+    out, _ = rpel("network", "leave", "peer-2", "--from-round", "20", *members, capsys=capsys)
+    assert "joins:   clinic-7" in out
+    assert "leaves:  peer-2" in out
+    assert "nodes:" not in out
+    turned = entry(tmp_path / "turned", "peer-1", "https://127.0.0.1:7448")
+    out, _ = rpel("network", "rotate", str(turned), "--from-round", "30", *members, capsys=capsys)
+    assert "new key: peer-1" in out
+    assert "takes effect: round 30" in out
+    assert "peer.next.key" in out
+    out, _ = rpel(
+        "network", "plan", "--no-shows", "1", "--rounds", "300", "--from-round", "30", *members, capsys=capsys
+    )
+    assert "rounds:  200 → 300" in out
+    night = ("--hours", "20:00-06:00", "--pause", "7200")
+    out, _ = rpel("network", "period", "120", *night, "--from-round", "30", *members, "--json", capsys=capsys)
+    said = json.loads(out)
+    assert said["changed"] == {
+        "period": [60.0, 120.0], "deadline": [48.0, 96.0], "hours": ["", "20:00-06:00"], "rounds": [200, 300],
+    }  # fmt: skip
+    assert (said["joined"], said["left"], said["altered"]) == (["clinic-7"], ["peer-2"], ["peer-1"])
+    after = Membership.load(tmp_path / "members.next.toml")
+    assert [member.id for member in after.members] == ["peer-0", "peer-1", "peer-3", "peer-4", "peer-5", "clinic-7"]
+    assert after.timetable.before(30) == net.membership.timetable.paces
+    assert after.hash == said["membership"]
+    assert after.timetable.start(30) >= net.membership.timetable.end(29) + 7200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["leave", "peer-9", "--from-round", "9"], "'peer-9' is not a member: the members are peer-0"),
+        (["leave", "peer-0", "peer-1", "peer-2", "--from-round", "9"], "hostile"),
+        (["leave", "peer-1", "--from-round", "1"], "the nearest is 2"),
+        (["leave", "peer-1", "--from-round", "900"], "the last is 200"),
+        (["period", "60000", "--hours", "20:00-06:00", "--from-round", "9"], "the longest is 36000"),
+        (["period", "--hours", "8pm-6am", "--from-round", "9"], "such as 20:00-06:00"),
+        (["plan", "--byzantine", "4", "--from-round", "9"], "4"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_nothing_is_written(
+    net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    _, err = rpel("network", *arguments, "--members", str(tmp_path / "members.toml"), capsys=capsys, code=2)
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "members.next.toml").exists()
+
+
+def test_a_complete_file_says_that_one_more_joins_later(
+    net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
+    _, err = rpel("network", "add", str(new), "--members", str(tmp_path / "members.toml"), capsys=capsys, code=2)
+    assert "rpel network join ENTRY --from-round 11" in err
+
+
+def test_a_change_that_waits_moves_with_the_next_one_and_so_does_its_pace(net: NetworkFiles, tmp_path: Path) -> None:
+    path = tmp_path / "members.toml"
+    change(path, 20, pacing(30.0))
+    after = change(path, 40, leaving("peer-5")).after
+    assert [(pace.epoch_round, pace.period) for pace in after.timetable.paces] == [(1, 60.0), (40, 30.0)]
+    with pytest.raises(ValueError, match=r"waits for round 40.*the nearest is 40"):
+        change(path, 30, leaving("peer-4"))
+
+
+# --- while rounds go on ----------------------------------------------------------------------------------------------
+
+
+def hand_out(net: ProcessNetwork, *members: Member) -> None:
+    for member in members:
+        shutil.copy(net.folder / "members.next.toml", member.folder / "members.next.toml")
+
+
+def in_force(net: ProcessNetwork, *members: Member, since: int) -> None:
+    net.wait_round(since, *members)
+    net.wait_aggregated(*members, times=2)
+
+
+def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProcessNetwork(tmp_path, Plan(peers=5, byzantine=1)) as net:
+        first, turning, leaver = net.members[0], net.members[1], net.members[2]
+        net.start()
+        net.wait_aggregated(times=1)
+
+        def ahead() -> tuple[str, str]:
+            return "--from-round", str(max(member.last for member in net.members) + 4)
+
+        files = ("--members", str(tmp_path / "members.toml"))
+        newcomer = Member(5, "newcomer", tmp_path / "newcomer")
+        task = {"task": "support.quadratic:task", "listen": net.listen(5), "metrics_listen": net.metrics(5)}
+        new = entry(newcomer.folder, "newcomer", net.url(5), **task)
+        shutil.copy(tmp_path / "init.safetensors", newcomer.folder)
+        turned = entry(tmp_path / "turned", turning.id, net.url(1))
+        for name in ("key", "crt"):
+            shutil.copy(tmp_path / "turned" / f"peer.{name}", turning.folder / f"peer.next.{name}")
+        round = ahead()
+        rpel("network", "join", str(new), *round, *files, capsys=capsys)
+        rpel("network", "rotate", str(turned), *round, *files, capsys=capsys)
+        hand_out(net, *net.members, newcomer)
+        net.members.append(newcomer)
+        net.start(newcomer)
+        in_force(net, *net.members, since=int(round[1]) + 1)
+        assert "joins with round" in newcomer.errors
+        assert turning.id in {id for line in newcomer.lines for id, how in line["results"].items() if how == "ok"}
+
+        round = ahead()
+        rpel("network", "leave", leaver.id, *round, *files, capsys=capsys)
+        staying = [member for member in net.members if member is not leaver]
+        hand_out(net, *net.members)  # over the file that is in force
+        out, _ = rpel("network", "diff", "--config", str(first.config), capsys=capsys, code=0)
+        assert f"leaves:  {leaver.id}" in out
+        net.kill(first)  # it has both the first file and the coming one; that in force is in its state folder
+        net.start(first)
+        net.wait(lambda: leaver.process.status is not None, "the leaver's end")
+        in_force(net, *staying, since=int(round[1]) + 1)
+        assert "is not a member from round" in leaver.errors
+        assert {line["asked"] for member in staying for line in member.lines[-1:]} == {4}
+        check_invariants(net, *staying)
+
+
+def test_a_newcomer_that_is_not_announced_is_told_so(net: NetworkFiles, tmp_path: Path) -> None:
+    from rpel.config.peer import Config
+    from rpel.peer.io.node import Node
+
+    entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
+    shutil.copy(tmp_path / "members.toml", tmp_path / "new")
+    shutil.copy(tmp_path / "init.safetensors", tmp_path / "new")
+    config = Config.load(tmp_path / "new" / "peer.toml")
+    with pytest.raises(ValueError, match="'clinic-7' is not a member"):
+        Node(config)
+    change(tmp_path / "members.toml", 20, joining(tmp_path / "new" / "entry.toml"))
+    shutil.copy(tmp_path / "members.next.toml", tmp_path / "new")
+    assert Node(config).now.membership.from_round == 20

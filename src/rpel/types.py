@@ -50,6 +50,14 @@ class PullResult(StrEnum):
     UNREACHABLE = "unreachable"
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a model is worth on test data; None where it was not measured."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+
+
 class Guarantee(StrEnum):
     """What the plan's probability is worth for a way of choosing peers."""
 

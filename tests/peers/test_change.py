@@ -150,6 +150,8 @@ def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         rpel("network", "leave", leaver.id, *round, *files, capsys=capsys)
         staying = [member for member in net.members if member is not leaver]
         hand_out(net, *net.members)  # over the file that is in force
+        announced = f"takes effect at round {round[1]}"
+        net.wait(lambda: all(announced in member.errors for member in net.members), "the file to be seen")
         out, _ = rpel("network", "diff", "--config", str(first.config), capsys=capsys, code=0)
         assert f"leaves:  {leaver.id}" in out
         net.kill(first)  # it has both the first file and the coming one; that in force is in its state folder

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rpel import certificates
 from rpel.config.membership import Founding, Member, Membership, cautions
+from rpel.config.timetable import Pace
 
 PEMS = [certificates.create(f"peer-{i}")[1] for i in range(5)]
 SPARE = certificates.create("spare")[1]
@@ -97,7 +98,7 @@ def test_the_hash_sees_every_field_and_every_member() -> None:
     other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
     first = m.members[0]
     changes: dict[str, Any] = {
-        key: {str: "other", int: 7, float: 1.25, bool: True}[type(value)]
+        key: {str: "other", int: 7, float: 1.25, bool: True, tuple: (Pace(epoch=1.0, period=2.0),)}[type(value)]
         for key, value in m.given().items()
         if key not in ("members", "hyperparameters")
     }

@@ -16,6 +16,7 @@ import pytest
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.journal import Repeats, RoundLog, line
 from rpel.peer.io.metrics import Metrics, Pages
+from rpel.types import Measured
 
 NAMES = ("ada", "bob", "cyd")
 
@@ -60,6 +61,13 @@ def test_every_metric_has_the_name_that_dashboards_rely_on() -> None:
     assert value(metrics, "rpel_serve_total", peer="bob", code="200") == 1
     assert value(metrics, "rpel_bytes_total", direction="sent") == 400
     assert value(metrics, "rpel_bytes_total", direction="received") == 400
+    assert value(metrics, "rpel_model_age_rounds") == 0
+    metrics.scored(Measured(0.5, 1.5))
+    assert (value(metrics, "rpel_accuracy"), value(metrics, "rpel_loss")) == (0.5, 1.5)
+    metrics.ended(a_report(4, outcome="local_only"), NAMES)
+    assert value(metrics, "rpel_model_age_rounds") == 1
+    metrics.asked("bob")
+    assert value(metrics, "rpel_asked_total", peer="bob") == 1
     assert value(metrics, "rpel_clock_offset_seconds") == pytest.approx(0.01)
     assert value(metrics, "rpel_cert_expiry_timestamp_seconds") == 2e9
     assert b'rpel_build_info{membership="abc",version="' in metrics.text()
@@ -87,7 +95,8 @@ def test_the_summary_counts_outcomes_and_pulls_since_the_start() -> None:
     assert metrics.summary()["round"] == 0
     metrics.ended(a_report(3), NAMES)
     metrics.ended(a_report(4, outcome="local_only", results={0: "late", 1: "refused"}, degraded=1, frozen=True), NAMES)
-    metrics.accuracy = 0.5
+    metrics.scored(Measured(0.5, 1.5))
+    metrics.scored(Measured())
     assert metrics.summary() == {
         "round": 4,
         "outcomes": {"aggregated": 1, "local_only": 1, "caught_up": 0},
@@ -95,6 +104,7 @@ def test_the_summary_counts_outcomes_and_pulls_since_the_start() -> None:
         "degraded": 1,
         "frozen": True,
         "accuracy": 0.5,
+        "loss": 1.5,
     }
 
 

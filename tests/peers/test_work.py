@@ -20,7 +20,7 @@ from rpel.peer.core import wire
 from rpel.peer.core.wire import Signature, split
 from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.tasks import Classification
-from rpel.types import Models
+from rpel.types import Measured, Models
 
 SAMPLE = Training(model="linear", batch_size=5, eval_every=2, eval_size=100)
 
@@ -251,7 +251,10 @@ def test_values_are_matched_by_name_when_the_network_has_another_order() -> None
             learner.load(t, x, fresh=False)
             learner.half(x, scratch)
         halves.append(split(signature, x))
-        assert learner.accuracy(x, 2, last=True) == task.evaluate(flatten_as(ours, halves[-1]), task.local_state(1))[0]
+        assert (
+            learner.measure(x, 2, last=True).accuracy
+            == task.evaluate(flatten_as(ours, halves[-1]), task.local_state(1))[0]
+        )
     assert all(np.array_equal(halves[0][name], halves[1][name]) for name in ours.names)
 
 
@@ -291,8 +294,8 @@ def test_accuracy_is_measured_every_few_rounds_and_on_everything_at_the_end() ->
         "mnist-sample", index=0, nodes=3, run="r", hyperparameters=table, local_steps=1, signature=signature
     )
     x = built_in("mnist-sample", SAMPLE, nodes=3, run="r").initial()
-    assert learner.accuracy(x, 1, last=False) is None
-    few, all_ = learner.accuracy(x, 2, last=False), learner.accuracy(x, 3, last=True)
+    assert learner.measure(x, 1, last=False) == Measured()
+    few, all_ = learner.measure(x, 2, last=False).accuracy, learner.measure(x, 3, last=True).accuracy
     assert few is not None
     assert all_ is not None
     assert few * 100 == pytest.approx(round(few * 100))
@@ -367,7 +370,7 @@ def test_a_users_task_is_an_object_a_class_or_a_function(
     learner.load(1, np.zeros(3), fresh=False)
     learner.half(out, np.empty_like(out))
     assert out.tolist() == [10.0, 10.0, 10.0]
-    assert learner.accuracy(out, 1, last=True) == 0.25
+    assert learner.measure(out, 1, last=True).accuracy == 0.25
 
 
 def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

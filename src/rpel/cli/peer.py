@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rpel.peer.core.protocol import Report
     from rpel.peer.ops.redteam import Deed
     from rpel.peer.ops.watch import Observer, Seen
+    from rpel.types import Measured
 
 app = typer.Typer(
     name="peer",
@@ -156,8 +157,9 @@ def export(
         print(f"{out}: {own.id}'s model after round {found} of {m.rounds}")
 
 
-def _say_round(report: "Report", accuracy: float | None) -> None:
-    measured = "" if accuracy is None else f", accuracy {accuracy:.3f}"
+def _say_round(report: "Report", scored: "Measured") -> None:
+    measured = "" if scored.accuracy is None else f", accuracy {scored.accuracy:.3f}"
+    measured += "" if scored.loss is None else f", loss {scored.loss:.4g}"
     frozen = ", frozen: too few members answer" if report.frozen else ""
     answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
     with suppress(OSError, ValueError):  # a terminal that is gone does not end a peer

@@ -17,6 +17,7 @@ from rpel.peer.io.private import Private, private
 from rpel.peer.io.snapshot import Snapshot
 from rpel.processes import Stop
 from rpel.tasks import Objective
+from rpel.types import Measured
 
 __all__ = ["Peer", "Round", "learner_of", "run"]
 
@@ -64,6 +65,10 @@ class Peer:
                 "(docs/privacy.md says how)"
             )
         return self._node.live(TorchLearner(model, state, self._node.signature))
+
+    def measured(self, accuracy: float | None = None, loss: float | None = None) -> None:
+        """Say what the loop measured in this round: it is shown on the peer's page, in its metrics and in its log."""
+        self._node.said = Measured(accuracy, loss)
 
     @property
     def model_path(self) -> Path:

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,15 @@ from typing import Any
 from rpel.config.membership import Membership
 from rpel.peer.core.evidence import line_signed_by, of_member, sign_line
 from rpel.peer.core.protocol import Report
+from rpel.peer.io.metrics import Point
 from rpel.peer.io.snapshot import Snapshot
-from rpel.types import Outcome
+from rpel.types import Measured, Outcome
 
 log = logging.getLogger("rpel")
 
 AUDIT_FILE = "audit.jsonl"
 _FIRST = "0" * 64
+_UNMEASURED = Measured()
 _LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log lie
 
 
@@ -35,13 +38,14 @@ class Journal:
     def __init__(self, log: str | Path, audit: Path, id: str) -> None:
         self._log, self._audit, self._id = RoundLog(log), Audit(audit), id
 
-    def write(
-        self, report: Report, now: Snapshot, digest: str, pulled: Mapping[int, str], epsilon: float | None = None
-    ) -> None:
-        """A round ended: ``digest`` of the half-step, ``pulled``: those of the others' models, by member;
-        ``epsilon``: what private steps have spent so far."""
+    def log(self, report: Report, now: Snapshot, digest: str, measured: Measured, epsilon: float | None = None) -> None:
+        """A round ended: ``digest`` of the half-step, what its model is worth where that was measured, and ``epsilon``:
+        what private steps have spent so far."""
+        self._log.write(line(report, now.names, digest, time.time(), measured, epsilon))
+
+    def audit(self, report: Report, now: Snapshot, digest: str, pulled: Mapping[int, str]) -> None:
+        """A round ended: ``digest`` of the half-step, ``pulled``: those of the others' models, by member."""
         moment, names = time.time(), now.names
-        self._log.write(line(report, names, digest, moment, epsilon))
         aggregated = {names[member]: found for member, found in pulled.items()}
         content = {
             "time": _stamp(moment),
@@ -64,7 +68,14 @@ def _stamp(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
 
 
-def line(report: Report, names: Sequence[str], digest: str, now: float, epsilon: float | None = None) -> str:
+def line(
+    report: Report,
+    names: Sequence[str],
+    digest: str,
+    now: float,
+    measured: Measured = _UNMEASURED,
+    epsilon: float | None = None,
+) -> str:
     """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
 
     >>> from rpel.types import PullResult
@@ -78,8 +89,32 @@ def line(report: Report, names: Sequence[str], digest: str, now: float, epsilon:
     shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
     results = {names[peer]: result for peer, result in report.results.items()}
     rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
-    spent = {} if epsilon is None else {"epsilon": epsilon}
-    return json.dumps({"time": _stamp(now)} | shown | rest | spent)
+    more = {"accuracy": measured.accuracy, "loss": measured.loss, "epsilon": epsilon}
+    known = {name: value for name, value in more.items() if value is not None}
+    return json.dumps({"time": _stamp(now)} | shown | rest | known)
+
+
+def history(path: str | Path) -> list[Point]:
+    """The rounds of a log, as far as they can be read: what a page draws after a restart.
+
+    >>> history("-")
+    []
+    """
+    points: dict[int, Point] = {}
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    for text in lines:
+        with suppress(ValueError, KeyError, TypeError):
+            found = json.loads(text)
+            numbers = (int(found[name]) for name in ("round", "asked", "received"))
+            scores = [None if (score := found.get(name)) is None else float(score) for name in ("accuracy", "loss")]
+            t, asked, received = numbers
+            points[t] = Point(t, Outcome(found["outcome"]), asked, received, *scores)
+    return list(points.values())
 
 
 class RoundLog:

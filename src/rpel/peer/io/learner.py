@@ -38,7 +38,7 @@ from rpel.peer.io.private import ASKED, Private, asked_of
 from rpel.tasks import Classification, Objective, Task
 from rpel.tasks.task import tensor
 from rpel.text import shortened
-from rpel.types import Arrays, Integers, Models
+from rpel.types import Arrays, Integers, Measured, Models
 
 Blob = bytes | memoryview
 """Local state as it lies on disk."""
@@ -65,8 +65,8 @@ class Learner(Protocol):
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """What belongs to the model and is never exchanged (BatchNorm's statistics), named as in its state_dict."""
 
-    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
-        """The accuracy of x (d,) after this round; None where it is not measured. ``last``: on all there is."""
+    def measure(self, x: Models, round: int, last: bool) -> Measured:
+        """Accuracy and loss of x (d,) after this round, where they are measured. ``last``: on all there is."""
 
 
 _HYPERPARAMETERS = (
@@ -216,12 +216,13 @@ class TaskLearner:
             begin += buffer.numel()
         return _persistent(module, found)
 
-    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
+    def measure(self, x: Models, round: int, last: bool) -> Measured:
         """On the subset every few rounds; on all test examples after the last."""
         if not last and round % self._hyper.eval_every:
-            return None
-        found, _ = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
-        return None if np.isnan(found[0]) else float(found[0])  # without classes there is no accuracy
+            return Measured()
+        found = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
+        accuracy, loss = (float(values[0]) for values in found)
+        return Measured(None if np.isnan(accuracy) else accuracy, loss)  # without classes there is no accuracy
 
 
 # --- tasks by name ---------------------------------------------------------------------------------------------------
@@ -432,9 +433,9 @@ class TorchLearner:
         """The model's own."""
         return _persistent(self._model, {name: _array(buffer) for name, buffer in self._model.named_buffers()})
 
-    def accuracy(self, x: Models, round: int, last: bool) -> float | None:
-        """The user's loop measures what it likes."""
-        return None
+    def measure(self, x: Models, round: int, last: bool) -> Measured:
+        """The user's loop measures what it likes, and may say so (:meth:`rpel.Peer.measured`)."""
+        return Measured()
 
 
 def _array(buffer: torch.Tensor) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What an operator sees of a peer: Prometheus metrics and two health pages. Never weights.
+"""What an operator sees of a peer: Prometheus metrics, two health pages, and where the page lies. Never weights.
 
 Invariants:
 - everything shown is a number, a name or a digest; no entry of any model leaves through here;
@@ -9,8 +9,9 @@ Invariants:
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,37 @@ import prometheus_client as prometheus
 from rpel.config.peer import listen_address
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.http import Line, Reply, Request
-from rpel.types import Outcome, PullResult
+from rpel.types import Measured, Outcome, PullResult
 
 log = logging.getLogger("rpel")
 
+_HISTORY = 5000  # rounds that the page can draw
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One round in the history that the page draws."""
+
+    round: int
+    outcome: Outcome
+    asked: int
+    received: int
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+@dataclass
+class Contact:
+    """What this peer has had to do with one member since the start."""
+
+    counts: Counter[PullResult] = field(default_factory=Counter)
+    result: PullResult | None = None
+    answered: int = 0
+    """The last round of which it gave its model; 0: none."""
+    offset: float | None = None
+    """How far its clock was ahead when it last answered."""
+    asked_us: int = 0
 
 
 class Metrics:
@@ -35,7 +62,11 @@ class Metrics:
         self.outcomes: Counter[Outcome] = Counter()
         self.pulls: Counter[PullResult] = Counter()
         self.last: Report | None = None
-        self.accuracy: float | None = None
+        self.measured = Measured()
+        self.history: deque[Point] = deque(maxlen=_HISTORY)
+        self.members: defaultdict[str, Contact] = defaultdict(Contact)
+        self.age: int | None = None
+        """Rounds since others' models were last taken in; None: never since the start."""
         self._saved: float | None = None
         self._asked_now, self.unasked_rounds = False, 0
         self._gauges()
@@ -54,6 +85,11 @@ class Metrics:
         self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
         self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
         self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
+        self._accuracy = self._gauge("rpel_accuracy", "Accuracy on this peer's test data (NaN: not measured)")
+        self._loss = self._gauge("rpel_loss", "Loss on this peer's test data (NaN: not measured)")
+        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: never)")
+        for unknown in (self._accuracy, self._loss, self._age):
+            unknown.set(float("nan"))
         self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
         self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
 
@@ -91,8 +127,41 @@ class Metrics:
         self._received.set(report.received)
         self._trim.set(report.trim)
         self._offset.set(report.offset)
+        if report.outcome != Outcome.LOCAL_ONLY:
+            self.age = 0
+        elif self.age is not None:
+            self.age += 1
+        self._age.set(float("nan") if self.age is None else self.age)
         for peer, result in report.results.items():
             self._pull.labels(names[peer], result).inc()
+            contact = self.members[names[peer]]
+            contact.result = result
+            contact.counts[result] += 1
+            if result == PullResult.OK:
+                contact.answered = report.round
+
+    def clocks(self, offsets: Mapping[str, float | None]) -> None:
+        """How far the clocks of the members that answered are ahead."""
+        for name, offset in offsets.items():
+            if offset is not None:
+                self.members[name].offset = offset
+
+    def scored(self, measured: Measured) -> None:
+        """The last round's model was measured, or not; the round is part of the history now."""
+        assert self.last is not None, "a round has ended"
+        if measured.accuracy is not None:
+            self._accuracy.set(measured.accuracy)
+        if measured.loss is not None:
+            self._loss.set(measured.loss)
+        known = self.measured
+        self.measured = Measured(
+            known.accuracy if measured.accuracy is None else measured.accuracy,
+            known.loss if measured.loss is None else measured.loss,
+        )
+        last = self.last
+        self.history.append(
+            Point(last.round, last.outcome, last.asked, last.received, measured.accuracy, measured.loss)
+        )
 
     def pulled(self, seconds: float, received: int) -> None:
         """One pull took so long and brought so many bytes."""
@@ -107,6 +176,7 @@ class Metrics:
     def asked(self, peer: str) -> None:
         """A member was sent a whole half-step."""
         self._asked.labels(peer).inc()
+        self.members[peer].asked_us += 1
         self._asked_now = True
 
     def unasked(self) -> int:
@@ -133,7 +203,8 @@ class Metrics:
             "pulls": {name.value: self.pulls[name] for name in PullResult},
             "degraded": last.degraded if last else 0,
             "frozen": last.frozen if last else False,
-            "accuracy": self.accuracy,
+            "accuracy": self.measured.accuracy,
+            "loss": self.measured.loss,
         }
 
     def text(self) -> bytes:
@@ -142,14 +213,22 @@ class Metrics:
 
 
 class Pages:
-    """/metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine.
+    """/, /metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine.
 
     One request a connection, ``most`` connections at a time, ``seconds`` for a request: whoever connects and says
     nothing gives way to the next, so that it costs the peer no descriptors and the operator no page.
     """
 
-    def __init__(self, metrics: Metrics, unready: Callable[[], str], most: int = 16, seconds: float = 5.0) -> None:
-        """``unready()`` says in a few words why the peer is not ready; "" when it is."""
+    def __init__(
+        self,
+        metrics: Metrics,
+        unready: Callable[[], str],
+        front: Callable[[], Reply] | None = None,
+        most: int = 16,
+        seconds: float = 5.0,
+    ) -> None:
+        """``unready()`` says in a few words why the peer is not ready; "" when it is; ``front()`` is the page at /."""
+        self._front = front
         self._of, self._unready, self._most, self._seconds = metrics, unready, most, seconds
         self._open: list[Line] = []
         self._server: asyncio.Server | None = None
@@ -207,7 +286,9 @@ class Pages:
         if request.path == "/readyz":
             why = self._unready()
             return _text(503 if why else 200, why or "ready")
-        return _text(404, "there are /metrics, /healthz and /readyz")
+        if request.path == "/" and self._front is not None:
+            return self._front()
+        return _text(404, "there are /, /metrics, /healthz and /readyz")
 
 
 def _text(status: int, text: str) -> Reply:

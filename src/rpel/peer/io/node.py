@@ -30,12 +30,14 @@ from rpel.peer.core.protocol import Checkpoint, Effect, Linger, Memory, Pulled, 
 from rpel.peer.io.background import Background, Woken
 from rpel.peer.io.client import Client
 from rpel.peer.io.detector import EquivocationDetector
+from rpel.peer.io.http import Reply
 from rpel.peer.io.identity import no_core_dumps
-from rpel.peer.io.journal import AUDIT_FILE, Journal, Repeats
+from rpel.peer.io.journal import AUDIT_FILE, Journal, Repeats, history
 from rpel.peer.io.learner import Learner
 from rpel.peer.io.limits import Limits, reserve_descriptors
 from rpel.peer.io.metrics import Pages
 from rpel.peer.io.model_files import MODEL_FILE, export, initial_model
+from rpel.peer.io.page import headers, page
 from rpel.peer.io.pulls import Pulls
 from rpel.peer.io.server import Server
 from rpel.peer.io.service import PeerService
@@ -44,7 +46,7 @@ from rpel.peer.io.store import Store, rounds_kept
 from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher, in_force
 from rpel.rules import rule
 from rpel.text import duration
-from rpel.types import Models, Outcome
+from rpel.types import Measured, Models, Outcome
 
 log = logging.getLogger("rpel")
 
@@ -55,8 +57,8 @@ _UNASKED = 5  # rounds in which nobody had this peer's half-step, after which th
 _GRACE = 5.0  # seconds that a body may leave after the reader's deadline, by when nobody wants it any more
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
-Progress = Callable[[Report, float | None], None]
-"""Told after each round, with the accuracy if it was measured."""
+Progress = Callable[[Report, Measured], None]
+"""Told after each round, with accuracy and loss where they were measured."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Node:
         self.service.coming = lambda: self._watcher.announced(self.now.membership)
         self.metrics = self.service.metrics
         self._client: Client | None = None
+        self.said = Measured()
+        """What a user's own loop has measured in the present round."""
         self._digest = ""
         self._table: Models = np.empty((1 + m.pull, self.signature.d), self.signature.dtype)
         self._x: Models | None = None
@@ -166,9 +170,13 @@ class Node:
             opened.callback(logging.getLogger(name).removeFilter, repeats)
 
     def _open_pages(self, opened: ExitStack) -> None:
-        self.pages = Pages(self.metrics, self.service.why_unready)
+        self.metrics.history.extend(history(self.config.log))
+        self.pages = Pages(self.metrics, self.service.why_unready, self._front)
         self._background.call(self.pages.start(self.config.metrics_listen))
         opened.callback(lambda: self._background.call(self.pages.stop()))
+
+    def _front(self) -> Reply:
+        return Reply(200, page(self.service).encode(), headers(), closing=True)
 
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
@@ -335,6 +343,7 @@ class Node:
                 table, seconds = self._rows(1 + len(members), half), deadline - self.clock.position()
                 answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
                 offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
+                self.metrics.clocks({self.now.names[i]: a.offset for i, a in zip(members, answers, strict=True)})
                 return Pulled(table, tuple(answer.result for answer in answers), offsets)
             case protocol.Save(checkpoint):
                 return self._save(checkpoint)
@@ -446,17 +455,19 @@ class Node:
         self.metrics.excluded(len(self.service.detector.excluded(now)))
         budget = self.service.budget
         spent = None if budget is None else budget.after(report.round)
-        self._journal.write(report, now, self._digest, self._pulls.digests, spent)
+        self._journal.audit(report, now, self._digest, self._pulls.digests)
         self._certify_privacy(report.round, spent)
         self.service.round_ended(report, exhausted=client is not None and client.exhausted)
         if self.metrics.unasked() == _UNASKED:
             log.warning("nobody has had this peer's model for %d rounds: can the others reach it?", _UNASKED)
         assert self._x is not None, "saved just before"
-        accuracy = learner.accuracy(self._x, report.round, last=report.round >= now.membership.rounds)
-        if accuracy is not None:
-            self.metrics.accuracy = accuracy
+        measured = learner.measure(self._x, report.round, last=report.round >= now.membership.rounds)
+        if measured == Measured():
+            measured, self.said = self.said, measured
+        self._journal.log(report, now, self._digest, measured, spent)
+        self.metrics.scored(measured)
         if self.progress is not None:
-            self.progress(report, accuracy)
+            self.progress(report, measured)
 
     def _certify_privacy(self, round: int, spent: float | None) -> None:
         """What this peer states of its steps so far, in the state folder."""

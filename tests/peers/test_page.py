@@ -47,7 +47,8 @@ def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
         for peer in peers:
             peer.join()
     assert seen["policy"].startswith("default-src 'none'; script-src 'none'; style-src 'sha256-")
-    there = in_chromium(seen["page"], DRIVE, tmp_path)
+    let_in = seen["page"].replace("script-src &#39;none&#39;", "script-src ")  # nobody but the test
+    there = in_chromium(let_in, DRIVE, tmp_path)
     assert there["problems"] == []
     assert (there["foreign"], there["scripts"]) == (0, 2)  # the two that the test put in
     assert there["state"] == ["taking part"]

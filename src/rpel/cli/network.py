@@ -449,7 +449,7 @@ def check(
     settings = Config.load(config)
     observer = Observer.of(settings)
     step = measured_step(settings, observer) if step_seconds is None else step_seconds
-    found = asyncio.run(_check(observer, timeout, step))
+    found = asyncio.run(_check(observer, timeout, step, settings.listen))
     if not terminal.printed(found.to_dict(), as_json):
         terminal.stdout().print(_checked(found.members))
         print(_advice(observer, found))
@@ -457,11 +457,11 @@ def check(
         raise typer.Exit(1)
 
 
-async def _check(observer: "Observer", timeout: float, step: float | None) -> "Report":
+async def _check(observer: "Observer", timeout: float, step: float | None, listen: str) -> "Report":
     from rpel.peer.ops.check import check
 
     try:
-        return await check(observer, timeout=timeout, step_seconds=step)
+        return await check(observer, timeout=timeout, step_seconds=step, listen=listen)
     finally:
         await observer.close()
 
@@ -473,6 +473,7 @@ def _advice(observer: "Observer", found: "Report") -> str:
     m = observer.now.membership
     wrong = [member.id for member in found.members if not member.well]
     verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(found.members)} other members are well"
+    verdict += f"\n{_reached(found)}"
     if found.suggested_period is None:
         return f"{verdict}\nno pull was measured, so no period is suggested"
     slowest = max(member.seconds or 0.0 for member in found.members)
@@ -484,6 +485,17 @@ def _advice(observer: "Observer", found: "Report") -> str:
         f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in the "
         f"{m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
     )
+
+
+def _reached(found: "Report") -> str:
+    """Whether the others reach this member."""
+    if not found.running:
+        return "your peer does not run here: start it and check again to learn who reaches you"
+    if not found.called:
+        return "nobody was asked to call back: they do so once a minute at most"
+    way = f" ({found.way})" if found.way else ""
+    more = "" if all(found.called) else ": is the port of your url open? docs/operators.md, no port to open"
+    return f"{sum(found.called)} of {len(found.called)} reach you{way}{more}"
 
 
 def _checked(checked: Sequence["Checked"]) -> Table:

@@ -20,7 +20,22 @@ from typing import Any
 
 from rpel.peer.core.evidence import Signed
 from rpel.peer.core.wire import Malformed, Reception, Signature
-from rpel.peer.io.http import CLOCK, ENDED, INIT, MODEL, SEEN, STATUS, Connection, Head, Refused, Sink, Socket, Text
+from rpel.peer.io.http import (
+    CLOCK,
+    ENDED,
+    HERE,
+    INIT,
+    MODEL,
+    REACH,
+    SEEN,
+    STATUS,
+    Connection,
+    Head,
+    Refused,
+    Sink,
+    Socket,
+    Text,
+)
 from rpel.peer.io.identity import leaf_fingerprint
 from rpel.peer.io.intake import Intake, Place
 from rpel.peer.io.resolver import Resolver, connect
@@ -28,6 +43,8 @@ from rpel.peer.io.snapshot import Snapshot
 from rpel.types import Models, PullResult
 
 _CONNECT = 5.0
+_NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")  # what TLS takes for a host's name
+_ADDRESS = re.compile("[0-9a-fA-F:.]{2,45}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
@@ -145,6 +162,14 @@ class Client:
             if meant.expires > time.time() and connection.usable and asyncio.get_running_loop().time() < until:
                 return connection
             connection.abort()
+        return await self._connected(now, member)
+
+    async def _connected(self, now: Snapshot, member: int, named: bool = True) -> Connection:
+        """A new one; ``named``: with the host's name in the ClientHello, by which a forwarder can tell members apart.
+
+        Identity is the pin, with or without a name.
+        """
+        meant = now.membership.members[member]
         host, _, port = meant.url.removeprefix("https://").rpartition(":")
         connection = Connection()
         try:
@@ -157,7 +182,7 @@ class Client:
                     lambda: connection,
                     sock=reached,
                     ssl=now.client_context(member),
-                    server_hostname="",  # no name is sent: identity is the pin
+                    server_hostname=host if named and _NAME.fullmatch(host) else "",
                     ssl_handshake_timeout=_CONNECT,
                     ssl_shutdown_timeout=1.0,
                 )
@@ -171,6 +196,30 @@ class Client:
             raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
         self._resolver.reached(host.strip("[]"), where)
         return connection
+
+    async def probe(self, now: Snapshot, member: int, within: float = _CONNECT) -> dict[str, object]:
+        """Whether a member is reached at its url by a new connection, with a name and without one, and from where it
+        says it sees this peer."""
+        found: dict[str, object] = {"reached": False, "without_name": False, "address": "", "reason": ""}
+        remote = self.member(now, member)
+        for named in (True, False):
+            try:
+                async with asyncio.timeout(within):
+                    connection = await self._connected(now, member, named)
+                    try:
+                        text: list[Text] = []
+                        await connection.get(remote.request(HERE), partial(_into, text))
+                        address = str(text[-1].content().get("address", ""))
+                    finally:
+                        connection.abort()
+            except (OSError, ValueError, Malformed, Refused) as error:
+                found["reason"] = found["reason"] or str(error) or type(error).__name__
+                continue
+            if named:
+                found |= {"reached": True, "address": address if _ADDRESS.fullmatch(address) else ""}
+            else:
+                found["without_name"] = True
+        return found
 
 
 Line = tuple[str, str, str, str]
@@ -239,6 +288,10 @@ class RemoteMember:
         told = await self._text(ENDED, deadline)
         return None if isinstance(told, Answer) else told.get("ended") is True
 
+    async def reach(self, deadline: float) -> dict[str, Any] | Answer:
+        """Ask it to call back at this peer's own url, and what came of that."""
+        return await self._text(REACH, deadline)
+
     async def clock(self, deadline: float) -> float | None:
         """How far its clock is ahead of this peer's; None if it does not say."""
         told = await self._text(CLOCK, deadline)
@@ -275,7 +328,7 @@ class RemoteMember:
                         lasting = True
                         try:
                             sent = client.position()
-                            head = await connection.get(self._request(path), partial(_judged, judge, sent, connection))
+                            head = await connection.get(self.request(path), partial(_judged, judge, sent, connection))
                             lasting = head.lasting
                         finally:
                             client.give_back(_line(self.now, self.number), connection, lasting)
@@ -299,7 +352,8 @@ class RemoteMember:
             pass
         return last
 
-    def _request(self, path: str) -> bytes:
+    def request(self, path: str) -> bytes:
+        """The bytes that ask for a path."""
         m = self.now.membership
         where = m.members[self.number].url.removeprefix("https://")
         return f"GET {path} HTTP/1.1\r\nHost: {where}\r\nRPEL-Membership: {m.hash}\r\n\r\n".encode()
@@ -312,6 +366,13 @@ class RemoteMember:
             return None
         valid = self.now.signed(self.number, round, reception.digest, signature)
         return Signed(reception.digest, signature) if valid else None
+
+
+def _into(texts: list[Text], head: Head) -> Sink:
+    if head.status != 200:
+        raise Refused(head)
+    texts[:] = [Text(head)]
+    return texts[0]
 
 
 def _judged(judge: Judge, sent: float, connection: Connection, head: Head) -> Sink:

@@ -108,7 +108,7 @@ def history(path: str | Path) -> list[Point]:
     except OSError:
         return []
     for text in lines:
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
             found = json.loads(text)
             numbers = (int(found[name]) for name in ("round", "asked", "received"))
             scores = [None if (score := found.get(name)) is None else float(score) for name in ("accuracy", "loss")]

@@ -180,8 +180,8 @@ class Node:
 
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
-        self.server = Server(self.service, Limits(write=self.now.membership.deadline + _GRACE))
         self._client = Client(self.signature, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
+        self.server = Server(self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe)
         alarm, coming = self._background.wake, self.config.next_members
         self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
         try:

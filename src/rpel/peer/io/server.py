@@ -10,9 +10,11 @@ cutting it off brings nothing.
 import asyncio
 import base64
 import logging
+import math
 import re
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +22,10 @@ from rpel.peer.core.serve_policy import GONE, Decision, ServePolicy
 from rpel.peer.io.http import (
     CLOCK,
     ENDED,
+    HERE,
     INIT,
     MODEL,
+    REACH,
     SEEN,
     STATUS,
     Line,
@@ -40,7 +44,11 @@ CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up t
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 _SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
 _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
+_BETWEEN_CALLS = 60.0  # seconds between two calls back to one member
 _log = logging.getLogger("rpel")
+
+CallBack = Callable[[Snapshot, int], Awaitable[dict[str, object]]]
+"""(membership, member) → what came of connecting to that member's url."""
 
 
 class Service(Protocol):
@@ -109,8 +117,9 @@ class _Accepted:
 class Server:
     """Serves one peer's models, each request under the membership that is in force when it comes."""
 
-    def __init__(self, service: Service, limits: Limits | None = None) -> None:
-        """A missing or unfit key or certificate: ValueError, and nothing is opened."""
+    def __init__(self, service: Service, limits: Limits | None = None, call_back: CallBack | None = None) -> None:
+        """A missing or unfit key or certificate: ValueError, and nothing is opened. ``call_back``: tries to reach a
+        member at its url, if members may ask for that."""
         assert service.now.server_context, "read now, while a sentence can still be said"
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
@@ -119,6 +128,8 @@ class Server:
         self._greeting: dict[Ticket, asyncio.Task[None]] = {}
         self._unclaimed: set[socket.socket] = set()  # of greetings whose handshake has not begun
         self._lines: dict[str, list[MemberLine]] = {}  # by pin, oldest first
+        self._call_back = call_back
+        self._called: dict[str, float] = {}  # by pin: when it was last called back
         self._news = asyncio.Event()
         self._listening: list[socket.socket] = []
         self._sockets: set[Socket] = set()
@@ -333,7 +344,20 @@ class Server:
             return json_reply(self._service.status())
         if request.path == ENDED:
             return json_reply({"ended": self._service.other_ended(line.pin)})
+        if request.path == HERE and line.transport is not None:
+            return json_reply({"address": line.transport.get_extra_info("peername")[0]})
+        if request.path == REACH and self._call_back is not None:
+            return await self._reached(line, now)
         return Reply(404)
+
+    async def _reached(self, line: MemberLine, now: Snapshot) -> Reply:
+        """Call the asker back, at its own url and nowhere else, and rarely: nobody is to be made a scanner of ports."""
+        assert self._call_back is not None, "looked at before"
+        member, moment = now.membership.by_fingerprint(line.pin), asyncio.get_running_loop().time()
+        if member is None or moment - self._called.get(line.pin, -math.inf) < _BETWEEN_CALLS:
+            return json_reply({"too_often": True})
+        self._called[line.pin] = moment
+        return json_reply(await self._call_back(now, member))
 
     async def _model(self, line: MemberLine, now: Snapshot, round: int) -> Reply | None:
         """One body, if the policy gives it: now, or when its round is published."""

@@ -6,14 +6,18 @@ the common initial model, which is as large as what travels in every round.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from rpel.config.membership import Membership
-from rpel.config.peer import Config
+from rpel.config.peer import Config, listen_address
 from rpel.peer.api import learner_of
 from rpel.peer.io.client import Answer
 from rpel.peer.ops.watch import Observer
@@ -27,12 +31,21 @@ SHORTEST = 1.0
 
 _CLOCK = 0.1  # of a period: from there on a member's rounds begin noticeably elsewhere
 _TOO_MANY = 429
+_CALL = 5.0  # seconds for a connection
 _UNANSWERED = {
     PullResult.LATE: "it is reachable, but did not answer in time",
     PullResult.REFUSED: "it refuses to answer",
     PullResult.MALFORMED: "what it answers is not what a peer of this network answers",
     PullResult.UNREACHABLE: "it cannot be reached: is it running, is the url right, is the port open?",
 }
+
+
+class Way(StrEnum):
+    """How members' connections come to a peer."""
+
+    DIRECT = "direct"
+    TUNNEL = "tunnel"
+    SNI = "SNI"
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,10 @@ class Checked:
     clock_offset: float | None = None
     seconds: float | None = None
     megabytes_per_second: float | None = None
+    reaches_you: bool | None = None
+    """Whether it could call back; None: it was not asked, or does not know how to."""
+    way: Way | None = None
+    """How its call came, where it did."""
     remark: str = "well"
 
     @property
@@ -71,22 +88,45 @@ class Report:
     period: float
     step_seconds: float | None
     suggested_period: float | None
+    running: bool = False
+    """Whether the own peer listens, without which nobody can call back."""
+    byzantine: int = 0
 
     @property
     def well(self) -> bool:
-        """Whether nothing is wrong with anybody."""
-        return all(member.well for member in self.members)
+        """Whether nothing is wrong with anybody, and no more than b members say that they do not reach this one."""
+        unreached = sum(member.reaches_you is False for member in self.members) if self.running else 0
+        return all(member.well for member in self.members) and unreached <= self.byzantine
+
+    @property
+    def called(self) -> list[bool]:
+        """Of each member that was asked to call back, whether it could."""
+        return [member.reaches_you for member in self.members if member.reaches_you is not None]
+
+    @property
+    def way(self) -> Way | None:
+        """How connections come to this peer, by most of the members that reach it."""
+        ways = Counter(member.way for member in self.members if member.way is not None)
+        return ways.most_common(1)[0][0] if ways else None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         members = [member.to_dict() for member in self.members]
-        return asdict(self) | {"members": members, "margin": MARGIN, "well": self.well}
+        return asdict(self) | {"members": members, "margin": MARGIN, "well": self.well, "way": self.way}
 
 
 async def check(
-    observer: Observer, *, within: float = 5.0, timeout: float = 60.0, step_seconds: float | None = None
+    observer: Observer,
+    *,
+    within: float = 5.0,
+    timeout: float = 60.0,
+    step_seconds: float | None = None,
+    listen: str = "",
 ) -> Report:
-    """Ask everybody: who does not answer ``within`` seconds is not there; a model may take ``timeout`` seconds."""
+    """Ask everybody: who does not answer ``within`` seconds is not there; a model may take ``timeout`` seconds.
+
+    If the own peer runs at ``listen``, the others are asked to call it back.
+    """
     m, loop = observer.now.membership, asyncio.get_running_loop()
     others = [number for number in range(m.nodes) if number != observer.now.me]
     deadline = loop.time() + within
@@ -95,7 +135,63 @@ async def check(
     for place, number in enumerate(others):
         if found[place].well:
             found[place] = await _pulled(observer, number, found[place], loop.time() + timeout)
-    return Report(tuple(found), m.period, step_seconds, suggestion(m, found, step_seconds))
+    running = bool(listen) and await _listens(listen)
+    if running:
+        calls = (_called_back(observer, *one) for one in zip(others, found, strict=True))
+        found = list(await asyncio.gather(*calls))
+    suggested = suggestion(m, found, step_seconds)
+    return Report(tuple(found), m.period, step_seconds, suggested, running, m.byzantine)
+
+
+async def _listens(listen: str) -> bool:
+    """Whether the own peer is there."""
+    host, port = listen_address(listen)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _CALL)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _called_back(observer: Observer, number: int, found: Checked) -> Checked:
+    """Can that member reach this one, and how do its connections come?"""
+    if not found.well:
+        return found
+    told = await observer.member(number).reach(asyncio.get_running_loop().time() + 3 * _CALL)
+    if isinstance(told, Answer) or type(told.get("reached")) is not bool:
+        return found  # it asked a moment ago, or its version does not call back
+    reached = told["reached"] is True
+    if not reached:
+        return replace(found, reaches_you=False, remark=f"{found.remark}, but it does not reach you")
+    return replace(found, reaches_you=True, way=_way(observer.now.own.url, told))
+
+
+def _way(url: str, told: Mapping[str, Any]) -> Way:
+    """By what a member's call showed.
+
+    Only a forwarder that looks at the name needs one; a tunnel ends on this machine, so what comes through it comes
+    from this machine.
+
+    >>> here = {"reached": True, "without_name": True, "address": "127.0.0.1"}
+    >>> _way("https://jump.example:7443", here).value, _way("https://127.0.0.1:7443", here).value
+    ('tunnel', 'direct')
+    >>> _way("https://jump.example:7443", here | {"without_name": False}).value
+    'SNI'
+    """
+    if told.get("without_name") is False:
+        return Way.SNI
+    return (
+        Way.TUNNEL if _is_here(str(told.get("address"))) and not _is_here(urlsplit(url).hostname or "") else Way.DIRECT
+    )
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _first(m: Membership, number: int, answer: dict[str, Any] | Answer) -> Checked:

@@ -133,6 +133,8 @@ def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         task = {"task": "support.quadratic:task", "listen": net.listen(5), "metrics_listen": net.metrics(5)}
         new = entry(newcomer.folder, "newcomer", net.url(5), **task)
         shutil.copy(tmp_path / "init.safetensors", newcomer.folder)
+        with newcomer.config.open("a") as file:
+            file.write('\nlog = "-"\n')
         turned = entry(tmp_path / "turned", turning.id, net.url(1))
         for name in ("key", "crt"):
             shutil.copy(tmp_path / "turned" / f"peer.{name}", turning.folder / f"peer.next.{name}")

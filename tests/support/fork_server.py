@@ -15,11 +15,13 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from typing import Any
 
 CLONE_NEWNET = 0x40000000
+CLONE_NEWNS = 0x00020000
 
 
 def main() -> None:
@@ -118,6 +120,11 @@ def _enter(namespace: str) -> None:
     with open(f"/run/netns/{namespace}", "rb") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"could not enter the namespace {namespace}")
+    hosts = f"/etc/netns/{namespace}/hosts"
+    if os.path.exists(hosts):  # as `ip netns exec` does it
+        libc.unshare(CLONE_NEWNS)
+        subprocess.run(["mount", "--make-rslave", "/"], check=True)
+        subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
 
 
 if __name__ == "__main__":

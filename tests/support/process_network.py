@@ -239,6 +239,8 @@ class ProcessNetwork:
             metrics_listen=self.metrics(member.number),
             folder=member.folder,
         )
+        with member.config.open("a") as file:
+            file.write('\nlog = "-"\n')  # the rounds are waited for by their lines
         return joined.member
 
     # --- processes ---------------------------------------------------------------------------------------------------

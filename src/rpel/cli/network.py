@@ -17,7 +17,7 @@ from typer import Argument, Option
 from rpel.cli import terminal
 from rpel.cli.peer import members_now, red_team, verify, watch
 from rpel.cli.rehearse import rehearse
-from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, PeerTask, Rounds
+from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, Rounds
 from rpel.text import count, human_bytes, percent, visible
 from rpel.types import CONFIDENCE, ROBUST_RULE
 
@@ -87,7 +87,9 @@ def new(
     rounds: Rounds,
     no_shows: Late = None,
     confidence: Annotated[float, Option(help="Probability of the plan, over all peers and rounds.")] = CONFIDENCE,
-    task: PeerTask = "mnist-sample",
+    task: Annotated[
+        str, Option(help="mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer.")
+    ] = "mnist-sample",
     model: Model = None,
     period: Annotated[float, Option(help="Length of a round in seconds.")] = 60.0,
     deadline: Annotated[
@@ -175,7 +177,8 @@ def _founded(found: "Founded") -> str:
     m, plan, late = found.membership, found.plan, found.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
-    hosts = f"--members {found.members.name} --task {found.task}"
+    hosts = f"--members {found.members.name}" + (f" --task {found.task}" if found.task != "none" else "")
+    start = "rpel peer run --config peer.toml" if found.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s{hours}
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
@@ -193,7 +196,7 @@ Next:
 3. Add the entries, compare the fingerprints by telephone, and give everybody the same members.toml:
      rpel network add ENTRY.toml ...; rpel network members
 4. Each operator starts the peer before the epoch, and checks the network while it waits:
-     rpel peer run --config peer.toml
+     {start}
      rpel network check --config peer.toml"""
 
 

@@ -102,10 +102,10 @@ def run(
 ) -> None:
     """Take part in the network until its last round, with the task that peer.toml names.
 
-    One line a round goes to standard error, one JSON line a round to the log that peer.toml names ("-": standard
-    output). Ctrl-C (status 130) and SIGTERM (status 0) end it at once with everything on disk: started again, it goes
-    on where it was. Status 3: the run is over and this peer's model is not of its last round. For your own training
-    loop see rpel.Peer.
+    One line a round goes to standard error, one JSON line a round to the log (rounds.jsonl in the state folder, unless
+    peer.toml names another), and a page to look at is at http://METRICS_LISTEN/. Ctrl-C (status 130) and SIGTERM
+    (status 0) end it at once with everything on disk: started again, it goes on where it was. Status 3: the run is over
+    and this peer's model is not of its last round. For your own training loop see rpel.Peer.
 
     Example: rpel peer run --config peer.toml
     """

@@ -20,6 +20,8 @@ from rpel.files import atomic
 from rpel.plugins import registered
 
 BUILT_IN_TASKS = ("mnist-sample", "mnist")
+LOG_FILE = "rounds.jsonl"
+"""The log lies in the state folder under this name, unless peer.toml says otherwise."""
 TASKS = "rpel.tasks"
 """The entry point group under which packages register tasks."""
 _OWN_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -76,8 +78,8 @@ MetricsAddress = Annotated[str, AfterValidator(_metrics_address)]
 class Config(StrictRecord):
     """One peer's settings: paths made absolute, addresses as written (see :func:`listen_address`).
 
-    ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output; ``next_members``
-    is where a later membership is looked for.
+    ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output, and lies in the
+    state folder unless said; ``next_members`` is where a later membership is looked for.
     """
 
     id: Annotated[str, AfterValidator(check_id)] = Field(description="This peer's name in members.toml.")
@@ -108,7 +110,9 @@ class Config(StrictRecord):
         description="What is trained: mnist-sample, mnist, what a package registers, or your own as module:task.",
     )
     data: Path | None = Field(default=None, description="Folder or file with this peer's data, if the task needs one.")
-    log: Path | str = Field(default="-", description='File for one JSON line a round; "-" is standard output.')
+    log: Path | str = Field(
+        description='File for one JSON line a round, usually rounds.jsonl in the state folder; "-" is standard output.'
+    )
     next_members: Path = Field(
         description="Where a coming membership is looked for; usually members.next.toml beside members.toml."
     )
@@ -141,13 +145,24 @@ class Config(StrictRecord):
     def load(cls, path: str | Path) -> "Config":
         """A peer.toml, checked; whether the files it names are there is not asked here."""
         path = Path(path)
-        content, folder = read_toml(path), path.resolve().parent
-        _refuse_coins(str(path), content)
+        return cls.of(read_toml(path), path.resolve().parent, str(path))
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], folder: Path | None = None, where: str = "config") -> "Config":
+        """From the content of a peer.toml in a folder (the present one, unless said), checked.
+
+        >>> Config.of({"id": "clinic-3"}, Path("/srv")).log == Path("/srv/state/rounds.jsonl")
+        True
+        """
+        folder = folder or Path.cwd()
+        _refuse_coins(where, content)
         usual = {key: field.default for key, field in cls.model_fields.items() if not field.is_required()}
         written = {key: _located(key, value, folder) for key, value in {**usual, **content}.items()}
         if not written.get("next_members"):  # members may still be of any kind: that is said below
             written["next_members"] = next_members(folder / str(written["members"]))
-        return cls.read(str(path), written)
+        if not written.get("log"):
+            written["log"] = folder / str(written["state_dir"]) / LOG_FILE
+        return cls.read(where, written)
 
     def save(self, path: Path) -> None:
         """Write a peer.toml that :meth:`load` reads back, with a comment on each key.
@@ -156,7 +171,11 @@ class Config(StrictRecord):
         """
         folder = path.resolve().parent
         lines = ["# One peer of an rpel network. Relative paths are relative to this file."]
-        usual = {"next_members": next_members(self.members), "task_dir": folder}
+        usual = {
+            "next_members": next_members(self.members),
+            "task_dir": folder,
+            "log": self.state_dir / LOG_FILE,
+        }
         for key, field in type(self).model_fields.items():
             value = getattr(self, key)
             left_out = value is None or value == usual.get(key)

@@ -37,9 +37,19 @@ class Peer:
     the loop ends when the other members have ended theirs, or one period later: until then they may need its model.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read and check peer.toml and all it names; the network begins with the ``with`` block."""
-        self._node = Node(Config.load(os.fspath(path)), linger=1.0)
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, config: Config | Mapping[str, Any] | None = None
+    ) -> None:
+        """Read and check peer.toml and all it names; the network begins with the ``with`` block.
+
+        ``config``: the settings themselves instead of a file, as a :class:`rpel.config.peer.Config` or as a table with
+        the keys of peer.toml; relative paths are then relative to the present folder.
+        """
+        if (path is None) == (config is None):
+            raise ValueError("rpel.Peer takes the path of a peer.toml, or config=, and not both")
+        if path is not None:
+            config = Config.load(os.fspath(path))
+        self._node = Node(config if isinstance(config, Config) else Config.of(config or {}), linger=1.0)
 
     def __enter__(self) -> Self:
         self._node.__enter__()

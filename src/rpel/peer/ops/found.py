@@ -23,6 +23,10 @@ _TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", 
 """What members.toml says of a built-in task, even where it is the default: a default may change one day."""
 
 
+NO_TASK = "none"
+"""The task of a network whose members train in loops of their own."""
+
+
 @dataclass(frozen=True)
 class Founded:
     """A new network: what its founder decided, what followed, the size of its models, and the two files to hand out."""
@@ -76,11 +80,12 @@ def new(
     The run is called as the founding says, or as the task, with 128 random bits behind it, so that what was signed in
     one network proves nothing in another, founded again under the same name.
     """
-    check_task(task)
+    if task != NO_TASK:
+        check_task(task)
     if model is not None and not model.is_file():
         raise ValueError(f"there is no file {model}: --model takes a safetensors file")
     members, init = out / "members.toml", out / INIT_FILE
-    run = f"{founding.run or task.partition(':')[0]}-{secrets.token_hex(16)}"
+    run = f"{founding.run or ('network' if task == NO_TASK else task.partition(':')[0])}-{secrets.token_hex(16)}"
     planned = founding.plan  # what cannot be planned is said before a model is made
     founding = founding.replace(run=run, hyperparameters=_table(task, founding))
     sig, body = _initial(task, model, founding.hyperparameters, seed)
@@ -126,7 +131,8 @@ def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int)
     """The common initial model: the user's file as it is, or for a built-in task in the order of its module."""
     if task not in BUILT_IN_TASKS:
         if model is None:
-            raise ValueError(f"task {task!r} needs --model FILE.safetensors, the model that all members begin with")
+            what = "a network without a task" if task == NO_TASK else f"task {task!r}"
+            raise ValueError(f"{what} needs --model FILE.safetensors, the model that all members begin with")
         return model_files.read_signature(model), model.read_bytes()
     from rpel import models
 

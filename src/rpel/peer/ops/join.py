@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from rpel import certificates
 from rpel.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
-from rpel.config.peer import Config, check_task, listen_address, next_members
+from rpel.config.peer import LOG_FILE, Config, check_task, listen_address, next_members
 from rpel.files import write_text
 from rpel.peer.core.wire import Signature
 from rpel.peer.io import identity
@@ -94,7 +94,7 @@ def join(
         task=task,
         task_dir=folder.resolve(),
         data=None if data is None else data.resolve(),
-        log="-",
+        log=folder.resolve() / "state" / LOG_FILE,
         next_members=next_members(members.resolve()),
         passphrase_file=None if passphrase_file is None else passphrase_file.resolve(),
     )

@@ -70,6 +70,25 @@ def test_people_read_a_table_and_a_suggestion(tmp_path: Path, capsys: pytest.Cap
     assert "600 s is enough" in out
 
 
+def test_members_call_back_once_a_minute_and_it_is_said_who_reaches_you(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = found(tmp_path, 4, period=600.0, soon=600.0)
+    path = str(net.configs[3].state_dir.parent / "peer.toml")
+    with waiting(net, [0, 1, 2, 3]):
+        told = checked(net, capsys, status=0)
+        assert ([row["reaches_you"] for row in told["members"]], told["way"]) == ([True] * 3, "direct")
+        again = checked(net, capsys, status=0)
+        assert [row["reaches_you"] for row in again["members"]] == [None] * 3
+    elsewhere = net.membership.members[3].replace(url="https://127.0.0.1:9")
+    net.membership.replace(members=(*net.membership.members[:3], elsewhere)).save(tmp_path / "members.toml")
+    with waiting(net, [0, 1, 2, 3]), pytest.raises(SystemExit, match="1"):
+        cli.main(["network", "check", "--config", path, "--step-seconds", "0.5"])
+    out = capsys.readouterr().out
+    assert "0 of 3 reach you: is the port of your url open?" in out
+    assert out.count("it does not reach you") == 3
+
+
 def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 2]):

@@ -323,7 +323,7 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     with result.members.open("a") as file:
         file.write(first.member.toml())
     again = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "rotated")
-    assert "replace that entry" in again.notes[0]
+    assert "rpel network rotate" in again.notes[0]
     assert again.member.fingerprint != first.member.fingerprint
     with pytest.raises(ValueError, match="is that of 'a'"):
         join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")

@@ -86,7 +86,6 @@ def test_members_call_back_once_a_minute_and_it_is_said_who_reaches_you(
         cli.main(["network", "check", "--config", path, "--step-seconds", "0.5"])
     out = capsys.readouterr().out
     assert "0 of 3 reach you: is the port of your url open?" in out
-    assert out.count("it does not reach you") == 3
 
 
 def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,7 @@ class _Nursery:
         if self.alive:
             self.process.terminate()
             self.process.wait()
+        self.link.close()
 
     @property
     def alive(self) -> bool:

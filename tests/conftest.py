@@ -16,7 +16,7 @@ ALWAYS = settings(derandomize=True, deadline=None, database=None, suppress_healt
 def pytest_configure(config: pytest.Config) -> None:
     """A few examples of each generated test, and many where nothing is left out (`make test-all`)."""
     everything = not config.getoption("markexpr")
-    settings.register_profile("rpel", ALWAYS, max_examples=200 if everything else 25)
+    settings.register_profile("rpel", ALWAYS, max_examples=200 if everything else 15)
     settings.load_profile("rpel")
 
 

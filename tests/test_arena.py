@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from rpel.runs.certificate import Certificate
 from rpel.runs.record import Run
 from rpel.runs.table import Table
 from support.browser import in_chromium
-from support.waiting import PATIENCE
+from support.commands import rpel
 
 DRIVE = (Path(__file__).parent / "browser" / "arena.js").read_text("utf-8")
 TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
@@ -145,16 +143,17 @@ def test_in_a_browser_a_heading_sorts_the_rules_and_a_rule_the_attacks(tmp_path:
 
 
 @pytest.mark.integration
-def test_the_command_runs_all_makes_its_files_and_repeats_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(to_toml(TINY))
-    command = [sys.executable, "-m", "rpel", "arena", "--preset", "tiny.toml", "--rules", "median,bulyan,mean"]
-    command += ["--attacks", "foe", "--out", "out", "--json"]
+def test_the_command_runs_all_makes_its_files_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(to_toml(TINY))
+    words = ["--rules", "median,bulyan,mean", "--attacks", "foe", "--out", "out", "--json"]
     shown = []
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
-        shown.append(json.loads(done.stdout))
-    assert "runs: 2, finished before: 2, cannot run: 1" in done.stderr
+        out, err = rpel("arena", "--preset", "tiny.toml", *words, capsys=capsys)
+        shown.append(json.loads(out))
+    assert "runs: 2, finished before: 2, cannot run: 1" in err
     assert shown[0] == shown[1]
     assert {cell["rule"] for cell in shown[0]["cells"] if cell["accuracy_worst"] is not None} == {"median", "mean"}
     assert all((tmp_path / "out" / f"arena.{suffix}").stat().st_size > 100 for suffix in ("html", "csv", "tex"))

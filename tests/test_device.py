@@ -142,7 +142,7 @@ def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
         rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
 
 
-FEW = ("rule-median", "rule-krum", "rule-nnm+trimmed_mean", "attack-fang", "attack-label_flip", "method-cs-plus")
+FEW = ("rule-nnm+trimmed_mean", "attack-label_flip", "method-cs-plus")
 
 
 def residency(*only: str) -> subprocess.CompletedProcess[str]:
@@ -158,9 +158,8 @@ def test_whole_rounds_stay_on_the_stand_in_device(some: tuple[str, ...]) -> None
     assert f"{len(some or NAMES)} rounds stayed" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "broken", ["mixed", *(pytest.param(how, marks=pytest.mark.full) for how in ("read", "models"))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("broken", ["mixed", "read", "models"])
 def test_what_leaves_the_stand_in_device_on_purpose_is_noticed(broken: str) -> None:
     done = residency(f"--broken={broken}", "rule-median")
     assert done.returncode == 1, done.stdout

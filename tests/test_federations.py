@@ -110,7 +110,9 @@ def test_the_preset_of_shakespeare_takes_fifty_steps_of_adamw_and_an_outer_one()
 FEDERATIONS = {"femnist-writers": (151, 15), "reviews-16": (16, 3), "heart-4": (4, 1)}
 
 
-@pytest.mark.parametrize("preset", FEDERATIONS)
+@pytest.mark.parametrize(
+    "preset", [name if name == "heart-4" else pytest.param(name, marks=pytest.mark.full) for name in FEDERATIONS]
+)
 def test_a_federation_s_preset_trains_one_node_an_owner(preset: str, shared_data: Path) -> None:
     spec = load_spec(preset)
     assert (spec.nodes, spec.byzantine, spec.partition) == (*FEDERATIONS[preset], "owner")

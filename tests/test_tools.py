@@ -59,8 +59,8 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
     ("tool", "page"),
     [
         ("scale_results", "scale.md"),
-        ("arena_results", "results/arena.md"),
-        ("federations_results", "results/federations.md"),
+        pytest.param("arena_results", "results/arena.md", marks=pytest.mark.full),
+        pytest.param("federations_results", "results/federations.md", marks=pytest.mark.full),
         ("privacy_results", "results/privacy.md"),
     ],
 )

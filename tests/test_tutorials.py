@@ -39,7 +39,7 @@ FASTER |= {"shakespeare": {"rounds": "1", "local-steps": "1", "eval-size": "2"}}
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.full) if page == "shakespeare" else page for page in FASTER]
+    "page", [page if page == "heart" else pytest.param(page, marks=pytest.mark.full) for page in FASTER]
 )
 def test_the_commands_and_the_python_of_a_federation_s_tutorial_run(
     page: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

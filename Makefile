@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 # Two cores and many tests that wait for a network: more processes than cores. Files stay whole, so that what a file sets up
 # is set up once, and those that wait are begun first.
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 BESIDE := $(MAKE) --no-print-directory --jobs=2
 
 .PHONY: demo check test test-all lint unit tests docs bench sbom clean

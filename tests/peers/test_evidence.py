@@ -33,7 +33,7 @@ from support.proxy import Proxy
 from support.thread_network import QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
 
-PERIOD = 2.0
+PERIOD = 1.2
 DIGESTS = (bytes(range(32)), bytes(range(1, 33)))
 
 

@@ -188,7 +188,7 @@ class Drilling:
 def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> None:
     honest, rounds = 5, 2
     make_ready(rule("nnm+trimmed_mean", f=2), 6, SIGNATURE.d, SIGNATURE.dtype)  # compiled before the clock runs
-    net = found(tmp_path, honest + 2, rounds=rounds, period=4.0, soon=4.0, byzantine=2)
+    net = found(tmp_path, honest + 2, rounds=rounds, period=2.0, soon=3.0, byzantine=2)
     drills = [Drilling(net, 5, "alie", ally=6), Drilling(net, 6, "garbage", ally=5)]
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(honest)]
     with ended(peers):

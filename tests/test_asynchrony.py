@@ -127,13 +127,21 @@ def test_aggregations_are_known_before_the_first_round_and_the_certificate_holds
     assert sum(found.history["messages"]) == pytest.approx(n * 6 * 12 / 10, rel=0.1)
 
 
-def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node() -> None:
-    at = Schedule(np.array([0.2, 1.0, 1.7, 10.0]), np.arange(4), 30, 0.1, 0.4, seed=0)
+@pytest.mark.parametrize(("fastest", "jitter"), [(0.2, 0.4), (0.6, 0.0)])
+@pytest.mark.parametrize("long", [True, False])
+def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node(
+    long: bool, fastest: float, jitter: float
+) -> None:
+    at = Schedule(np.array([fastest, 1.0, 1.7, 10.0]), np.arange(4), 30, 0.1, jitter, seed=0)
+    begun = np.ones(4, bool)  # whose answers to the phase before were read in an earlier window
     published: list[tuple[int, int, int]] = []
     read: list[tuple[int, int]] = []
     for r in range(1, 31):
-        for phases, reads in at.windows(r):
+        for phases, reads in at.windows(r, long):
             assert len(set(phases.rows)) == len(phases.rows)
+            assert begun[phases.rows].all()
+            begun[phases.rows] = False
+            begun[reads.rows] = True
             assert len(set(reads.rows)) == len(reads.rows)
             published += zip(phases.rows.tolist(), phases.published.tolist(), phases.labels.tolist(), strict=True)
             read += [(row, when) for row, when in zip(reads.rows.tolist(), reads.published.tolist(), strict=True)]
@@ -143,6 +151,7 @@ def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node() -> 
     assert sorted(in_time) == sorted(read)
     assert len({(row, label) for row, _, label in published}) == len(published), "no two phases share coordinates"
     assert len(read) == at.aggregations()
+    assert len(at.windows(9)) <= len(at.windows(9, long=False))
 
 
 def test_slow_nodes_hold_up_synchronous_rounds_and_not_asynchronous_ones() -> None:

@@ -127,12 +127,13 @@ def aggregate(
 ) -> tuple[Models, Aggregated]:
     """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step.
 
-    Non-finite models are looked for here, once, and the rule is told.
+    Non-finite models are looked for here, once, unless it was done before, and the rule is told.
     """
     kernels, context = kernels or backend("numba"), context or rule.context
     if received.moves is not None:
         kernels = cast(Backend, Moving(kernels, received.moves))
-    finite = np.asarray(kernels.finite_rows(received.table))
+    known = received.finite if received.finite is not None and received.moves is None else np.empty(0, np.bool_)
+    finite = np.concatenate([known, np.asarray(kernels.finite_rows(received.table[len(known) :]))])
     present = received.index >= 0
     usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
     kept = rule.unfit(present, usable)

@@ -134,7 +134,8 @@ class Received:
     ``moves`` are remembered answers, which the index names as rows behind the table.
 
     ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for the one
-    baseline that is told; ``met`` (h,) counts the hostile peers that each node asked.
+    baseline that is told; ``met`` (h,) counts the hostile peers that each node asked. ``finite`` (k,) says of the first
+    k rows of the table which hold nothing but finite numbers, where somebody has looked already.
     """
 
     table: Models
@@ -143,6 +144,7 @@ class Received:
     hostile: NDArray[np.bool_] | None = None
     met: Integers | None = None
     moves: Moves | None = None
+    finite: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

@@ -91,34 +91,39 @@ class Wire:
         if not sound:
             out.fill(np.nan)
 
-    def through(self, x: Models, out: Models) -> None:
-        """Write what models (n, d) become on their way into ``out`` (n, d), which may be x."""
+    def through(self, x: Models, out: Models) -> NDArray[np.bool_] | None:
+        """Write what models (n, d) become on their way into ``out`` (n, d), which may be x.
+
+        Returns (n,) which of them are finite there, or None where nobody has looked.
+        """
         if self.name == "float32":
             if out is not x:
                 out[:] = x
-            return
+            return None
         if not isinstance(x, np.ndarray):
             from rpel.backend.torch import through
 
             for row in range(len(x)):  # a row at a time: nothing of the table's size is made
                 through(self.name, x[row], out[row], BLOCK)
-            return
+            return None
         from rpel.backend import codes, pool  # the planner asks for sizes and needs no numba
 
         narrow = np.ascontiguousarray(x, np.float32)
         bits = narrow.view(np.int32)
         room = out if out.dtype == np.float32 else np.empty_like(narrow)
+        finite = np.empty(len(x), np.bool_)
 
         def some(begin: int, end: int) -> None:
             rows = slice(begin, end)
             if self.name == "int8":
-                codes.through_int8(narrow[rows], bits[rows], room[rows])
+                codes.through_int8(narrow[rows], bits[rows], room[rows], finite[rows])
             else:
-                codes.through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32))
+                codes.through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32), finite[rows])
 
         pool.run(some, len(x), small=x.size < 1 << 16)
         if room is not out:
             out[:] = room
+        return finite
 
 
 def _bfloat16(x: NDArray[np.float32]) -> NDArray[Any]:

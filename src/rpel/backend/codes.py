@@ -8,9 +8,13 @@ from rpel.types import Models
 
 
 @compiled
-def through_int8(x: Models, bits: NDArray[np.int32], out: Models) -> None:
-    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x, whose order is that of |x|."""
-    d = x.shape[1]
+def through_int8(x: Models, bits: NDArray[np.int32], out: Models, finite: NDArray[np.bool_]) -> None:
+    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x, whose order is that of |x|.
+
+    ``finite`` says of which rows something came; the others are NaN.
+    """
+    d, cell = x.shape[1], np.zeros(1, np.int32)
+    number = cell.view(np.float32)
     for i in range(len(x)):
         largest = np.int32(0)
         for left in range(0, d, 256):
@@ -18,25 +22,25 @@ def through_int8(x: Models, bits: NDArray[np.int32], out: Models) -> None:
             most = np.int32(0)
             for c in range(left, right):
                 most = max(most, bits[i, c] & np.int32(0x7FFFFFFF))
-            largest = max(largest, most)
-            scale = np.float32(0)
-            for c in range(left, right):
-                if bits[i, c] & np.int32(0x7FFFFFFF) == most:
-                    scale = abs(x[i, c]) / np.float32(127)
-                    break
+            cell[0] = most
+            scale = number[0] / np.float32(127)
+            cell[0] = np.int32(0)
+            number[0] = scale * np.float32(127)  # the largest that is decoded: it may overflow
+            largest = max(largest, max(most, cell[0]))
             if scale < np.float32(2.0**-126):
                 for c in range(left, right):
                     out[i, c] = 0
             else:
                 for c in range(left, right):
                     out[i, c] = (np.rint(x[i, c] / scale) + np.float32(0)) * scale  # no negative zero
-        if largest >= np.int32(0x7F800000):  # something is not finite
+        finite[i] = largest < np.int32(0x7F800000)
+        if not finite[i]:
             for c in range(d):
                 out[i, c] = np.nan
 
 
 @compiled
-def through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+def through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32], finite: NDArray[np.bool_]) -> None:
     """The same; ``out`` are the bits of the result."""
     d = x.shape[1]
     for i in range(len(x)):
@@ -46,6 +50,7 @@ def through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32])
             rounded = (bits[i, c] + np.int32(0x7FFF) + even) & np.int32(-65536)
             largest = max(largest, max(rounded & np.int32(0x7FFFFFFF), bits[i, c] & np.int32(0x7FFFFFFF)))
             out[i, c] = rounded
-        if largest >= np.int32(0x7F800000):
+        finite[i] = largest < np.int32(0x7F800000)
+        if not finite[i]:
             for c in range(d):
                 out[i, c] = np.int32(0x7FC00000)

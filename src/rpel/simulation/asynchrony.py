@@ -74,8 +74,17 @@ class AsynchronousRounds:
         self.h = len(self.schedule.w)
         self.table = self.network.table
         self.before = np.zeros(self.h, np.int64)
+        self.finite = np.ones(self.h, bool)
+        self.scratch: dict[str, Models] = {}
         needs = "before" in self.network.attack.needs
         self.known = np.empty((self.h, self.table.shape[1]), self.table.dtype) if needs else None
+
+    @property
+    def _alone(self) -> bool:
+        """Whether what a node is sent depends on nobody else who reads at about the same time."""
+        attack = self.network.attack
+        forging = not (self.network.silent or attack.trains)
+        return not forging or (victim_by_victim(attack, self.network.consistent) and "before" not in attack.needs)
 
     def init(self, x: Models) -> Arrays:
         """The versions that everybody has before anything is published: the common initial model."""
@@ -94,15 +103,15 @@ class AsynchronousRounds:
         for key, held in (("versions.half", self.table[: self.h]), ("versions.known", self.known)):
             if held is not None and not np.may_share_memory(held, state.network[key]):
                 held[:] = state.network[key]
+                self.finite = self._finite(self.table[: self.h])
         self.published = self.schedule.published_by(t - 1)
         count = self.mine.stop - self.mine.start
         met = np.full((count, self.schedule.most), -1, np.int64)
         turn, degraded = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for published, reading in self.schedule.windows(t):
+        for published, reading in self.schedule.windows(t, long=self._alone):
             self._publish(published, state, keep=len(reading.rows) > 0)
             results, attack = self._read(reading, published.rows, state, attack)
-            for some, found, hostile, failed in results:
-                state.x[some] = found
+            for some, hostile, failed in results:
                 met[some, turn[some]] = hostile
                 turn[some] += 1
                 degraded[some] += failed
@@ -120,20 +129,34 @@ class AsynchronousRounds:
         if not len(rows):
             return
         if keep:
-            self.table[h : h + len(rows)] = self.table[rows]
+            np.take(self.table[:h], rows, axis=0, out=self.table[h : h + len(rows)], mode="clip")
+            self.replaced = self.finite[rows]
         self.before[rows] = self.published[rows]
         mine = (rows >= self.mine.start) & (rows < self.mine.stop)
-        made = np.empty((int(mine.sum()), self.table.shape[1]), self.table.dtype)
         own, labels = rows[mine], acting.labels[mine]
-        for label, at in self._alike(labels, own - self.mine.start, state.local):
-            self._phase(own[at], made, at, int(label), state)
         if self.workers.size == 1:
-            self.table[rows] = made
+            for label, at in self._alike(labels, own, state.local):
+                self.finite[own[at]] = self._finite(self._phase(own[at], int(label), state, self.table))
         else:
+            made = np.empty((len(own), self.table.shape[1]), self.table.dtype)
+            for label, at in self._alike(labels, own - self.mine.start, state.local):
+                self._phase(own[at], int(label), state, made, at)
             edges = [int(np.searchsorted(rows, shard.start)) for shard in self.shards] + [len(rows)]
             parts = [slice(a, max(a, b)) for a, b in pairwise(edges)]
-            self.table[rows] = self.workers.rows(made, parts)
+            everyone = self.workers.rows(made, parts)
+            self.table[rows], self.finite[rows] = everyone, self._finite(everyone)
         self.published[rows] = acting.published
+
+    def _finite(self, table: Models) -> NDArray[np.bool_]:
+        """(n,) which rows hold nothing but finite numbers: looked at when they are published, not at each read."""
+        return np.asarray(self.network.backend.finite_rows(table))
+
+    def _some(self, name: str, array: NDArray[Any], rows: Integers, fill: bool = True) -> NDArray[Any]:
+        """Some rows of an array, in memory that is used again: new memory would be cleared page by page each time."""
+        room = self.scratch.get(name)
+        if room is None or len(room) < len(rows):
+            room = self.scratch[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        return np.take(array, rows, axis=0, out=room[: len(rows)], mode="clip") if fill else room[: len(rows)]
 
     def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
         """Nodes that step together: of one coordinate, and with equally many steps behind them where that counts."""
@@ -141,27 +164,28 @@ class AsynchronousRounds:
         for label, steps in np.unique(np.stack([labels, taken]), axis=1).T:
             yield int(label), np.flatnonzero((labels == label) & (taken == steps))
 
-    def _phase(self, rows: Integers, made: Models, at: Integers, label: int, state: State) -> None:
-        """One cohort's local steps into made[at]."""
+    def _phase(self, rows: Integers, label: int, state: State, out: Models, at: Integers | None = None) -> Models:
+        """One cohort's local steps, also put into out[at] (out[rows] if left out)."""
         some = rows - self.mine.start
         if self.known is not None:
             self.known[rows] = state.x[some]
-        if len(some) == len(state.x) == len(made):  # everybody at once: nothing is copied
-            self.local(state.x, state.local, rows, label, out=made)
-            return
-        part, half = {key: array[some] for key, array in state.local.items()}, made[at]
-        self.local(np.ascontiguousarray(state.x[some]), part, rows, label, out=half)
-        made[at] = half
+        if len(some) == len(state.x) and at is None:  # everybody at once: nothing is copied
+            return np.asarray(self.local(state.x, state.local, rows, label, out=out[: self.h])[0])
+        x, part = self._some("x", state.x, some), {k: self._some(f"local.{k}", a, some) for k, a in state.local.items()}
+        half = self._some("half", x, some, fill=False)
+        self.local(x, part, rows, label, out=half)
+        out[rows if at is None else at] = half
         for key, array in part.items():
             state.local[key][some] = array
+        return half
 
     # --- reads ---
 
     def _read(
         self, acting: Acting, replaced: Integers, state: State, attack: Arrays
-    ) -> tuple[list[tuple[Integers, Models, Integers, NDArray[np.bool_]]], Arrays]:
-        """Lines 7-9 of those who read in the window: (which of this worker's nodes, their models, hostile answers met,
-        who could not aggregate) for each coordinate, and what the attack remembers."""
+    ) -> tuple[list[tuple[Integers, Integers, NDArray[np.bool_]]], Arrays]:
+        """Lines 7-9 of those who read in the window: (which of this worker's nodes, hostile answers met, who could not
+        aggregate) for each coordinate, and what the attack remembers. Nobody reads a model that is made here."""
         found = []
         known = None if self.known is None else self.workers_known()
         for label in np.unique(acting.labels):
@@ -169,16 +193,19 @@ class AsynchronousRounds:
             rows, moment = acting.rows[group], acting.published[group] + self.schedule.wait
             mine = (rows >= self.mine.start) & (rows < self.mine.stop)
             received, attack = self._answers(rows, moment, mine, int(label), replaced, attack, known)
+            if not mine.any():
+                continue
             own, some = rows[mine], rows[mine] - self.mine.start
-            half = np.ascontiguousarray(self.table[own])
-            z, done = self.rule(half, received, own, int(label)) if len(own) else (half, _nothing())
-            if self.outer is not None and len(own):
+            looked = np.append(self.finite, self.replaced) if len(replaced) else self.finite
+            half, room = self._some("half", self.table, own), self._some("z", self.table, own, fill=False)
+            z, done = self.rule(half, replace(received, finite=looked), own, int(label), out=room)
+            if self.outer is not None:
                 part = {key: array[some] for key, array in state.outer.items()}
-                z, part = self.outer(np.ascontiguousarray(state.x[some]), z, part, done)
+                z, part = self.outer(self._some("x", state.x, some), z, part, done)
                 for key, array in part.items():
                     state.outer[key][some] = array
-            met = np.asarray(received.met) if len(own) else np.empty(0, np.int64)
-            found.append((some, z, met, done.degraded))
+            state.x[some] = z
+            found.append((some, np.asarray(received.met), done.degraded))
         return found, attack
 
     def workers_known(self) -> Models | None:
@@ -203,7 +230,3 @@ class AsynchronousRounds:
         first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
         wanted = slice(None) if alone else slice(first, first + int(mine.sum()))
         return network.answers(label, own, attack, known, forging, wanted)
-
-
-def _nothing() -> Aggregated:
-    return Aggregated(np.zeros(0, bool), np.zeros(0, np.int64))

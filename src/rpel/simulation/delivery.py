@@ -247,13 +247,13 @@ class SimulatedNetwork:
 class CodedNetwork:
     """A network whose models travel in a code: what is pulled, forged rows included, is what the code can say.
 
-    network: answers from ``air``, whose first rows are filled here with what everybody's half-steps (h, d) become.
-    A node's own row stays exact: this worker's are put behind the forged ones, for which ``air`` has room.
+    network: answers from the first rows of ``whole``, which begin with what everybody's half-steps (h, d) become,
+    written here, and have room for forged ones. Behind them stand the half-steps: a node's own row stays exact.
     """
 
     network: SimulatedNetwork
     half: Models
-    air: Models
+    whole: Models
 
     def init(self) -> Arrays:
         """What the attack remembers."""
@@ -265,14 +265,12 @@ class CodedNetwork:
 
     def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
         """Honest half-steps through the code; the attack forges from what came, and its vectors go through it, too."""
-        h = len(self.half)
-        self.network.wire.through(self.half, self.air[:h])
+        h, exact = len(self.half), len(self.whole) - len(self.half)
+        finite = self.network.wire.through(self.half, self.whole[:h])
         received, state = self.network(half, state, nodes, t, before)
-        end = len(received.table)
-        exact, index = np.arange(end, end + len(half)), received.index.copy()
-        self.air[end : end + len(half)] = half
-        index[:, 0] = exact
-        return replace(received, table=self.air[: end + len(half)], index=index), state
+        index = received.index.copy()
+        index[:, 0] = exact + nodes
+        return replace(received, table=self.whole, index=index, finite=finite), state
 
 
 def victim_by_victim(attack: Attack, consistent: bool) -> bool:

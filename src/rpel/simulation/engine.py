@@ -82,7 +82,7 @@ def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
     more as it was coded, and once for each round remembered.
     """
     coded = spec.wire != "float32"
-    each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none") + coded
+    each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
     remembered_rounds = spec.memory if spec.memory > 1 else 0
     return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older
 
@@ -123,7 +123,10 @@ class Simulation:
         answers = spec.memory * self.topology.widest * (len(self.rows) if by_victim else h)
         beside = _ANSWER * answers + int(getattr(task, "device_bytes", 0))
         self._check_memory(rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers)
-        self.table = self.backend.empty(h + older + behind, initial)
+        self.wire = Wire(spec.wire)
+        air = (h + behind) if self.wire.name != "float32" else 0  # what half-steps and forged rows become on their way
+        whole = self.backend.empty(air + h + older + behind, initial)
+        self.table = whole[air:]
         half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
         self.gradients, self.budget = private(spec, task, sizes)
@@ -131,7 +134,7 @@ class Simulation:
             raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
         local = self._local(self.gradients, optimizer, space)
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
-        deliver = self._deliver(attack, line9, half, behind)
+        deliver = self._deliver(attack, line9, half, whole, air)
         outer = NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend) if spec.outer == "nesterov" else None
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
@@ -153,17 +156,17 @@ class Simulation:
                 self.workers.size - busy, self.workers.size, self.nodes, count(-(-self.nodes // self.unit), "unit"),
             )  # fmt: skip
 
-    def _deliver(self, attack: Attack, line9: Aggregation, half: Models, behind: int) -> Deliver:
-        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say."""
-        spec, self.wire = self.spec, Wire(self.spec.wire)
-        coded = self.wire.name != "float32"
-        air = self.backend.empty(coded * (self.nodes + behind + len(self.rows)), self.table)
-        answers_from = air[: self.nodes + behind] if coded else self.table
+    def _deliver(self, attack: Attack, line9: Aggregation, half: Models, whole: Models, air: int) -> Deliver:
+        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and stands in
+        the first rows (``air``) of the whole."""
+        spec = self.spec
         self.network = SimulatedNetwork(
-            self.roster, self.topology, self._ids, attack, line9, answers_from, self.nodes, self.mine, spec.seed,
-            spec.no_show, spec.silent, spec.consistent, everyone=self._everyone, backend=self.backend, wire=self.wire,
+            self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table, self.nodes,
+            self.mine, spec.seed, spec.no_show, spec.silent, spec.consistent, everyone=self._everyone,
+            backend=self.backend, wire=self.wire,
         )  # fmt: skip
-        network: Deliver = CodedNetwork(self.network, half, air) if coded else self.network
+        coded = CodedNetwork(self.network, half, whole[: air + len(half)])
+        network: Deliver = coded if air else self.network
         return network if spec.memory == 1 else self._remembering(network, attack)
 
     def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":

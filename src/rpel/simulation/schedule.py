@@ -7,8 +7,9 @@ equal a cycle lasts C = 1 + 2L; round r of a run is the time in which what is ag
 Invariants:
 - no draw of a peer enters, so that the number of aggregations is known before the first;
 - times are whole numbers of ticks, a billion to the unit, so that equal speeds give equal times, exactly;
-- a window is no longer than L: what is published in it comes from phases that began before it, and what is read in it
-  belongs to phases that ended before it.
+- what is published in a window comes from models that were aggregated before it, and nobody publishes twice in it: a
+  phase of length p that ends in it was begun with answers that were read p + L before its end. So a window may last as
+  long as the shortest phase and L together; the shortest possible phase is L.
 """
 
 from dataclasses import dataclass
@@ -122,6 +123,15 @@ class Schedule:
         return Acting(row, published, rounds + (_nth(row, rounds) << 32))
 
     @cached_property
+    def shortest(self) -> int:
+        """The ticks of the shortest phase that ends in time."""
+        row, published, _ = self._phases
+        order = np.lexsort((published, row))
+        row, ends = row[order], published[order]
+        begin = np.where(np.append(True, row[1:] != row[:-1]), 0, np.append(0, ends[:-1]) + 2 * self.wait)
+        return int((ends - begin).min(initial=self.cycle))
+
+    @cached_property
     def most(self) -> int:
         """The largest number of times that a node aggregates in one round."""
         row, reads = self._reads
@@ -143,10 +153,16 @@ class Schedule:
         """How many rows read in round r."""
         return int((self._reads[1] == r).sum())
 
-    def windows(self, r: int) -> list[tuple[Acting, Acting]]:
-        """(who publishes, who reads) in each window of round r; windows in which nobody does are left out."""
+    def windows(self, r: int, long: bool = True) -> list[tuple[Acting, Acting]]:
+        """(who publishes, who reads) in each window of round r; windows in which nobody does are left out.
+
+        long: as few as possible; else none is longer than L, so that whoever acts in one acts at nearly one time.
+        """
         phases, first, last = self._phases, self.edge(r - 1) if r > 1 else -1, self.edge(r)
-        edges = [first, *range(last - (last - first - 1) // self.wait * self.wait, last, self.wait), last]
+        each = self.wait
+        if long:
+            each = -(-(last - first) // -(-(last - first) // (self.shortest + self.wait)))
+        edges = [first, *range(last - (last - first - 1) // each * each, last, each), last]
         found = []
         for low, high in pairwise(edges):
             pair = [self._between(phases, low - shift, high - shift) for shift in (0, self.wait)]

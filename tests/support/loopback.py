@@ -93,6 +93,7 @@ class MemoryStore:
     signatures: dict[int, bytes] = field(default_factory=dict)
     told: dict[int, dict[str, object]] = field(default_factory=dict)
     now: Snapshot = field(init=False)
+    late_in: float = float("inf")
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
@@ -118,6 +119,9 @@ class MemoryStore:
 
     def position(self) -> float:
         return asyncio.get_running_loop().time() + self.ahead
+
+    def late(self, now: Snapshot, round: int) -> float:
+        return self.late_in
 
     def status(self) -> dict[str, object]:
         return {"round": self.policy.passed}

@@ -122,6 +122,12 @@ def new(
     wire: Annotated[
         str, Option(help="How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).")
     ] = "float32",
+    memory: Annotated[
+        int, Option(help="Aggregate the answers of so many rounds: fewer messages a round, for as much certainty.")
+    ] = 1,
+    max_age: Annotated[
+        int, Option(help="Rounds by which an answer may be old: so members slower than the period take part, too.")
+    ] = 0,
     upstream: Annotated[
         str | None, Option(help="What a member can send, such as 20Mbit: the shortest period for it is told.")
     ] = None,
@@ -157,6 +163,7 @@ def new(
         allow_private=allow_private, linger=linger, hyperparameters=table,
         outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum, wire=cast("WireName", wire),
         hours=hours or "",
+        memory=memory, max_age=max_age,
     )  # fmt: skip
     if upstream is not None:
         bits_per_second(upstream)  # what is no rate is said before anything is written
@@ -174,17 +181,19 @@ def new(
 
 def _founded(found: "Founded") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
-    m, plan, late = found.membership, found.plan, found.founding.late
+    m, plan = found.membership, found.plan
+    late = m.memory * found.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
     hosts = f"--members {found.members.name}" + (f" --task {found.task}" if found.task != "none" else "")
     start = "rpel peer run --config peer.toml" if found.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
+    window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s{hours}
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
-certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: {percent(plan.probability)}
-survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
+certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in {window}: {percent(plan.probability)}
+survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
 {human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters as {m.wire}
 written:  {found.members} and {found.init}

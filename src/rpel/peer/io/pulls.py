@@ -93,7 +93,7 @@ class Pulls:
         return list(offsets.values())
 
     async def round(self, want: Pull, table: Models, seconds: float, now: Snapshot) -> list[Answer]:
-        """Ask all members of a round's draw, each for its row of the table (1 + s, d), for so many seconds."""
+        """Ask all members of a round's draw, each for its row of the table (1 + s + …, d), for so many seconds."""
         self._client.exhausted = False
         self._client.prune(now)
         loop = asyncio.get_running_loop()
@@ -101,10 +101,12 @@ class Pulls:
         intake = Intake(self._client.signature.size, max(seconds, 0.01), self._width)
         watching = loop.create_task(intake.watch())
         excluded, asking = self._detector.excluded(now), {}
-        for turn, (number, row) in enumerate(zip(want.members, table[1:], strict=True)):
+        for turn, (number, row) in enumerate(zip(want.members, table[1:], strict=False)):
             if now.names[number] not in excluded:  # else a no-show, whatever it would say
                 member = self._client.member(now, number)
-                asking[number] = task = loop.create_task(member.fetch(want.round, row, deadline, intake, turn))
+                asking[number] = task = loop.create_task(
+                    member.fetch(want.round, row, deadline, intake, turn, want.max_age)
+                )
                 task.add_done_callback(partial(self._answered, now, number, want.round, deadline, began))
         try:
             await asyncio.gather(*asking.values(), return_exceptions=True)
@@ -130,7 +132,7 @@ class Pulls:
         if answer.result is not PullResult.OK:
             log.debug("round %d: %s is %s: %s", round, now.names[member], answer.result, answer.reason)
         elif answer.signed is not None:
-            self._detector.saw(now, member, round, answer.signed)
+            self._detector.saw(now, member, answer.round, answer.signed)
             gossip = asyncio.get_running_loop().create_task(self._gossip(now, member, round - 1, deadline))
             self._gossiping.add(gossip)
             gossip.add_done_callback(self._gossiping.discard)

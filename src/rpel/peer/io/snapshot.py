@@ -57,6 +57,7 @@ class Snapshot:
         return Terms(
             self.me, m.nodes, m.byzantine, m.pull, chosen, m.deadline, m.rounds,
             seed=seed, outer=outer, linger=m.linger, membership=m.hash,
+            max_age=m.max_age, memory=m.memory,
         )  # fmt: skip
 
     @cached_property

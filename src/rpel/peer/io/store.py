@@ -9,7 +9,7 @@ Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, 
 (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, the local state
 of training, where bodies are coded the half-step as it is (the own row of line 9 is exact), and with an outer step the
 model before the local steps and its v; in a checkpoint the values of the model, then those of its buffers, if it has
-any, and v.
+any, v, and with a memory the answers of the last draws, each draw's behind the own half-step of then.
 """
 
 import base64
@@ -31,7 +31,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rpel.files import atomic, locked
-from rpel.peer.core.protocol import Checkpoint, Memory, Record
+from rpel.peer.core.protocol import Checkpoint, Memory, Record, Remembered
 from rpel.peer.core.wire import Signature, raw
 from rpel.types import Models
 
@@ -137,6 +137,7 @@ class Store:
             "round": record.round,
             "asked": [int(member) for member in record.asked],
             "membership": record.membership,
+            "follows": record.follows,
             "body": sum(map(len, body)),
             "state": len(state),
         }
@@ -177,6 +178,9 @@ class Store:
         if checkpoint.v is not None:
             entries["v"] = len(values)
             parts.append(raw(self._signature, checkpoint.v))
+        if checkpoint.window:
+            entries["window"] = [[one.round, one.asked, one.membership, len(one.rows)] for one in checkpoint.window]
+            parts += [np.ascontiguousarray(one.rows).data.cast("B") for one in checkpoint.window]
         if self._write(_file(self.path, "checkpoint", checkpoint.round), entries, parts) is None:
             return False
         self._prune("checkpoint", CHECKPOINTS)
@@ -289,7 +293,8 @@ class Store:
                 file.seek(head.offset + len(self._signature.header))
                 found["half"] = _read_values(file, self._signature)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
-        return Record(round, asked, found.get("half"), found.get("before"), found.get("v"), membership)
+        follows = head.entries.get("follows", 0)
+        return Record(round, asked, found.get("half"), found.get("before"), found.get("v"), membership, follows)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):
@@ -329,7 +334,16 @@ def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Che
         buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
         begin += count * dtype.itemsize
     v = np.frombuffer(rest, signature.dtype, signature.d, begin).copy() if "v" in kept else None
-    return Checkpoint(round, x, kept["fresh"], kept["degraded"], kept["outcome"], kept["behind"], v), buffers
+    begin += 0 if v is None else v.nbytes
+    window = []
+    for t, asked, membership, count in kept.get("window", []):
+        rows = np.frombuffer(rest, signature.dtype, count * signature.d, begin).reshape(count, signature.d)
+        window.append(Remembered(t, tuple(asked), rows, membership))
+        begin += rows.nbytes
+    found = Checkpoint(
+        round, x, kept["fresh"], kept["degraded"], kept["outcome"], kept["behind"], v, tuple(window)
+    )  # fmt: skip
+    return found, buffers
 
 
 def _read_values(file: IO[bytes], signature: Signature) -> Models:

@@ -143,7 +143,7 @@ def prepare(path: str) -> None:
 
     node = Node(Config.load(path))
     terms = node.now.terms
-    make_ready(terms.rule, terms.pull, node.signature.d, node.signature.dtype)
+    make_ready(terms.rule, terms.window, node.signature.d, node.signature.dtype)
     learner_of(node.config, node.now, node.signature)
 
 

@@ -62,7 +62,7 @@ class Founded:
             **{key: getattr(plan, key) for key in ("probability", "messages_per_round")},
             "bytes_per_round": self.bytes_per_round,
             "parameters": self.signature.d,
-            "wire": m.wire,
+            **{key: getattr(m, key) for key in ("wire", "memory", "max_age")},
             "bytes_per_message": self.signature.size,
             "task": self.task,
             **{key: getattr(m, key) for key in ("epoch", "period", "deadline")},
@@ -111,7 +111,7 @@ def notes(founding: Founding) -> list[str]:
             f"{founding.late} honest late, a peer that missed rounds catches up with its own old model among the "
             "answers, and hostile peers can hold it back for as long as that lasts"
         )
-    if founding.plan.pull == founding.nodes - 1:
+    if founding.memory == 1 and founding.plan.pull == founding.nodes - 1:
         found.append(
             f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many hostile ones "
             f"it does from n = {_worth(founding)} on"

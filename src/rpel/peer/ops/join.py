@@ -104,8 +104,9 @@ def join(
 
 
 def memory_needed(membership: Membership, signature: Signature) -> int:
-    """Bytes that a peer may need: itself and s + 6 models, and half as much again."""
-    return int(1.5 * (_ITSELF + (membership.pull + 6) * signature.size))
+    """Bytes that a peer may need: itself, s + 6 models and what it remembers, and half as much again."""
+    remembered = (membership.memory - 1) * (2 * membership.pull + 1)
+    return int(1.5 * (_ITSELF + (membership.pull + remembered + 6) * signature.size))
 
 
 def _memory(folder: Path, own: Config) -> Path | None:

@@ -1,3 +1,3 @@
 """The version, written once: the package's metadata, ``rpel.__version__`` and certificates take it from here."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

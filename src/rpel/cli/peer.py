@@ -263,13 +263,14 @@ def watch(
 
 
 async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
-    from rpel.peer.ops.watch import convicted, look
+    from rpel.peer.ops.watch import Seen, convicted, look, remembering
 
     console, m = Console(highlight=False), observer.now.membership
+    found: list[Seen] = []
     with nullcontext() if once or as_json else terminal.live(console) as place:
         try:
             while True:
-                found = await look(observer)
+                found = remembering(found, await look(observer))
                 facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": found}
                 table = members_now(_title(observer), found, convicted=convicted(found, m.byzantine))
                 if place is not None:

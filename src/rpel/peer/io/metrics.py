@@ -12,7 +12,6 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rpel.config.peer import listen_address
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.http import Line, Reply, Request
 from rpel.types import Measured, Outcome, PullResult
+from rpel.version import __version__
 
 log = logging.getLogger("rpel")
 
@@ -113,7 +113,7 @@ class Metrics:
 
     def identity(self, membership: str, expiry: float) -> None:
         """The membership in force, by its hash, and when the own certificate ends (unix seconds)."""
-        self._build.info({"version": version("rpel"), "membership": membership})
+        self._build.info({"version": __version__, "membership": membership})
         self._expiry.set(expiry)
 
     def ended(self, report: Report, names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -131,6 +131,22 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
     state = State.FINISHED if round >= rounds else State.TRAINING
     state = State.FROZEN if frozen else State.STARTING if not round else state
     return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted, ready)
+
+
+def remembering(before: Sequence[Seen], looked: Sequence[Seen]) -> list[Seen]:
+    """What was looked at, with the last numbers of members that have finished and left.
+
+    >>> last, gone = Seen("a", State.TRAINING, round=9, accuracy=0.5), Seen("a", State.FINISHED)
+    >>> remembering([last], [gone])[0].accuracy, remembering([last], [gone])[0].state.value
+    (0.5, 'finished')
+    """
+    known = {member.id: member for member in before if member.round}
+    return [
+        replace(known[member.id], state=member.state)
+        if member.state is State.FINISHED and not member.round and member.id in known
+        else member
+        for member in looked
+    ]
 
 
 def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:

@@ -130,7 +130,7 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
     if (last := metrics.last) is not None:
         yield _tile("answers", f"{last.received} of {last.asked}", f"in round {last.round}; {m.enough} are enough")
         yield _tile("clock", f"{last.offset:+.3f} s", "ahead of (+) or behind the members' median")
-        yield _tile("model", _ago(metrics.age), "since others' models were taken in")
+        yield _tile("others' models", _ago(metrics.age), "when this peer's model last took them in")
 
 
 def _tile(name: str, value: str, more: str) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,13 @@ def test_progress_line_of_80_columns_shows_name_round_bar_time_worst_and_hostile
     assert line.startswith(name[:10])
     for words in ("round 1234/2000", "━━━", "--:--", "worst 0.876", "hostile 17 of 18"):
         assert words in line
+
+
+@pytest.mark.parametrize(("typed", "at", "answer"), [("rpel pla", 1, "plan"), ("rpel plan --byz", 2, "--byzantine")])
+def test_shell_completion_knows_commands_and_their_options(typed: str, at: int, answer: str) -> None:
+    asked = {**os.environ, "_RPEL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(at)}
+    done = subprocess.run([sys.executable, "-m", "rpel"], env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [answer]
 
 
 def test_lists_break_between_words_on_a_screen(

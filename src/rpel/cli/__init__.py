@@ -158,6 +158,8 @@ def main(arguments: list[str] | None = None) -> None:
     end_with_starter()
     os.environ["MPLBACKEND"] = "agg"  # commands open no window, and a notebook's backend need not exist here
     words = sys.argv[1:] if arguments is None else arguments
+    if "_RPEL_COMPLETE" in os.environ:  # a shell asks how the words that it passes along can go on
+        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     try:
         app = _for(words)
         status = app(arguments, prog_name="rpel", standalone_mode=False)

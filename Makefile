@@ -45,8 +45,10 @@ tests: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not integration and not full and not slow"
 
-# The site, into site/: every page is executed, warnings and dead links are errors.
+# The site, into site/: every page is executed, warnings and dead links are errors. What pages print is kept in .docs-cache
+# until rpel's code or the page's changes.
 docs: $(VENV)/.installed-docs
+	@echo "building the site: a few minutes where pages are executed, well under one where only words changed"
 	rm -rf site jupyter_execute
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build -W --keep-going -q docs site
 	@rm -rf jupyter_execute
@@ -118,4 +120,4 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make a virtual environment: install your system's python3-venv package"; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-trackers $(VENV)-flower $(VENV)-opacus build dist demo site docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-trackers $(VENV)-flower $(VENV)-opacus build dist demo site .docs-cache docs/_generated rpel.cdx.json .mypy_cache .ruff_cache .hypothesis

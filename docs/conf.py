@@ -1,5 +1,7 @@
-"""The site: `make docs` builds it into site/; notebooks are executed, warnings and dead links are errors."""
+"""The site: `make docs` builds it into site/; pages are executed, warnings and dead links are errors."""
 
+import hashlib
+import logging
 import os
 import shutil
 import sys
@@ -41,8 +43,16 @@ myst_enable_extensions = ["deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 html_math_renderer = "text"  # formulas are written as text: the site asks no other server for anything
 
-# A notebook that fails fails the build. Each page runs in a folder of its own, so pages cannot lean on each other.
-nb_execution_mode = "force"
+# A page that fails fails the build. Each runs in a folder of its own, so pages cannot lean on each other. What a page
+# printed is kept by its code and the code of rpel, so that a change of words executes nothing.
+_kinds = ("../src/rpel/**/*.py", "../src/rpel/**/*.toml", "**/*.py")
+_sources = [path for kind in _kinds for path in sorted(Path(here).glob(kind))]
+_digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
+_cache = Path(here).parent / ".docs-cache"
+for _old in set(_cache.glob("*")) - {_cache / _digest}:
+    shutil.rmtree(_old)
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(_cache / _digest)
 nb_execution_raise_on_error = True
 nb_execution_timeout = 900
 nb_execution_in_temp = True
@@ -52,7 +62,10 @@ nb_merge_streams = True
 _startup = Path(tempfile.mkdtemp(prefix="rpel-docs-")) / "profile_default" / "startup"
 _startup.mkdir(parents=True)
 shutil.copy(Path(__file__).parent / "_ext" / "kernel.py", _startup / "kernel.py")
+(_startup.parent / "ipython_kernel_config.py").write_text("get_config().Application.log_level = 40\n")  # errors only
 os.environ["IPYTHONDIR"] = str(_startup.parents[1])
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # pages are not debugged
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -1,6 +1,7 @@
 """Tables made from the program itself, so that they cannot fall behind it, and how cells of notebooks are shown."""
 
 import re
+import time
 from html import escape
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -99,7 +100,28 @@ def _as_text(writer: Any, node: Any) -> None:
     raise SkipNode
 
 
+class Progress:
+    """A line for each page that is read, which for most means executed, and the time that all took."""
+
+    def __init__(self) -> None:
+        self.begun, self.pages, self.read = time.monotonic(), 0, 0
+
+    def count(self, app: Any, env: Any, names: list[str]) -> None:
+        self.pages = len(names)
+
+    def page(self, app: Any, name: str, source: list[str]) -> None:
+        self.read += 1
+        print(f"[{self.read}/{self.pages}] {name}, after {time.monotonic() - self.begun:.0f} s", flush=True)
+
+    def end(self, app: Any, error: Any) -> None:
+        print(f"built in {time.monotonic() - self.begun:.0f} s", flush=True)
+
+
 def setup(app: Any) -> dict[str, bool]:
+    progress = Progress()
+    app.connect("env-before-read-docs", progress.count)
+    app.connect("source-read", progress.page)
+    app.connect("build-finished", progress.end)
     app.connect("builder-inited", write)
     app.connect("doctree-read", plain_cells)
     app.connect("autodoc-process-docstring", listed_arguments)

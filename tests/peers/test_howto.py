@@ -1,4 +1,4 @@
-"""docs/howto.md, "Let real peers train something of mine": run as it stands there, it hands over what was trained."""
+"""docs/howto.md, "Train my own task with real peers": run as it stands there, it hands over what was trained."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from support.namespaces import possible
 from support.paths import ROOT
 from support.waiting import pace
 
-SECTION = "## Let real peers train something of mine"
+SECTION = "## Train my own task with real peers"
 
 
 def cells() -> list[str]:

@@ -18,7 +18,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from rpel.backend import distances, pool
@@ -39,10 +41,9 @@ ROWS, SUMS, WEIGHTS = 0, 1, 2  # what the values are: the rows, sums of k rows, 
 
 Int32 = NDArray[np.int32]
 Kernel = Callable[..., None]
-_NO_MIX = np.zeros((1, 1, 1), np.int32)
 
 
-Mix = NDArray[Any]
+Mix = NDArray[Any] | None
 """How a victim's m′ values are made of its m rows: (h, m′, k) the rows that are summed, or (h, m′, m) weights."""
 
 
@@ -184,39 +185,43 @@ def _place(values: Floats, j: int) -> int:
     return before
 
 
-@inlined
-def _rows(table: Floats, rows: Integers, start: int, count: int, s: Scratch) -> int:
-    """Fill y with a victim's rows, `STRIDE` apart; return the padded number of columns."""
-    padded = (count + BLOCK - 1) // BLOCK * BLOCK
-    _gather(table, rows, start, count, padded, s.y)
-    return padded
+def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, s: Scratch) -> int:
+    """Fill y with the values of victim i, `STRIDE` apart: its rows, or what `mix` makes of them; return the padded
+    number of columns. Inside kernels only, where the type of `mix` decides: nothing of the other kinds is compiled."""
+    raise NotImplementedError
 
 
-@inlined
-def _sums(table: Floats, rows: Integers, i: int, picks: Int32, start: int, count: int, s: Scratch) -> int:
-    """The same with sums of the picked rows."""
-    padded = (count + BLOCK - 1) // BLOCK * BLOCK
-    _gather(table, rows, start, count, padded, s.x)
-    _, m, k = picks.shape
-    for a in range(m):
-        add_rows(s.x, picks, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
-    return padded
+@overload(_values, jit_options={"nogil": True, "error_model": "numpy"})
+def _values_by_type(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Kernel:
+    def unmixed(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
+        padded = (count + BLOCK - 1) // BLOCK * BLOCK
+        _gather(table, rows, start, count, padded, s.y)
+        return padded
 
+    def sums(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
+        padded = (count + BLOCK - 1) // BLOCK * BLOCK
+        _gather(table, rows, start, count, padded, s.x)
+        _, m, k = mix.shape
+        for a in range(m):
+            add_rows(s.x, mix, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
+        return padded
 
-@inlined
-def _weighed(table: Floats, rows: Integers, i: int, weights: Floats, start: int, count: int, s: Scratch) -> int:
-    """The same with weighted sums of the rows."""
-    padded = (count + BLOCK - 1) // BLOCK * BLOCK
-    _gather(table, rows, start, count, padded, s.x)
-    _weigh(weights[i], padded, s)
-    return padded
+    def weighed(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
+        padded = (count + BLOCK - 1) // BLOCK * BLOCK
+        _gather(table, rows, start, count, padded, s.x)
+        _weigh(mix[i], padded, s)
+        return padded
+
+    if isinstance(mix, numba.types.NoneType):
+        return unmixed
+    return sums if isinstance(mix.dtype, numba.types.Integer) else weighed
 
 
 @cache
-def _generic(operation: int, kind: int) -> Kernel:
+def _generic(operation: int) -> Kernel:
     """The kernel of an operation for any m: the network is walked comparator by comparator over the values in cache.
 
-    Operation and kind are literals inside: what another one needs is not compiled.
+    The operation is a literal inside: what another one needs is not compiled.
     """
 
     def kernel(
@@ -230,12 +235,7 @@ def _generic(operation: int, kind: int) -> Kernel:
             for i in range(first, last):
                 for start in range(left, right, STRIDE):
                     count = min(STRIDE, d - start)
-                    if kind == SUMS:
-                        padded = _sums(table, index[i], i, mix, start, count, s)
-                    elif kind == WEIGHTS:
-                        padded = _weighed(table, index[i], i, mix, start, count, s)
-                    else:
-                        padded = _rows(table, index[i], start, count, s)
+                    padded = _values(table, index[i], i, mix, start, count, s)
                     for p in range(len(comparators)):
                         _exchange(s.y, comparators[p, 0], comparators[p, 1], padded)
                     if operation == 0:
@@ -245,12 +245,7 @@ def _generic(operation: int, kind: int) -> Kernel:
                     else:
                         _sum_near_median(s.y, m, f, padded, divisor, s.z)
                         if _any_tie(s.z, count):  # once more: sorted values have lost their rows
-                            if kind == SUMS:
-                                padded = _sums(table, index[i], i, mix, start, count, s)
-                            elif kind == WEIGHTS:
-                                padded = _weighed(table, index[i], i, mix, start, count, s)
-                            else:
-                                padded = _rows(table, index[i], start, count, s)
+                            _values(table, index[i], i, mix, start, count, s)
                             _break_ties(s, count, f, divisor)
                     copy(s.z, 0, count, out, i * d + start)
 
@@ -258,8 +253,8 @@ def _generic(operation: int, kind: int) -> Kernel:
 
 
 @cache
-def _specialised(m: int, f: int, operation: int, kind: int) -> Kernel:
-    """The kernel of one (m, f, operation, kind): literals inside, so `operate` becomes straight-line code."""
+def _specialised(m: int, f: int, operation: int) -> Kernel:
+    """The kernel of one (m, f, operation): literals inside, so `operate` becomes straight-line code."""
 
     def kernel(
         table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats
@@ -271,12 +266,7 @@ def _specialised(m: int, f: int, operation: int, kind: int) -> Kernel:
             for i in range(first, last):
                 for start in range(left, right, STRIDE):
                     count = min(STRIDE, d - start)
-                    if kind == SUMS:
-                        padded = _sums(table, index[i], i, mix, start, count, s)
-                    elif kind == WEIGHTS:
-                        padded = _weighed(table, index[i], i, mix, start, count, s)
-                    else:
-                        padded = _rows(table, index[i], start, count, s)
+                    padded = _values(table, index[i], i, mix, start, count, s)
                     operate(s.y, STRIDE, padded, divisor, s.z, m, f, operation)
                     if operation == 2:  # noqa: SIM102  (alone: a literal, so that numba drops what follows)
                         if _any_tie(s.z, count):
@@ -325,13 +315,13 @@ def _is_ready(key: Key, values: float) -> bool:
     return True
 
 
-def _kernel(m: int, f: int, operation: Operation, kind: int, specialise: bool) -> Kernel:
+def _kernel(m: int, f: int, operation: Operation, specialise: bool) -> Kernel:
     """kernel(table, index, mix, divisor, cut, begin, end, out), generic or specialised."""
     code = OPERATIONS.index(operation)
     if specialise:
-        return _specialised(m, f, code, kind)
+        return _specialised(m, f, code)
     comparators = np.array(network(m, f, operation), np.int32).reshape(-1, 2)
-    return partial(_generic(code, kind), comparators, m, f)
+    return partial(_generic(code), comparators, m, f)
 
 
 def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
@@ -340,7 +330,7 @@ def _divisor(m: int, f: int, operation: Operation, k: int) -> int:
     return kept * k
 
 
-def _kind(mix: NDArray[Any] | None) -> int:
+def _kind(mix: Mix) -> int:
     return ROWS if mix is None else WEIGHTS if mix.dtype.kind == "f" else SUMS
 
 
@@ -349,7 +339,7 @@ def coordinatewise(
     index: Integers,
     operation: Operation,
     f: int,
-    mix: NDArray[Any] | None,
+    mix: Mix,
     out: Floats,
     specialise: bool | None = None,
 ) -> Floats:
@@ -362,14 +352,14 @@ def coordinatewise(
     f = 0 if operation == "median" else f
     h, d = out.shape
     m, k = (index.shape[1], 1) if mix is None else (mix.shape[1], mix.shape[2] if mix.dtype.kind in "iu" else 1)
-    values, kind, made = float(h) * m * d, _kind(mix), _NO_MIX if mix is None else mix
+    values = float(h) * m * d
     if specialise is None:
-        specialise = _is_ready((m, f, operation, table.dtype.name, kind), values)
-    kernel, cut = _kernel(m, f, operation, kind, specialise), pool.cut(len(table), h, d, table.itemsize)
+        specialise = _is_ready((m, f, operation, table.dtype.name, _kind(mix)), values)
+    kernel, cut = _kernel(m, f, operation, specialise), pool.cut(len(table), h, d, table.itemsize)
     divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:
-        kernel(table, index, made, divisor, cut, begin, end, out)
+        kernel(table, index, mix, divisor, cut, begin, end, out)
 
     pool.run(work, cut.total, small=values < _SMALL)
     return out
@@ -401,7 +391,7 @@ def _victim_by_victim(
     table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats, specialise: bool
 ) -> Floats:
     (h, m), d = index.shape, table.shape[1]
-    kernel = _kernel(m, f, operation, SUMS, specialise)
+    kernel = _kernel(m, f, operation, specialise)
     divisor = table.dtype.type(_divisor(m, f, operation, k))
 
     def work(begin: int, end: int) -> None:

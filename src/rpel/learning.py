@@ -30,8 +30,28 @@ class Gradients(Protocol):
         """Stochastic gradients (h, d) at x on node i's data, and the nodes' new local state."""
 
 
+class LocalSteps:
+    """What local strategies on a task share: how nodes begin."""
+
+    task: Gradients
+    nodes: int
+    backend: Backend
+
+    def init(self) -> tuple[Models, Arrays]:
+        """All nodes with the common initial model, and what they remember before their first step."""
+        x = self.backend.repeated(self.task.initial(), self.nodes)
+        return x, self.remembers(x)
+
+    def remembers(self, x: Models) -> Arrays:
+        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
+        return self._zeros(x) | {"buffers": self.backend.array(self.task.local_state(len(x)))}
+
+    def _zeros(self, x: Models) -> Arrays:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class MomentumSGD:
+class MomentumSGD(LocalSteps):
     """Lines 3-6, the paper's local steps: m = βm + (1 − β)g, then x − η(m + λx), ``steps`` times a round.
 
     scratch: memory for the gradients, at least as many rows as nodes; new if left out.
@@ -46,17 +66,8 @@ class MomentumSGD:
     scratch: Models | None = None
     backend: Backend = field(default_factory=lambda: backend("numba"))
 
-    def init(self) -> tuple[Models, Arrays]:
-        """All nodes with the common initial model, momenta zero."""
-        x = self.backend.repeated(self.task.initial(), self.nodes)
-        return x, self.remembers(x)
-
-    def remembers(self, x: Models) -> Arrays:
-        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
-        return {
-            "momentum": self.backend.zeros_like(x),
-            "buffers": self.backend.array(self.task.local_state(len(x))),
-        }
+    def _zeros(self, x: Models) -> Arrays:
+        return {"momentum": self.backend.zeros_like(x)}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rpel.backend.base import Backend, backend
 from rpel.errors import nearest
-from rpel.learning import Gradients
+from rpel.learning import Gradients, LocalSteps
 from rpel.types import Arrays, Integers, Models, Schedule
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -105,7 +105,7 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
 
 
 @dataclass(frozen=True)
-class TorchSteps:
+class TorchSteps(LocalSteps):
     """Lines 3-6 with a torch optimiser in the place of lines 5 and 6, ``steps`` times a round.
 
     make: of :func:`factory`. lr(t): the rate of round t; a maker's own rates are multiplied by lr(t)/lr(1), a class has
@@ -121,16 +121,9 @@ class TorchSteps:
     scratch: Models | None = None
     backend: Backend = field(default_factory=lambda: backend("numba"))
 
-    def init(self) -> tuple[Models, Arrays]:
-        """All nodes with the common initial model; no optimiser remembers anything yet."""
-        x = self.backend.repeated(self.task.initial(), self.nodes)
-        return x, self.remembers(x)
-
-    def remembers(self, x: Models) -> Arrays:
-        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
+    def _zeros(self, x: Models) -> Arrays:
         width = max((place.columns.stop for place in self.places), default=0)
-        taken = {"optimizer": self.backend.zeros(len(x), width, x), "steps": np.zeros((len(x), 1), np.int64)}
-        return taken | {"buffers": self.backend.array(self.task.local_state(len(x)))}
+        return {"optimizer": self.backend.zeros(len(x), width, x), "steps": np.zeros((len(x), 1), np.int64)}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None

@@ -16,7 +16,6 @@ from rpel.backend.base import backend
 from rpel.backend.torch import Torch
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceTask
-from rpel.tasks.task import Own
 from support import device_cases
 from support.device_cases import cases, largest, resolved, task_of
 from support.waiting import PATIENCE
@@ -79,7 +78,8 @@ def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) ->
     plain = task_of(spec)
     device = task_of(spec, arrays)
     assert isinstance(device, DeviceTask)
-    device.engine.steps, device.engine.own = steps, Own()
+    device = copy.copy(device)
+    device.use(steps)
     ids = np.arange(3)
     x = np.tile(plain.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
     local = plain.local_state(3)

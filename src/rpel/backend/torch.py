@@ -5,16 +5,16 @@ What each function computes, with examples, is written in `plain`.
 Invariants:
 - whatever has d in its shape stays on the device. Indices, weights and factors come from the host as NumPy arrays, and
   distances, flags and sums go there, all through :meth:`Torch.read`: the one way from the device to the host;
-- work is cut into pieces of victims and columns so that no temporary exceeds the budget; nothing writes to its inputs;
-- distances come from differences, summed in float64, or in compensated float32 on a device without float64 (mps);
-- up to 64 values are ordered by a pruned min-max network of elementwise operations, which compilers of torch can fuse:
-  sorting along a short axis keeps one block of threads per segment busy.
+- work is cut into pieces of victims and columns so that no temporary exceeds the budget; nothing writes to its inputs.
+  In main memory a piece fits a core's cache, and the threads of `pool` share the pieces;
+- distances come from Gram matrices in float64 around a row of the group, and from differences where they cancel; on a
+  device without float64 (mps) from differences in compensated float32.
 
 Results repeat exactly on one device; they equal the other twins to rounding, not bit by bit.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,14 +25,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.backend import plain
+from rpel.backend.one_thread import share
+from rpel.backend.ordering import operate
+from rpel.backend.philox import philox, shifted
 from rpel.backend.plain import Operation, check_operation
-from rpel.backend.sorting import network, ranks
+from rpel.types import Integers
 
 log = logging.getLogger("rpel")
-BUDGET = 256 << 20
-"""Bytes of temporaries at once."""
-LONGEST = 64
-"""Values up to which a network orders them."""
+BUDGET, CACHED = 256 << 20, 4 << 20
+"""Bytes of temporaries at once: on an accelerator, and for each thread in main memory."""
+_SPANS = 8  # parts of the columns that are summed by themselves
+_CANCELLED = 1e-3  # of two rows' squared lengths: a distance below it has lost too many digits
 
 
 @dataclass
@@ -50,7 +53,7 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Torch:
-    """Primitives on tensors of one device; temporaries take at most ``budget`` bytes.
+    """Primitives on tensors of one device; temporaries take at most ``budget`` bytes (0: as the device likes it).
 
     >>> arrays = Torch("cpu")
     >>> x = arrays.array(np.array([[0.0, 0.0], [3.0, 4.0]]))
@@ -59,8 +62,16 @@ class Torch:
     """
 
     device: str = "cpu"
-    budget: int = BUDGET
+    budget: int = 0
     crossings: Crossings = field(default_factory=Crossings, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", self.budget or (CACHED if self.main else BUDGET))
+
+    @property
+    def main(self) -> bool:
+        """Whether arrays lie in main memory."""
+        return torch.device(self.device).type == "cpu"
 
     @cached_property
     def wide(self) -> torch.dtype:
@@ -75,7 +86,7 @@ class Torch:
 
     def lend(self, values: Any) -> Tensor:
         """Something small from the host, on the device."""
-        return torch.as_tensor(values).to(self.device) if not isinstance(values, Tensor) else values.to(self.device)
+        return (values if isinstance(values, Tensor) else torch.as_tensor(values)).to(self.device)
 
     def array(self, values: Any) -> Any:
         """Values from anywhere on the device; in float32 where it has no float64."""
@@ -164,6 +175,15 @@ class Torch:
             for victims in self._pieces(h, each * (columns.stop - columns.start)):
                 yield victims, columns
 
+    def _over(self, work: Callable[[slice, slice], None], h: int, d: int, each: int) -> None:
+        """Call work(victims, columns) for the pieces of an (h, d) result, whose parts do not depend on each other."""
+        pieces = list(self._grid(h, d, each))
+        share(lambda piece: work(*pieces[piece]), len(pieces), serial=not self.main)
+
+    def _cached(self, nbytes: int) -> int:
+        """Bytes to fit a cache with, of work without temporaries: nothing is to be cut on an accelerator."""
+        return nbytes if self.main else 0
+
     def _gathered(self, table: Tensor, index: Tensor, columns: slice) -> Tensor:
         """(h, m, w) the rows of an index (h, m), on some columns."""
         found = table[:, columns].index_select(0, index.reshape(-1))
@@ -175,122 +195,200 @@ class Torch:
     # --- distances ---
 
     def finite_rows(self, table: Any) -> Any:
-        found = [torch.isfinite(table[rows]).all(dim=1) for rows in self._pieces(len(table), table.shape[1])]
-        return self.read(torch.cat(found)) if found else np.empty(0, bool)
+        lowest, highest = table.new_zeros((2, len(table)))
+
+        def work(rows: slice, _: slice) -> None:
+            torch.aminmax(table[rows], dim=1, out=(lowest[rows], highest[rows]))
+
+        if table.numel():
+            self._over(work, len(table), 1, self._cached(table.shape[1] * table.dtype.itemsize))
+        return self.read(torch.isfinite(lowest) & torch.isfinite(highest))
 
     def squared_distances(self, table: Any, index: Any) -> Any:
-        return self.read(self._squared(table, self.lend(index)))
+        return self.read(self._squared(table, np.asarray(index)))
 
-    def _squared(self, table: Tensor, index: Tensor) -> Tensor:
-        """(h, m, m) squared distances, on the device."""
-        h, m = index.shape
-        total = _Sum((h, m, m), self.wide, table.device)
-        for victims, columns in self._grid(h, table.shape[1], m * (table.dtype.itemsize + 3 * self.wide.itemsize)):
-            x = self._gathered(table, index[victims], columns).to(self.wide)
-            part = torch.zeros((x.shape[0], m, m), dtype=self.wide, device=table.device)
-            for a in range(m - 1):
-                part[:, a, a + 1 :] = self._length(x[:, a + 1 :] - x[:, a : a + 1])
-            total.add(victims, part + part.transpose(1, 2))
-        return total.value
+    def _squared(self, table: Tensor, index: Integers) -> Tensor:
+        """(h, m, m) squared distances, on the device; each pair of rows once, where that is less work."""
+        (h, m), marks = index.shape, np.zeros(len(table), bool)
+        marks[index] = True
+        used = np.flatnonzero(marks)
+        if len(used) ** 2 > 2 * h * m * m:
+            return self._pairwise(table, index)
+        place = self.lend((np.cumsum(marks) - 1)[index])
+        return self._pairwise(table, used[None])[0][place[:, :, None], place[:, None, :]]
 
-    def _length(self, x: Tensor) -> Tensor:
-        """Σ x² over the last axis, summed in the wide type."""
-        return x.to(self.wide, copy=True).square_().sum(dim=-1)
+    def _pairwise(self, table: Tensor, index: Integers) -> Tensor:
+        """(g, r, r) squared distances among the rows of each group (g, r)."""
+        rows, (g, r), kind = self.lend(index), index.shape, self.wide
+        if kind != torch.float64:
+            pairs = np.stack(np.meshgrid(np.arange(g), np.arange(r), np.arange(r), indexing="ij")).reshape(3, -1)
+            return self._apart(table, index[pairs[0], pairs[1]], index[pairs[0], pairs[2]]).view(g, r, r)
+        products = self._products(table, rows)
+        lengths = products.diagonal(dim1=1, dim2=2)
+        both = lengths[:, :, None] + lengths[:, None, :]
+        found = both - (products + products.transpose(1, 2))
+        same = rows[:, :, None] == rows[:, None, :]
+        doubtful = ~(found > _CANCELLED * both) & ~same
+        found.masked_fill_(same, 0.0)
+        if self.read(doubtful.any()):
+            at = np.nonzero(self.read(doubtful))
+            exact = self._apart(table, index[at[0], at[1]], index[at[0], at[2]])
+            found[tuple(self.lend(place) for place in at)] = exact
+        return found
+
+    def _products(self, table: Tensor, rows: Tensor) -> Tensor:
+        """(g, r, r) inner products in float64 among the rows of each group (g, r), around its first."""
+        (g, r), d, kind = rows.shape, table.shape[1], torch.float64
+        spans = _SPANS if self.main and g < _SPANS else 1  # units of work where groups are too few
+        each, width = r * (table.dtype.itemsize + 2 * kind.itemsize), -(-d // spans)
+        groups = list(self._pieces(g, each * next(self._pieces(width, each), slice(0, 0)).stop))
+        found = torch.zeros((spans, g, r, r), dtype=kind, device=table.device)
+
+        def work(unit: int) -> None:
+            span, some = unit % spans, groups[unit // spans]
+            for piece in self._pieces(max(0, min(width, d - span * width)), each):
+                at = slice(span * width + piece.start, span * width + piece.stop)
+                x = self._gathered(table, rows[some], at).to(kind)
+                x -= x[:, :1].clone()
+                found[span, some].baddbmm_(x, x.transpose(1, 2))
+
+        share(work, spans * len(groups), serial=not self.main)
+        return found.sum(dim=0) if spans > 1 else found[0]
+
+    def _apart(self, table: Tensor, a: Integers, b: Integers) -> Tensor:
+        """(k,) the squared distances of rows a_i and b_i, from differences."""
+        left, right = self.lend(a), self.lend(b)
+        return self._summed(
+            len(a), table, lambda some, at: self._gathered(table, left[some], at).to(self.wide).sub_(
+                self._gathered(table, right[some], at)), 1,
+        )  # fmt: skip
+
+    def _summed(self, h: int, table: Tensor, rows: Callable[[slice, slice], Tensor], m: int) -> Tensor:
+        """Σ x² over the columns of rows(victims, columns) (v, …, w), m rows for each of h victims, which are spent."""
+        d, each = table.shape[1], m * (2 * table.dtype.itemsize + self.wide.itemsize)
+        columns = list(self._pieces(d, each))
+        parts = list(self._pieces(h, each * (columns[0].stop if columns else 0)))
+        found: list[Any] = [None] * len(parts)
+
+        def work(part: int) -> None:
+            total = _Sum()
+            for at in columns:
+                total.add(rows(parts[part], at).square_().sum(dim=-1))
+            found[part] = total.value
+
+        share(work, len(parts), serial=not self.main)
+        return torch.cat(found)
 
     def distances_to(self, table: Any, index: Any, origin: Any) -> Any:
         rows = self.lend(index)
         h, m = rows.shape
-        total = _Sum((h, m), self.wide, table.device)
+        if not h or not m:
+            return np.zeros((h, m))
         present = rows.clamp(min=0)
-        points = None
-        if origin is not None:
-            points = self.array(origin)
-            if not points.is_floating_point():
-                points = table.index_select(0, points.long())
-        for victims, columns in self._grid(h, table.shape[1], m * (table.dtype.itemsize + 3 * self.wide.itemsize)):
-            x = self._gathered(table, present[victims], columns).to(self.wide)
+        points = None if origin is None else self.array(origin)
+        if points is not None and not points.is_floating_point():
+            points = table.index_select(0, points.long())
+
+        def moved(victims: slice, columns: slice) -> Tensor:
+            x = self._gathered(table, present[victims], columns).to(self.wide, copy=True)
             if points is not None:
-                at = points[victims, None, columns] if points.ndim == 2 else points[columns]
-                x = x - at.to(x.dtype)
-            total.add(victims, self._length(x))
-        return self.read(total.value.masked_fill_(rows < 0, 0.0))
+                x -= points[victims, None, columns] if points.ndim == 2 else points[columns]
+            return x
+
+        return self.read(self._summed(h, table, moved, m).masked_fill_(rows < 0, 0.0))
 
     def nearest(self, distances: Any, k: int) -> Any:
         return plain.nearest(distances, k)
 
     @staticmethod
     def _nearest(distances: Tensor, k: int) -> Tensor:
+        """(h, m, k) as `nearest`, in no order of columns."""
         own = torch.eye(distances.shape[1], dtype=torch.bool, device=distances.device)
-        kept = torch.sort(distances.masked_fill(own, -1.0), dim=2, stable=True).indices[:, :, :k]
-        return kept.sort(dim=2).values
+        return torch.sort(distances.masked_fill(own, -1.0), dim=2, stable=True).indices[:, :, :k]
 
     # --- sums and operations ---
 
     def combine(self, table: Any, index: Any, weights: Any, out: Any = None) -> Any:
-        rows, given = self.lend(index), self.lend(weights)
-        h, m = rows.shape
-        result = self._result(table, h, out)
-        used = (rows >= 0) & (given != 0)
-        factors = given.masked_fill(~used, 0.0).to(table.dtype)
-        for victims, columns in self._grid(h, table.shape[1], 3 * table.dtype.itemsize):
-            width = columns.stop - columns.start
-            total = table.new_zeros((victims.stop - victims.start, width))
-            for j in range(m):
-                row = table[:, columns].index_select(0, rows[victims, j].clamp(min=0))
-                row.masked_fill_(~used[victims, j, None], 0.0)
-                total.addcmul_(row, factors[victims, j, None])
-            result[victims, columns] = total
+        result = self._result(table, len(index), out)
+        self._weighted(table, index, weights, result)
         return result
+
+    def _weighted(self, table: Tensor, index: Any, weights: Any, result: Tensor) -> None:
+        """`combine` into a result; what has no weight is never read, so a value that is not finite leaves no trace."""
+        given, index = np.asarray(weights, np.float64), np.asarray(index)
+        used = (index >= 0) & (given != 0)
+        rows = self._standing(index, used)
+        factors = self.array(np.where(used, given, 0.0)).to(table.dtype)[:, None]
+
+        def work(victims: slice, columns: slice) -> None:
+            found = torch.bmm(factors[victims], self._gathered(table, rows[victims], columns))
+            result[victims, columns] = found[:, 0]
+
+        self._over(work, len(index), table.shape[1], (rows.shape[1] + 1) * table.dtype.itemsize)
+        self._zero(result, ~used.any(axis=1))
+
+    def _standing(self, index: Integers, used: NDArray[np.bool_]) -> Tensor:
+        """(h, m) rows on the device; one that is used stands in the place of those that are not."""
+        some = np.take_along_axis(index, used.argmax(axis=1)[:, None], axis=1)
+        return self.lend(np.maximum(np.where(used, index, some), 0))
+
+    def _zero(self, x: Tensor, rows: NDArray[np.bool_]) -> None:
+        """x[rows] = 0."""
+        if rows.any():
+            x.index_fill_(0, self._numbers(rows), 0.0)
 
     def coordinatewise(
         self, table: Any, index: Any, operation: Any, f: int = 0, mix: Any = None, out: Any = None
     ) -> Any:
-        rows = self.lend(index)
-        h, m = rows.shape
+        h, m = index.shape
         result = self._result(table, h, out)
-        if isinstance(mix, int):
-            check_operation(operation, m, f)
-            for part in self._pieces(h, 8 * self.wide.itemsize * m * m):
-                kept = self._nearest(self._squared(table, rows[part]), mix)
-                self._operated(table, rows[part], operation, f, kept, result[part])
+        check_operation(operation, m if mix is None or isinstance(mix, int) else mix.shape[1], f)
+        if not isinstance(mix, int):
+            self._operated(table, index, operation, f, None if mix is None else self.lend(mix), result)
             return result
-        parts = None if mix is None else self.lend(mix)
-        check_operation(operation, m if parts is None else parts.shape[1], f)
-        self._operated(table, rows, operation, f, parts, result)
+        for part in self._pieces(h, 8 * self.wide.itemsize * m * m):
+            kept = self._nearest(self._squared(table, index[part]), mix)
+            self._operated(table, index[part], operation, f, kept, result[part])
         return result
 
     def _operated(
-        self, table: Tensor, index: Tensor, operation: Operation, f: int, mix: Tensor | None, result: Tensor
+        self, table: Tensor, index: Any, operation: Operation, f: int, mix: Tensor | None, result: Tensor
     ) -> None:
-        h, m = index.shape
-        mixed = m if mix is None else mix.shape[1]
-        for victims, columns in self._grid(h, table.shape[1], (m + 4 * mixed) * table.dtype.itemsize):
-            x = self._gathered(table, index[victims], columns)
-            values = list(x.unbind(1)) if mix is None else _mixed(x, mix[victims])
-            result[victims, columns] = _operate(values, operation, f)
+        rows, (h, m) = self.lend(index), index.shape
+        weights, divisor = (None, 1) if mix is None else _weights(mix, m, table.dtype)
+
+        def work(victims: slice, columns: slice) -> None:
+            x = self._gathered(table, rows[victims], columns)
+            if weights is not None:
+                x = torch.bmm(weights[victims], x)
+            torch.div(operate(x, operation, f), divisor, out=result[victims, columns])
+
+        lanes = (m if weights is None else m + weights.shape[1]) + 1
+        self._over(work, h, table.shape[1], lanes * table.dtype.itemsize * (3 if operation == "meamed" else 1))
 
     def moments(self, table: Any, index: Any, mean_factor: Any, std_factor: Any, out: Any = None) -> Any:
-        rows = self.lend(index)
-        h, m = rows.shape
-        result = self._result(table, h, out)
-        present, kind = rows >= 0, table.dtype
-        count = present.sum(dim=1, keepdim=True)
-        means, spreads = (self.lend(np.asarray(a, np.float64)).to(kind)[:, None] for a in (mean_factor, std_factor))
-        spreads = torch.where(count > 1, spreads, 0.0)
-        for victims, columns in self._grid(h, table.shape[1], 4 * table.dtype.itemsize):
-            some = [(rows[victims, j].clamp(min=0), ~present[victims, j, None]) for j in range(m)]
-            mean = table.new_zeros((victims.stop - victims.start, columns.stop - columns.start))
-            for row, absent in some:
-                mean += table[:, columns].index_select(0, row).masked_fill_(absent, 0.0)
-            mean /= count[victims].clamp(min=1).to(kind)
-            found = means[victims] * mean
-            if np.any(std_factor):
-                square = torch.zeros_like(mean)
-                for row, absent in some:
-                    square += (table[:, columns].index_select(0, row) - mean).square_().masked_fill_(absent, 0.0)
-                square /= (count[victims] - 1).clamp(min=1).to(kind)
-                found += torch.where(spreads[victims] != 0, spreads[victims] * square.sqrt_(), 0.0)
-            result[victims, columns] = found
+        rows, kind = np.asarray(index), table.dtype
+        present, result = rows >= 0, self._result(table, len(rows), out)
+        count, means, spreads = present.sum(axis=1), np.asarray(mean_factor), np.asarray(std_factor)
+        flat = (count < 2) | (spreads == 0)
+        if flat.all():
+            self._weighted(table, rows, present * (means / np.maximum(count, 1))[:, None], result)
+            return result
+        per_row = [present / np.maximum(divisor, 1)[:, None] for divisor in (count, count - 1)]
+        shares, squares = (self.array(weights).to(kind)[:, None] for weights in per_row)
+        factors, spread_factors = (self.array(a).to(kind)[:, None, None] for a in (means, spreads))
+        used, still = self._standing(rows, present), self.lend(flat)[:, None, None] if flat.any() else None
+
+        def work(victims: slice, columns: slice) -> None:
+            x = self._gathered(table, used[victims], columns)
+            mean = torch.bmm(shares[victims], x)
+            spread = torch.bmm(squares[victims], x.sub_(mean).square_()).sqrt_().mul_(spread_factors[victims])
+            if still is not None:
+                spread.masked_fill_(still[victims], 0.0)
+            result[victims, columns] = spread.addcmul_(mean, factors[victims])[:, 0]
+
+        self._over(work, len(rows), table.shape[1], (rows.shape[1] + 2) * kind.itemsize)
+        self._zero(result, count == 0)
         return result
 
     # --- the local step, and sums over nodes ---
@@ -298,10 +396,13 @@ class Torch:
     def momentum_step(
         self, x: Any, m: Any, g: Any, beta: float, lr: float, decay: float, out: Any = None
     ) -> tuple[Any, Any]:
-        m.mul_(beta).add_(g, alpha=1 - beta)
         half = torch.empty_like(x) if out is None else out
-        for rows in self._pieces(len(x), 2 * x.shape[1] * x.dtype.itemsize):
-            half[rows] = x[rows] - lr * torch.add(m[rows], x[rows], alpha=decay)
+
+        def work(*at: slice) -> None:
+            m[at].mul_(beta).add_(g[at], alpha=1 - beta)
+            torch.mul(x[at], 1 - lr * decay, out=half[at]).add_(m[at], alpha=-lr)
+
+        self._over(work, len(x), x.shape[1], self._cached(4 * x.dtype.itemsize))
         return half, m
 
     def nesterov_step(self, x: Any, z: Any, v: Any, lr: float, momentum: float, kept: Any) -> tuple[Any, Any]:
@@ -313,30 +414,38 @@ class Torch:
         return z, v
 
     def add_rows(self, x: Any, columns: slice, total: Any) -> None:
-        total[columns] += x[:, columns].sum(dim=0, dtype=total.dtype)
+        self._add_to(total, columns, lambda at: x[:, at].to(total.dtype), len(x))
 
     def add_deviations(self, x: Any, mean: Any, columns: slice, total: Any) -> None:
-        for piece in self._pieces(columns.stop - columns.start, 2 * len(x) * total.dtype.itemsize):
+        self._add_to(total, columns, lambda at: (x[:, at].to(total.dtype) - mean[at]).square_(), len(x))
+
+    def _add_to(self, total: Tensor, columns: slice, values: Callable[[slice], Tensor], n: int) -> None:
+        """total[c] += Σ_i values(c)[i] of n rows, for these columns."""
+
+        def work(_: slice, piece: slice) -> None:
             at = slice(columns.start + piece.start, columns.start + piece.stop)
-            total[at] += (x[:, at].to(total.dtype) - mean[at]).square_().sum(dim=0)
+            total[at] += values(at).sum(dim=0)
+
+        self._over(work, 1, columns.stop - columns.start, 2 * n * total.dtype.itemsize)
 
     def sum_columns(self, values: Any) -> float:
         return float(self.read(values.sum()))
 
     def mean(self, table: Any) -> Any:
-        return table.mean(dim=0, dtype=self.wide)
+        total = self.sums(table.shape[1], table)
+        self.add_rows(table, slice(0, len(total)), total)
+        return total.div_(len(table))
 
     def squared_norm(self, vector: Any) -> float:
-        return float(self.read(self._length(vector)))
+        return float(self.squared_lengths(vector[None])[0])
 
     def squared_lengths(self, x: Any) -> Any:
-        return np.asarray(self.read(self._length(x)), np.float64)
+        found = self._summed(len(x), x, lambda rows, at: x[rows, at].to(self.wide, copy=True), 1)
+        return np.asarray(self.read(found), np.float64)
 
     def row_distances(self, a: Any, b: Any) -> Any:
-        found = torch.zeros(len(a), dtype=self.wide, device=a.device)
-        for rows in self._pieces(len(a), a.shape[1] * (a.dtype.itemsize + self.wide.itemsize)):
-            found[rows] = self._length(a[rows] - b[rows]).sqrt_()
-        return np.asarray(self.read(found), np.float64)
+        found = self._summed(len(a), a, lambda rows, at: a[rows, at].to(self.wide, copy=True).sub_(b[rows, at]), 1)
+        return np.sqrt(np.asarray(self.read(found), np.float64))
 
     # --- what attacks and some rules need beside them ---
 
@@ -356,7 +465,7 @@ class Torch:
 
     def uniform(self, key: Any, round: int, size: int) -> Any:
         words = philox(key, (0, 0, round), -(-size // 4), self.device)
-        return (_shifted(words.reshape(-1)[:size], 11)).to(self.wide).mul_(2.0**-53)
+        return (shifted(words.reshape(-1)[:size], 11)).to(self.wide).mul_(2.0**-53)
 
     def normal(self, key: Any, round: int, mu: float, sigma: float, out: Any) -> Any:
         """The noise is drawn on the host, where the stream is, and sent: what d numbers cross the bus for."""
@@ -368,11 +477,8 @@ class Torch:
     def beyond_range(self, table: Any, index: Any, rising: Any, share: Any, out: Any) -> Any:
         rows = self.lend(index)
         h, m = rows.shape
-        for victims, columns in self._grid(h, table.shape[1], 6 * table.dtype.itemsize):
-            low = high = table[:, columns].index_select(0, rows[victims, 0])
-            for j in range(1, m):
-                row = table[:, columns].index_select(0, rows[victims, j])
-                low, high = torch.minimum(low, row), torch.maximum(high, row)
+        for victims, columns in self._grid(h, table.shape[1], (m + 4) * table.dtype.itemsize):
+            low, high = torch.aminmax(self._gathered(table, rows[victims], columns), dim=1)
             beyond = torch.where(high > low, share[columns].to(low.dtype) * (high - low), 1e-3 * low.abs())
             out[victims, columns] = torch.where(rising[columns], low - beyond, high + beyond)
         return out
@@ -449,117 +555,26 @@ def missing(device: str) -> str | None:
 class _Sum:
     """A sum of parts, compensated (Kahan) where the type is not float64."""
 
-    def __init__(self, shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> None:
-        self.value = torch.zeros(shape, dtype=kind, device=device)
-        self.lost = None if kind == torch.float64 else torch.zeros_like(self.value)
+    value: Any = None
+    lost: Any = 0.0
 
-    def add(self, rows: slice, part: Tensor) -> None:
-        if self.lost is None:
-            self.value[rows] += part
+    def add(self, part: Tensor) -> None:
+        if self.value is None or part.dtype == torch.float64:
+            self.value = part if self.value is None else self.value.add_(part)
             return
-        wanted = part - self.lost[rows]
-        total = self.value[rows] + wanted
-        self.lost[rows] = torch.nan_to_num((total - self.value[rows]) - wanted)
-        self.value[rows] = total
+        wanted = part - self.lost
+        total = self.value + wanted
+        self.lost = torch.nan_to_num((total - self.value) - wanted)
+        self.value = total
 
 
-def _mixed(x: Tensor, mix: Tensor) -> list[Tensor]:
-    """m′ rows (h, w) from x (h, m, w), one old row at a time: zeros are skipped, whatever they would multiply."""
-    total = x.new_zeros((*mix.shape[:2], x.shape[2]))
-    for j in range(mix.shape[2]):
-        if mix.is_floating_point():
-            weight = mix[:, :, j, None].to(x.dtype)
-            total += torch.where(weight != 0, weight * x[:, j, None], 0.0)
-        else:
-            total += x.gather(1, mix[:, :, j, None].long().expand(-1, -1, x.shape[2]))
-    return list((total if mix.is_floating_point() else total / mix.shape[2]).unbind(1))
-
-
-def _operate(values: list[Tensor], operation: Operation, f: int) -> Tensor:
-    """(h, w) the operation over m values (h, w) of every coordinate."""
-    m = len(values)
-    if operation == "meamed":
-        return _near_median(values, m - f)
-    ordered = _ordered(values, operation, f)
-    kept = ordered[0]
-    for one in ordered[1:]:
-        kept = kept + one
-    return kept / len(ordered)
-
-
-def _ordered(values: list[Tensor], operation: Operation, f: int) -> list[Tensor]:
-    """The values at the ranks that an operation looks at, in ascending order."""
-    m, wanted = len(values), ranks(len(values), f, operation)
-    if m > LONGEST:
-        whole = torch.stack(values).sort(dim=0).values
-        return [whole[r] for r in wanted]
-    lanes = list(values)
-    for a, b in network(m, f, operation):
-        lanes[a], lanes[b] = torch.minimum(lanes[a], lanes[b]), torch.maximum(lanes[a], lanes[b])
-    return [lanes[r] for r in wanted]
-
-
-def _near_median(values: list[Tensor], k: int) -> Tensor:
-    """The mean of the k values nearest to the median, ties to the lower row: each is counted among the others."""
-    middle = _ordered(values, "median", 0)
-    median = (middle[0] + middle[-1]) / 2
-    away = [(value - median).abs() for value in values]
-    total = torch.zeros_like(median)
-    for j, own in enumerate(away):
-        before = torch.zeros_like(own, dtype=torch.int16)
-        for i, other in enumerate(away):
-            before += (other <= own) if i < j else (other < own)
-        total += torch.where(before < k, values[j], 0.0)
-    return total / k
-
-
-# --- the stream of `rpel.randomness`, on the device -------------------------------------------------------------------
-
-_LOW = 0xFFFFFFFF
-_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
-_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
-
-
-def philox(key: Any, rest: tuple[int, int, int], blocks: int, device: str = "cpu") -> Tensor:
-    """(blocks, 4) words of 64 bits, the first of Philox 4 × 64 with this key and the counter (1 …, *rest).
-
-    Words are int64 with the bits of unsigned ones.
-
-    >>> from numpy.random import Generator, Philox
-    >>> key = np.array([3, 4], np.uint64)
-    >>> numpys = Philox(key=key, counter=[0, 0, 0, 7]).random_raw(8).view(np.int64)
-    >>> bool((philox(key, (0, 0, 7), 2).reshape(-1).numpy() == numpys).all())
-    True
-    """
-    counter = torch.arange(1, blocks + 1, dtype=torch.int64, device=device)
-    words = [counter, *(torch.full_like(counter, _signed(part)) for part in rest)]
-    keys = [int(k) for k in key]
-    for _ in range(10):
-        high0, low0 = _product(words[0], _MULTIPLIERS[0])
-        high1, low1 = _product(words[2], _MULTIPLIERS[1])
-        words = [high1 ^ words[1] ^ _signed(keys[0]), low1, high0 ^ words[3] ^ _signed(keys[1]), low0]
-        keys = [(k + step) % 2**64 for k, step in zip(keys, _WEYL, strict=True)]
-    return torch.stack(words, dim=1)
-
-
-def _signed(word: int) -> int:
-    """The int64 with the bits of an unsigned word."""
-    return word - 2**64 if word >= 2**63 else word
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """x >> by of the unsigned words."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
-
-
-def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """(upper, lower) words of unsigned products."""
-    left, right = _shifted(x, 32), x & _LOW
-    above, below = factor >> 32, factor & _LOW
-    first, second, third = right * below, right * above, left * below
-    middle = _shifted(first, 32) + (second & _LOW) + (third & _LOW)
-    upper = left * above + _shifted(second, 32) + _shifted(third, 32) + _shifted(middle, 32)
-    return upper, x * _signed(factor)
+def _weights(mix: Tensor, m: int, kind: torch.dtype) -> tuple[Tensor, int]:
+    """A mixing as weights (h, m′, m), and by what to divide what they sum."""
+    if mix.is_floating_point():
+        return mix.to(kind), 1
+    kept = mix.long()
+    weights = torch.zeros((*kept.shape[:2], m), dtype=kind, device=mix.device)
+    return weights.scatter_add_(2, kept, torch.ones_like(kept, dtype=kind)), kept.shape[2]
 
 
 # --- the codes of `rpel.wire` -----------------------------------------------------------------------------------------

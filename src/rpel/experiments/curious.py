@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from rpel import inference, plots
+from rpel.backend.one_thread import one_torch_thread
 from rpel.config.record import OWN
 from rpel.config.spec import Spec
 from rpel.data import Dataset
@@ -35,7 +36,7 @@ from rpel.simulation.inputs import Download, Inputs, Objects, build_task, loader
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import pinned, prepared
 from rpel.tasks import Classification
-from rpel.tasks.task import one_torch_thread, tensor
+from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers
 
 EVERY, DRAWN = "every round", "by draws"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from rpel.backend.one_thread import one_torch_thread
 from rpel.backend.pool import set_threads, threads
 from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash
@@ -167,6 +168,8 @@ def _run_one(
             return None if workers.rank else stored(folder, inputs.versions)
         count = spec.threads or threads()
         stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
+        if spec.backend == "torch":
+            stack.enter_context(one_torch_thread())  # its own threads would spin beside ours after each small product
         spec = spec.model_copy(update={"threads": count})
         run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers, callbacks))
         for remark in remarks:  # once nothing is wrong any more

@@ -7,10 +7,11 @@ for, and `Classification` is one, for any network and any data.
 (its inner loops in `windows`) for networks of a known form.
 """
 
+from rpel.backend.one_thread import one_torch_thread
 from rpel.data import Dataset
 from rpel.tasks.batches import Trigger
 from rpel.tasks.classification import Classification
 from rpel.tasks.own import Task
-from rpel.tasks.task import Engine, Metric, Objective, one_torch_thread
+from rpel.tasks.task import Engine, Metric, Objective
 
 __all__ = ["Classification", "Dataset", "Engine", "Metric", "Objective", "Task", "Trigger", "one_torch_thread"]

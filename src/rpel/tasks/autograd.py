@@ -221,8 +221,7 @@ class AutogradEngine(Engine):
         results = []
         for i in range(len(x)):
             own.load(x[i], local[i], train=False)
-            found = own.run(trees.mapped(torch.clone, inputs))  # a module may write into what it is given
-            results.append(found.cpu() if isinstance(found, Tensor) else found)
+            results.append(own.run(trees.mapped(torch.clone, inputs)))  # a module may write into what it is given
         return torch.stack(results) if all(isinstance(one, Tensor) for one in results) else results
 
     def _copy(self, dtype: torch.dtype) -> Copy:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rpel.backend.one_thread import share
 from rpel.data import Dataset, trees
 from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
@@ -24,7 +25,7 @@ from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.checks import check_bfloat16, check_classes, check_fit, check_module, first_line, refusal
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.linear import LinearEngine, recognise
-from rpel.tasks.task import Engine, Loss, Metric, metrics, share, tensor
+from rpel.tasks.task import Engine, Loss, Metric, metrics, tensor
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers
 

@@ -10,21 +10,22 @@ Invariants:
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from rpel.backend.one_thread import one_torch_thread, share
 from rpel.backend.torch import Torch
 from rpel.data import trees
-from rpel.tasks.autograd import altered, with_dropout
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, altered, with_dropout
 from rpel.tasks.batches import Examples
 from rpel.tasks.classification import Classification
-from rpel.tasks.task import Loss, Metric, one_torch_thread, share
+from rpel.tasks.task import Engine
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Integers
 
@@ -82,25 +83,20 @@ def with_unfolding(module: nn.Module) -> nn.Module:
     return module
 
 
-class DeviceEngine(VmapEngine):
-    """Gradients and outputs of many nodes on a device; ``steps`` says how."""
+class ManyAtOnce(VmapEngine):
+    """Gradients and outputs of many nodes on a device; unfold: with convolutions as matrix products."""
 
-    block = 250
-
-    def __init__(
-        self, module: nn.Module, loss: Loss, metrics: tuple[Metric, ...], steps: Steps, hidden: bool, arrays: Torch
-    ) -> None:
-        super().__init__(module, loss, metrics)
-        self.steps, self.hidden, self.arrays = steps, hidden, arrays
-        self.noisy = self.noisy or hidden
-        self.dropouts = any(type(layer) is nn.Dropout and layer.p > 0 for layer in module.modules())
+    def __init__(self, plain: AutogradEngine, arrays: Torch, unfold: bool) -> None:
+        super().__init__(plain.module, plain.loss, plain.metrics)
+        self.arrays, self.unfold, self.accuracy, self.wide = arrays, unfold, plain.accuracy, arrays.wide
+        self.serial = not arrays.main
+        self.dropouts = any(type(layer) is nn.Dropout and layer.p > 0 for layer in self.module.modules())
 
     def _copy(self, train: bool) -> tuple[nn.Module, list[Tensor]]:
         if not hasattr(self.own, "module"):
             self.own.masks = []
             copied = copy.deepcopy(self.module)
-            if self.steps == "unfold":
-                copied = with_unfolding(copied)
+            copied = with_unfolding(copied) if self.unfold else copied
             self.own.module = with_dropout(copied, lambda p: self._layer(p, self.own.masks))
         self.own.module.train(train)
         return self.own.module, self.own.masks
@@ -116,90 +112,39 @@ class DeviceEngine(VmapEngine):
         like = trees.mapped(lambda value: torch.zeros(value.shape, dtype=value.dtype), example)
         return [self.arrays.lend(mask) for mask in super()._masks(like, seeds, dtype)]
 
+
+class NodeByNode(AutogradEngine):
+    """One node after the other on an accelerator, on a few side streams with a copy of the network each."""
+
+    def __init__(self, plain: AutogradEngine, arrays: Torch) -> None:
+        Engine.__init__(self, plain.loss, plain.metrics)
+        self.module, self.device, self.brief, self.serial = plain.module, torch.device(arrays.device), False, True
+        self.hidden, self.noisy, self.accuracy, self.wide = plain.hidden, plain.noisy, plain.accuracy, arrays.wide
+        self.many, self.masks = ManyAtOnce(plain, arrays, unfold=False), list[Tensor]()
+        self.lane, self.copies = 0, dict[tuple[int, torch.dtype], Copy]()
+
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B, …), into out (c, d)."""
-        if self.steps != "alone":
-            super().gradient(x, local, inputs, labels, seeds, out, train)
-            return
-        module, given = self._copy(train)
-        masks: list[Tensor] = []
-        if train and self.dropouts:
-            masks = self._masks(trees.mapped(lambda value: value[0], inputs), seeds, x.dtype)
-        with _lanes(x.device) as lane:
+        with _lanes(self.device) as lane:
             for i in range(len(x)):
-                with lane(i):
-                    given[:] = [mask[i] for mask in masks]
-                    seed = seeds[i] if train and self.hidden else None
-                    one = slice(i, i + 1)
-                    self._alone(module, x[one], local[one], _at(inputs, i), _at(labels, i), seed, out[one], train)
+                one, noise = slice(i, i + 1), seeds[i : i + 1]
+                mine, theirs = (trees.mapped(lambda value, one=one: value[one], tree) for tree in (inputs, labels))
+                if train and self.many.dropouts:
+                    example = trees.mapped(lambda value: value[0], mine)
+                    self.masks[:] = [mask[0] for mask in self.many._masks(example, noise, x.dtype)]
+                self.lane = i % _LANES
+                with lane(self.lane):
+                    super().gradient(x[one], local[one], mine, theirs, noise, out[one], train)
+        self.lane = 0
 
-    def _alone(
-        self, module: nn.Module, x: Tensor, local: Tensor, inputs: Any, labels: Any, seed: int | None, out: Tensor,
-        train: bool,
-    ) -> None:  # fmt: skip
-        parameters = {name: value[0].detach() for name, value in self.parameters.split(x).items()}
-        state = {name: value[0].clone() for name, value in self._state(local, x.dtype).items()}
-        trained = {name: value.requires_grad_() for name, value in parameters.items() if name not in self.frozen}
-        with _seeded(seed, x.device), torch.enable_grad():
-            output = functional_call(module, (parameters, state), *self.arguments(inputs))
-            loss = self.loss(output, labels)
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        named = {name: g[None] for name, g in zip(trained, found, strict=True) if g is not None}
-        self.parameters.store(named, out)
-        if train:
-            self.buffers.store({name: value[None] for name, value in state.items()}, local)
-
-    @torch.no_grad()
-    def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
-        """Outputs (c, N, …) of c nodes on common inputs (N, …), with the nodes' own statistics."""
-        if self.steps != "alone":
-            return super().outputs(x, local, inputs)
-        module, _ = self._copy(train=False)
-        results = []
-        for i in range(len(x)):
-            parameters = {name: value[0] for name, value in self.parameters.split(x[i : i + 1]).items()}
-            state = {name: value[0] for name, value in self._state(local[i : i + 1], x.dtype).items()}
-            given = trees.mapped(torch.clone, inputs)  # a module may write into what it is given
-            results.append(functional_call(module, (parameters, state), *self.arguments(given)))
-        return torch.stack(results) if all(isinstance(one, Tensor) for one in results) else results
-
-    def sums(self, x: Tensor, local: Tensor, inputs: Any, labels: Any) -> Tensor:
-        """(2 + metrics, c) right answers, losses and metrics, summed over the common inputs (N, …); on the device."""
-        outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
-        columns = [self._right_answers(outputs, labels), self._losses(outputs, labels) * count]
-        for metric in self.metrics:
-            each = [torch.as_tensor(metric.function(one, labels), dtype=self.arrays.wide) for one in outputs]
-            columns.append(torch.stack([self.arrays.lend(one) for one in each]) * count)
-        return torch.stack([column.detach().to(self.arrays.wide) for column in columns])
-
-    def _right_answers(self, outputs: Any, labels: Any) -> Tensor:
-        if not self.accuracy:
-            return torch.full((len(outputs),), torch.nan, device=trees.first(labels).device)
-        right: Tensor = outputs.argmax(dim=2) == labels
-        return right.flatten(2).to(self.arrays.wide).mean(dim=2).sum(dim=1) if labels.dim() > 1 else right.sum(dim=1)
-
-    def _losses(self, outputs: Any, labels: Any) -> Tensor:
-        if self.loss is F.cross_entropy and self.accuracy and labels.dim() == 1:
-            found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
-            return -found.mean(dim=(1, 2), dtype=self.arrays.wide)
-        return torch.stack([self.loss(one, labels).detach() for one in outputs]).to(self.arrays.wide)
-
-
-def _at(tree: Any, i: int) -> Any:
-    return trees.mapped(lambda value: value[i], tree)
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Inside, torch's global generators begin at this seed; None: whatever they are."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    def _copy(self, dtype: torch.dtype) -> Copy:
+        key = (self.lane, dtype)
+        if key not in self.copies:
+            layer = partial(ManyAtOnce._layer, masks=self.masks)
+            self.copies[key] = Copy(self.module, dtype, self.device, layer)
+        return self.copies[key]
 
 
 @contextmanager
@@ -212,7 +157,7 @@ def _lanes(device: torch.device) -> Iterator[Callable[[int], Any]]:
     main = torch.cuda.current_stream(device)
     for stream in streams:
         stream.wait_stream(main)
-    yield lambda i: torch.cuda.stream(streams[i % _LANES])
+    yield lambda i: torch.cuda.stream(streams[i])
     for stream in streams:
         main.wait_stream(stream)
 
@@ -229,44 +174,41 @@ class DeviceTask(Classification):
     torch.Size([4, 7850])
     """
 
-    engine: DeviceEngine
-
-    def __init__(self, arrays: Torch, *given: Any, steps: Steps | None = None, **named: Any) -> None:
+    def __init__(self, arrays: Torch, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named, fast=False)  # what does not fit together is refused there, on the host
-        self.arrays = arrays
-        plain: Any = self.engine
-        metrics, hidden = tuple(self.metrics.values()), bool(getattr(plain, "hidden", False))
-        many = VmapEngine(self.module, self.loss, metrics)
-        probe, targets = self._probe()
-        able = self.examples.dataset.collate is None and not hidden and not any(map(altered, self.module.modules()))
-        chosen = steps or (self._steps() if able and many.agrees(plain, probe, targets) else "alone")
-        self.engine = DeviceEngine(self.module, self.loss, metrics, chosen, hidden, arrays)
-        self.engine.accuracy = plain.accuracy
-        self.chunk = self._chunk(probe)
-        if self.examples.dataset.collate is not None:
-            self.chunk = 1  # batches of several nodes may be padded to different lengths
+        self.arrays, self.plain = arrays, cast(AutogradEngine, self.engine)
         self.data = DeviceExamples(self.examples, arrays)
-        if self.engine.dropouts and self.examples.dataset.collate is None:
-            rows = np.zeros((1, self.batch_size), np.int64)
-            self.engine.prepare(_at(self.examples.batch(rows, None, torch.float32)[0], 0), torch.float32)
+        self.use(self._steps())
 
     def _steps(self) -> Steps:
-        """By the sizes of the network and the kind of device alone."""
+        """By the network and the kind of device alone."""
         kernels = [layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)]
-        if self.d > _LARGEST or (kernels and torch.device(self.arrays.device).type == "cpu"):
+        if self.d > _LARGEST or (kernels and self.arrays.main):
             return "alone"  # in main memory convolutions of one node are faster than matrix products of many
+        many = self._many(self.plain)
+        if many is None or not many.agrees(self.plain, *self._probe()):
+            return "alone"
         small = all(max(layer.kernel_size) <= _SMALL_KERNEL and UnfoldedConvolution.takes(layer) for layer in kernels)
         return "unfold" if small else "grouped"
 
-    def _chunk(self, probe: Any) -> int:
-        """How many nodes step at once: as many as keep what the backward pass needs below the budget."""
-        values = _values(self.module, probe, self.engine.steps == "unfold")
-        budget = _CACHED if torch.device(self.arrays.device).type == "cpu" else _BUDGET
+    def use(self, steps: Steps) -> None:
+        """Let nodes step like this."""
+        self.steps, alone = steps, steps == "alone"
+        values = _values(self.module, self._probe()[0], steps == "unfold")
+        budget = _CACHED if self.arrays.main else _BUDGET
         each = 4 * (2 * values * self.batch_size + 4 * self.d)
-        chunk = max(1, min(_MOST, budget // each))
-        self.step_bytes = chunk * each
-        self.scored = max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
-        return chunk
+        self.chunk = 1 if alone else max(1, min(_MOST, budget // each))
+        self.step_bytes = each * (_LANES if alone and not self.arrays.main else self.chunk)
+        if alone:
+            self.engine = self.plain if self.arrays.main else NodeByNode(self.plain, self.arrays)
+        else:
+            self.engine = ManyAtOnce(self.plain, self.arrays, steps == "unfold")
+        self.scored = 1 if alone else max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
+        many = self.engine.many if isinstance(self.engine, NodeByNode) else self.engine
+        if isinstance(many, ManyAtOnce) and self.data.here:
+            rows = np.zeros((1, self.batch_size), np.int64)
+            batch = self.examples.batch(rows, None, torch.float32)[0]
+            many.prepare(trees.mapped(lambda value: value[0], batch), torch.float32)
 
     @property
     def unit(self) -> int:
@@ -292,20 +234,14 @@ class DeviceTask(Classification):
         rows, coins = self.examples.indices(ids, t, k), self.examples.coins(ids, t, k)
         seeds, patched = self._seeds(ids, t, k), self.examples.patched(ids, t, k)
 
-        def work(unit: int) -> None:
-            some = slice(unit * self.chunk, min(len(ids), (unit + 1) * self.chunk))
+        def work(some: slice) -> None:
             varied, marked = None if coins is None else coins[some], None if patched is None else patched[some]
             inputs, labels = self.data.batch(rows[some], ids[some], x.dtype, varied, marked)
             noise = [] if seeds is None else seeds[some].tolist()
             self.engine.gradient(x[some], local[some], inputs, labels, noise, out[some], train=True)
 
-        self._share(work, -(-len(ids) // self.chunk))
+        self.over_nodes(work, len(ids))
         return out, local
-
-    def _share(self, work: Callable[[int], None], units: int) -> None:
-        """In main memory on all threads, each with torch held to one; a device is kept busy by one thread."""
-        main = torch.device(self.arrays.device).type == "cpu"
-        share(work, units, serial=self.engine.hidden or not main)
 
     def _scored(self, x: Any, local: Any, rows: Integers, tested: Callable[..., Any]) -> list[NDArray[np.float64]]:
         """Share of right answers, mean loss and metrics, (h,) each; they are read once."""
@@ -318,9 +254,10 @@ class DeviceTask(Classification):
 
             def work(unit: int, inputs: Any = inputs, labels: Any = labels) -> None:
                 some = slice(unit * self.scored, (unit + 1) * self.scored)
-                sums[:, some] += self.engine.sums(x[some], local[some], inputs, labels)
+                found = self.engine.sums(x[some], local[some], inputs, labels)
+                sums[:, some] += torch.stack([column.to(sums.dtype) for column in found])
 
-            self._share(work, -(-len(x) // self.scored))
+            share(work, -(-len(x) // self.scored), self.engine.serial)
         return list(np.asarray(self.arrays.read(sums), np.float64) / len(rows))
 
     def full_gradient(self, x: Any, local: Any, size: int | None = None) -> Any:
@@ -451,8 +388,6 @@ def _floats(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _values(module: nn.Module, probe: Any, unfolded: bool) -> int:
     """How many numbers the layers of a module make of one example, unfolded images included."""
-    from rpel.tasks.autograd import Arguments
-
     found, copied = 0, copy.deepcopy(module).eval()
 
     def note(layer: nn.Module, given: Any, made: Any) -> None:

@@ -10,8 +10,7 @@ import re
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +20,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.backend.pool import run
 from rpel.data import trees
 from rpel.types import Floats, Integers
 
@@ -138,6 +136,9 @@ class Engine(ABC):
     accuracy: bool = True
     """Whether outputs (N, C, …) are scores of classes and targets (N, …) are classes."""
 
+    wide: torch.dtype = torch.float64
+    """In what means are taken."""
+
     def __init__(self, loss: Loss = F.cross_entropy, metrics: Sequence[Metric] = ()) -> None:
         self.loss, self.metrics, self.own = loss, tuple(metrics), Own()
 
@@ -191,30 +192,30 @@ class Engine(ABC):
         Of targets with several classes each, such as the pixels of an image, an example counts as the share that is
         right. Without classes right answers are NaN.
         """
-        outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
-        return (
-            self._right(outputs, labels),
-            self._lost(outputs, labels),
-            *(np.array([float(metric.function(one, labels)) * count for one in outputs]) for metric in self.metrics),
-        )
+        return tuple(column.numpy() for column in self.sums(x, local, inputs, labels))
 
-    def _right(self, outputs: Any, labels: Any) -> Floats:
-        if not self.accuracy:
-            return np.full(len(outputs), np.nan)
-        right = outputs.argmax(dim=2) == labels
-        if labels.dim() > 1:
-            right = right.flatten(2).double().mean(dim=2)
-        found: Floats = right.sum(dim=1).numpy()
+    def sums(self, x: Tensor, local: Tensor, inputs: Any, labels: Any) -> list[Tensor]:
+        """:meth:`score`, where the models are."""
+        outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
+        found = [self._right(outputs, labels), self._lost(outputs, labels) * count]
+        for metric in self.metrics:
+            each = [torch.as_tensor(metric.function(one, labels), dtype=self.wide, device=x.device) for one in outputs]
+            found.append(torch.stack(each).detach() * count)
         return found
 
-    def _lost(self, outputs: Any, labels: Any) -> Floats:
+    def _right(self, outputs: Any, labels: Any) -> Tensor:
+        if not self.accuracy:
+            return torch.full((len(outputs),), torch.nan, dtype=self.wide, device=trees.first(labels).device)
+        right: Tensor = outputs.argmax(dim=2) == labels
+        if labels.dim() > 1:
+            right = right.flatten(2).to(self.wide).mean(dim=2)
+        return right.sum(dim=1)
+
+    def _lost(self, outputs: Any, labels: Any) -> Tensor:
         if self.loss is F.cross_entropy and self.accuracy and labels.dim() == 1:
             found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
-            lost = -found.mean(dim=(1, 2), dtype=torch.float64)
-        else:
-            lost = torch.stack([self.loss(one, labels).detach() for one in outputs])
-        summed: Floats = lost.numpy() * len(trees.first(labels))
-        return summed
+            return -found.mean(dim=(1, 2), dtype=self.wide)
+        return torch.stack([self.loss(one, labels).detach() for one in outputs])
 
 
 def shortened(lengths: Tensor, norm: float) -> Tensor:
@@ -259,55 +260,3 @@ def tensor(array: Floats) -> Tensor:
         if not array.flags.writeable:
             warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
-
-
-class _Hold:
-    """How many calls hold torch to one thread now, and what to go back to."""
-
-    def __init__(self) -> None:
-        self.lock, self.calls, self.before = threading.Lock(), 0, 1
-
-
-_hold = _Hold()
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Inside, torch uses one thread in the whole process; the last to leave restores what the first found.
-
-    >>> with one_torch_thread():
-    ...     torch.get_num_threads()
-    1
-    """
-    with _hold.lock:
-        if not _hold.calls:
-            _hold.before = torch.get_num_threads()
-        _hold.calls += 1
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        with _hold.lock:
-            _hold.calls -= 1
-            if not _hold.calls:
-                torch.set_num_threads(_hold.before)
-
-
-def share(work: Callable[[int], None], units: int, serial: bool = False) -> None:
-    """Call work(u) for u < units, on all threads that `rpel.backend.pool` allows; in order and here if `serial`.
-
-    >>> seen = []; share(seen.append, 3); sorted(seen)
-    [0, 1, 2]
-    """
-
-    def some(first: int, last: int) -> None:
-        torch.set_num_threads(1)  # OpenMP keeps a number per thread, so each has to be told
-        for unit in range(first, last):
-            work(unit)
-
-    if serial:
-        for unit in range(units):
-            work(unit)
-        return
-    with one_torch_thread():
-        run(some, units)

@@ -204,9 +204,9 @@ class VmapEngine(Engine):
 
     def _dropouts(self, example: Any, dtype: torch.dtype) -> list[tuple[float, Tensor]]:
         """p and an empty tensor of the shape and layout it is applied to, for each dropout, on inputs like these."""
-        shapes = [value.shape for _, value in trees.leaves(example)]
-        if getattr(self.own, "shapes", None) != shapes:
-            self.own.shapes, self.own.dropouts = shapes, []
+        known = (dtype, [value.shape for _, value in trees.leaves(example)])
+        if getattr(self.own, "known", None) != known:
+            self.own.known, self.own.dropouts = known, []
             seen = self.own.dropouts
             copied = Copy(self.module, dtype, torch.device("cpu"), lambda p: _Recorder(p, seen))
             copied.module.train()

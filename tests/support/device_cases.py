@@ -21,6 +21,7 @@ SMALL: Fields = {
     "model": "linear", "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 2, "pull": 9, "rounds": 20,
     "eval_every": 100, "eval_size": 50, "batch_size": 5, "threads": 1, "attack": "alie",
 }  # fmt: skip
+NETWORK = "C(4)-R-B-M-D-L(10)-S"
 PARAMETERS: dict[str, Fields] = {
     "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4}, "min_sum": {"direction": "unit"},
     "min_max": {"direction": "sign"}, "alie": {"z": "max"},
@@ -40,6 +41,7 @@ def cases() -> dict[str, Fields]:
         "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"}, "uniform": {"output": "uniform"},
         "local-steps": {"local_steps": 2}, "exposed": {"attack_params": {"targeting": "most-exposed"}},
+        "network-many": {"model": NETWORK}, "network-alone": {"model": NETWORK},
     }  # fmt: skip
     return found
 

@@ -1,18 +1,20 @@
-"""Whole rounds under FakeTensorMode on a stand-in device: python residency.py [--broken=HOW] [CASE…].
+"""Whole rounds under FakeTensorMode on a stand-in device: python residency.py [CASE…].
 
 Local steps, forging, aggregation, measuring and evaluation of every case. Mixing devices or reading a value raises
-there; a copy to the host is counted by a dispatch mode, which sees shapes: nothing with d in its shape may go.
+there; a copy to the host is counted by a dispatch mode, which sees shapes: nothing with d in its shape may go. The same
+mode counts kernels and bytes. At the end each check is broken on purpose, and has to notice.
 """
 
+import copy
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -20,9 +22,12 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
     _setup_privateuseone_for_python_backend("dev")
 
 from rpel.attacks import forgeries
+from rpel.backend.sorting import network
 from rpel.backend.torch import Torch
 from rpel.simulation.engine import Simulation
-from rpel.tasks.device import DeviceExamples, DeviceTask
+from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
+from rpel.tasks.vmap import VmapEngine
+from support.counting import Counter
 from support.device_cases import cases, resolved, task_of
 
 
@@ -46,85 +51,151 @@ class Standing(Torch):
         return np.ones(tuple(x.shape), kind) if kind == "bool" else np.zeros(tuple(x.shape), kind)
 
 
-_eigenvector = forgeries.second_eigenvector
+def _on_host(function: Any) -> Any:
+    """What is computed on the host, of real numbers: of the honest graph (h × h), or drawn (masks of dropout)."""
+
+    def computed(*given: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*given)
+
+    return computed
 
 
-def _on_host(*given: Any) -> Any:
-    """Of the honest graph (h × h), on the host: of real numbers."""
-    with unset_fake_temporarily():
-        return _eigenvector(*given)
-
-
-forgeries.second_eigenvector = _on_host  # type: ignore[assignment]
-
-
-class Leaks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is copied between devices."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            given = [a for a in args if isinstance(a, torch.Tensor)]
-            if given and any(a.device != result.device for a in given) and "_to_copy" in str(func) + str(func.name()):
-                self.shapes.append(tuple(result.shape))
-        return result
+forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
+VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 
 
 def play(name: str, broken: str | None) -> None:
-    """One round of a case and its evaluation; raises where something leaves the device."""
-    spec = resolved(cases()[name])
-    task = task_of(spec, Torch())
+    """One round of a case and its evaluation; raises where something leaves the device, or costs too much."""
+    spec, arrays, mode = resolved(cases()[name]), Standing("dev"), FakeTensorMode(allow_non_fake_inputs=False)
+    task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)
-    for train in (True, False):
-        task.engine._copy(train)
-    if "initial" not in vars(task):
-        initial, kept = task.initial(), task.local_state(1)
-        task.initial = lambda: initial  # type: ignore[method-assign]
-        task.local_state = lambda h: np.tile(kept, (h, 1))  # type: ignore[method-assign]
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        arrays = Standing("dev")
-        task.arrays = task.engine.arrays = arrays
+    initial, kept = task.initial(), task.local_state(1)
+    task.initial = lambda: initial  # type: ignore[method-assign]
+    task.local_state = lambda h: np.tile(kept, (h, 1))  # type: ignore[method-assign]
+    task.arrays = arrays
+    task.use("alone" if name.endswith("alone") else "unfold")
+    made_beforehand(task.engine, mode)
+    with mode:
         task.data = DeviceExamples(task.examples, arrays)
         run = Simulation(spec, task, arrays=arrays)
         break_on_purpose(run, broken)
         arrays.sent.clear()
-        with Leaks() as leaks:
+        with Counter() as counted:
             run.step(measured=True)
             run.evaluate(np.arange(5))
         assert torch.as_tensor(run.state.x).device.type == "dev"
-    uploads = spec.attack in ("gaussian", "mimic_heuristic")  # noise, and one first direction, drawn on the host
-    gone = [shape for shape in [*leaks.shapes, *arrays.sent] if task.d in shape]
-    assert uploads or not gone, f"copied between devices: {gone}"
+    gone = [shape for shape in [*counted.copied, *arrays.sent] if task.d in shape]
+    gone = gone[UPLOADS.get(spec.attack, 0) :]
+    assert not gone, f"copied between devices: {gone}"
+
+
+UPLOADS = {"gaussian": 1, "mimic_heuristic": 1}
+"""Attacks whose noise, or one first direction, is drawn on the host: so many copies."""
+
+
+def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
+    """The copies of the network that an engine works with: of real parameters, which a round does not meet."""
+    if not isinstance(engine, NodeByNode):
+        for train in (True, False):
+            engine._copy(train)
+        return
+    engine.device = torch.device("cpu")
+    for engine.lane in range(4):
+        made = engine._copy(torch.float32)
+        with mode:
+            made.module._apply(lambda value: torch.empty(value.shape, dtype=value.dtype, device="dev"))  # type: ignore[no-untyped-call]
+        made.device = torch.device("dev")
+        made.parameters, made.buffers = list(made.module.parameters()), list(made.module.buffers())
+        made.trained = [value for value in made.parameters if value.requires_grad]
+    engine.device, engine.lane = made.device, 0
+
+
+class Calm(Standing):
+    """Standing where no distance is doubtful."""
+
+    def read(self, x: torch.Tensor) -> Any:
+        return np.zeros_like(super().read(x))
+
+
+def count(broken: str | None) -> None:
+    """Kernels and bytes of the parts of a round against the formulas of docs/scale.md; raises beyond 1.1 times."""
+    budget, h, m, f, d = 1 << 20, 30, 16, 7, 2000
+    arrays = Calm("dev", budget=budget)
+    index, ones = (np.arange(h)[:, None] + np.arange(m)) % h, np.ones(h)
+    comparisons = len(network(m, f, "trimmed_mean"))
+
+    def pieces(values: int) -> int:
+        """Of h victims, with so many values for each coordinate: as many as fit the budget at once."""
+        return -(-h // (budget // (4 * d * values)))
+
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        table, out = arrays.repeated(np.zeros(d, np.float32), 2 * h), arrays.repeated(np.zeros(d, np.float32), h)
+        parts: dict[str, tuple[Callable[[], Any], float, float]] = {
+            "momentum": (lambda: arrays.momentum_step(table[:h], table[h:], out, 0.9, 0.1, 0.0, out=out), 4, 0),
+            "alie": (
+                lambda: arrays.moments(table, index, ones, ones, out=out), 9 * pieces(m + 2) + 4, budget,
+            ),
+            "nnm+trimmed_mean": (
+                lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, m - f, out=out),
+                pieces(2 * m + 1) * (2 * comparisons + m - 2 * f + 3) + 40, budget,
+            ),
+        }  # fmt: skip
+        for name, (work, kernels, nbytes) in parts.items():
+            with Counter() as counted:
+                work()
+                if broken == "memory":
+                    table.new_empty((h * m, d))  # every victim's rows at once
+                elif broken == "kernels":
+                    for i in range(500):
+                        out[i % h] += 1
+            print(f"{name}: {counted.kernels} kernels of {kernels}, {counted.peak:,} bytes of {nbytes:,}")
+            assert 0.9 * kernels <= counted.kernels <= 1.1 * kernels, f"{name}: {counted.kernels} kernels"
+            assert 0.5 * nbytes <= counted.peak <= 1.1 * nbytes, f"{name}: {counted.peak:,} bytes"
 
 
 def break_on_purpose(run: Simulation, how: str | None) -> None:
     """Each of the ways in which something could leave the device."""
-    if how == "mixed":
-        run.network.rule.rule.__dict__["run"] = lambda group, out=None: group.table[:10] + torch.ones(10, run.task.d)
-    elif how == "read":
-        run.network.rule.rule.__dict__["run"] = lambda group, out=None: group.table[:10] * group.table.sum().item()
-    elif how == "models":
-        run.network.rule.rule.__dict__["run"] = lambda group, out=None: group.table.cpu()[:10].to("dev")
+    rule, d = run.network.rule.rule, run.task.d
+    ways: dict[str, Callable[..., Any]] = {
+        "mixed": lambda group, out=None: group.table[:10] + torch.ones(10, d),
+        "read": lambda group, out=None: group.table[:10] * group.table.sum().item(),
+        "models": lambda group, out=None: group.table.cpu()[:10].to("dev"),
+    }
+    if how in ways:
+        rule.__dict__["run"] = ways[how]
+
+
+def broken() -> Iterator[str]:
+    """Each break that the checks do not notice."""
+    for how in ("mixed", "read", "models", "memory", "kernels"):
+        try:
+            if how in ("memory", "kernels"):
+                count(how)
+            else:
+                play("rule-median", how)
+        except Exception as error:
+            print(f"{how} on purpose: {type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            yield how
 
 
 def main() -> int:
-    broken = next((a.partition("=")[2] for a in sys.argv[1:] if a.startswith("--broken")), None)
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or sorted(cases())
     failed = 0
     for name in names:
         try:
-            play(name, broken)
+            play(name, None)
         except Exception as error:
             failed += 1
             print(f"{name}: {type(error).__name__}: {error}")
             if "-v" in sys.argv:
                 traceback.print_exc()
     print(f"{len(names) - failed} rounds stayed")
-    return 1 if failed else 0
+    count(None)
+    missed = list(broken())
+    print(f"not noticed: {', '.join(missed) or 'nothing'}")
+    return 1 if failed or missed else 0
 
 
 if __name__ == "__main__":

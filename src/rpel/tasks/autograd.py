@@ -11,7 +11,7 @@ Invariants:
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -205,7 +205,7 @@ class AutogradEngine(Engine):
         for i in range(len(x)):
             own.load(x[i], local[i], train)
             with self._seeded(own, seeds[i] if train and self.noisy else 0):
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.brief and train):
+                with torch.autocast(self.device.type, torch.bfloat16) if self.brief and train else nullcontext():
                     output = own.run(trees.mapped(lambda value, i=i: value[i], inputs))
                 if self.brief and type(output) in (Tensor, tuple, dict):
                     output = trees.mapped(_widened, output)

@@ -1,8 +1,8 @@
 """What faults cost a network of real processes, measured: n = 12, b = 2, s = 9, b_hat = 2, real TLS on this machine.
 
-Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange]` (all of them if none is named). It
-prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep their time is asserted under
-the virtual clock, in tests/peers; here are the figures of one machine on one day, which is described at the top.
+Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange] [large]`; all of them if none is
+named. It prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep their time is
+asserted under the virtual clock, in tests/peers; here are the figures of one machine on one day, described at the top.
 """
 
 import argparse
@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import flood as flooding
 import machine
 import plain_exchange
+from rpel.config.membership import Founding
 from support import namespaces
 from support.loopback import credentials
 from support.process_network import PORT, Plan, ProcessNetwork, half_step, loopback
@@ -280,6 +281,69 @@ def exchange(quick: bool) -> None:
     table(f"Models of {d:,} parameters", ("measured", "rpel", "beside", "ratio", "promised"), rows)
 
 
+# --- models of 100 MB over ordinary lines ----------------------------------------------------------------------------
+
+MBIT = 100
+
+
+def large(quick: bool) -> None:
+    """Eight peers, each behind a line of 100 Mbit/s, with models of 25 million parameters, as float32 and as int8."""
+    if why := namespaces.possible():
+        print(f"large: {why}")
+        return
+    d, rounds = (1_000_000, 2) if quick else (25_000_000, 3)
+    rows = [lined(d, rounds, wire) for wire in ("float32", "int8")]
+    heads = "wire", "period", "answers", "aggregated", "slowest round", "sent by a peer a round", "memory", "models"
+    table(f"Eight peers, {d:,} parameters, lines of {MBIT} Mbit/s", heads, rows)
+
+
+def lined(d: int, rounds: int, wire: str) -> Row:
+    """A network of eight whose members send 100 Mbit/s at most; its period leaves each line 2.5 times what it needs."""
+    network = namespaces.Namespaces(8)
+    network.make()
+    asked = Founding(run="", nodes=8, byzantine=1, rounds=100_000, epoch=0.0, period=1.0).plan.pull
+    needed = asked * 8 * (4 * d if wire == "float32" else d + d // 64) / (MBIT * 1e6)
+    plan = Plan(
+        peers=8,
+        byzantine=1,
+        period=10 + 2.5 * needed,
+        deadline=5 + 2.5 * needed,
+        start=30.0 + 6e-6 * d,
+        stretched=False,
+        hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
+        urls=namespaces.url,
+        namespace=network.namespace,
+        founding={"wire": wire},
+    )
+    try:
+        for number in range(8):
+            held = f"tc qdisc add dev net root tbf rate {MBIT}mbit burst 256kb latency 50ms"
+            subprocess.run(["ip", "netns", "exec", network.namespace(number), *held.split()], check=True)
+        with tempfile.TemporaryDirectory() as place, ProcessNetwork(Path(place), plan) as net:
+            net.start()
+            patience = 600 + 2 * rounds * plan.period
+            net.wait(lambda: min(len(m.lines) for m in net.members) > rounds, "large rounds", patience)
+            lines = [line for member in net.members for line in member.lines[1 : rounds + 1]]  # the first compiles
+            peaks = [status(member.process.pid, "VmHWM") for member in net.members]
+            terms = net.membership
+            sent = [_sent(network.namespace(i)) / max(m.last for m in net.members) for i in range(8)]
+    finally:
+        network.remove()
+    ended = [ended_at(line["time"]) - terms.epoch - (line["round"] - 1) * terms.period for line in lines]
+    answers = sum(line["received"] for line in lines), sum(line["asked"] for line in lines)
+    used = max(peaks) - after_import()
+    return (
+        wire, f"{terms.period:.0f} s", f"{answers[0]} of {answers[1]}",
+        f"{sum(line['outcome'] == 'aggregated' for line in lines)} of {len(lines)}", f"{max(ended):.0f} s",
+        f"{max(sent) / 1e6:.0f} MB", f"{used / 1e6:.0f} MB", f"{used / (4 * d):.1f} (≤ s + 6 = {terms.pull + 6})",
+    )  # fmt: skip
+
+
+def _sent(namespace: str) -> int:
+    path = "/sys/class/net/net/statistics/tx_bytes"
+    return int(subprocess.run(["ip", "netns", "exec", namespace, "cat", path], capture_output=True, check=True).stdout)
+
+
 def spans(net: ProcessNetwork) -> list[float]:
     """Seconds of each round from its first publication until the last pull has ended, where all pulls came."""
     found = []
@@ -314,7 +378,9 @@ def after_import() -> int:
     return 1024 * int(found[1])
 
 
-MEASUREMENTS: dict[str, Callable[[bool], None]] = {"faults": faults, "flood": flood, "wire": wire, "exchange": exchange}
+MEASUREMENTS: dict[str, Callable[[bool], None]] = {
+    "faults": faults, "flood": flood, "wire": wire, "exchange": exchange, "large": large,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -177,6 +177,8 @@ class Plan:
     listen: Callable[[int], str] | None = None
     namespace: Callable[[int], str] = lambda number: ""
     dtype: str = "float32"
+    founding: dict[str, Any] = field(default_factory=dict)
+    """Further keys of members.toml, such as its wire."""
     stretched: bool = True
     """By the machine's load, which a measurement must not be."""
 
@@ -217,6 +219,7 @@ class ProcessNetwork:
             deadline=self.plan.deadline * stretch,
             hyperparameters=self.plan.hyperparameters,
             allow_private=True,
+            **self.plan.founding,
         )
         founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]

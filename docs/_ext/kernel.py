@@ -13,7 +13,7 @@ os.environ["COLUMNS"] = "100"
 
 
 def bash(line: str, cell: str) -> None:
-    """IPython's own magic hands over output in pieces that break lines. Real peers get more time where others compute."""
+    """IPython's own magic breaks lines of output. Real peers get more time where others compute."""
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     cell = re.sub(r"(--period |--epoch \+)(\d+)", lambda told: f"{told[1]}{int(told[2]) * busy:.0f}", cell)
     done = subprocess.run(["bash", "-e", "-c", cell], capture_output=True, text=True)

@@ -135,7 +135,7 @@ def plan(
     if terminal.printed(found, as_json):
         return
     console = terminal.stdout()
-    _show_plan(console, p)
+    _show_plan(p)
     if noise is not None:
         console.print(
             f"privacy: [bold]noise multiplier {noise:g}[/] on gradients clipped example by example keeps epsilon at or "
@@ -179,49 +179,39 @@ def _warn(p: planning.Plan) -> None:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _show_plan(console: Console, p: planning.Plan) -> None:
-    """The answer, what it costs, the neighbouring choices, and whether the theorem applies."""
-    among = "them" if p.memory == 1 else f"those of the last {p.memory} rounds"
-    console.print(
-        f"[bold]pull s = {p.pull}[/] random peers a round, survive b_hat = {p.b_hat} hostile answers among {among} "
-        f"({p.b_hat} of {p.models} models, {p.fraction:.4f})"
-    )
+def _show_plan(p: planning.Plan) -> None:
+    """The answer and what it costs, the neighbouring choices, and whether the theorem applies."""
+    terminal.print_pairs(_plan_rows(p))
+    terminal.stdout().print("", _choices(p), "", sep="\n")
+    terminal.print_pairs([*_advice(p), *(_lemmas(p) if p.method == "bound" else ())])
+
+
+def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     source = {"bound": "lemma's lower bound"}.get(p.method, "exact" if p.exact else "Boole's lower bound")
-    console.print(
-        f"never exceeded by any of {p.nodes - p.byzantine:,} honest nodes in {p.rounds:,} rounds "
-        f"with probability [bold]{percent(p.probability)}[/] ({source})"
-    )
-    share = p.messages_per_round / p.messages_all_to_all
-    console.print(
-        f"messages per round: {p.messages_per_round:,} against {p.messages_all_to_all:,} all-to-all ({share:.2%})"
-    )
+    honest = f"{p.nodes - p.byzantine:,} honest nodes"
+    window = "" if p.memory == 1 else f" of the last {p.memory} rounds"
+    rows = [
+        ("pull", f"s = {p.pull} random peers a round"),
+        ("tolerate", f"b_hat = {p.b_hat} hostile answers{window} ({p.b_hat} of {p.models} models, {p.fraction:.4f})"),
+        ("probability", f"{percent(p.probability)} ({source}) that none of {honest} meets more in {p.rounds:,} rounds"),
+        ("messages", f"{p.messages_per_round:,} a round; all-to-all needs {p.messages_all_to_all:,}"),
+    ]
     if p.bytes_per_round is not None and p.bytes_per_message is not None:
-        console.print(
-            f"bytes per round: {human_bytes(p.bytes_per_round)}, {human_bytes(p.bytes_per_message)} a message "
-            f"({p.wire})"
-        )
+        each = f"{human_bytes(p.bytes_per_message)} a message ({p.wire})"
+        rows.append(("bytes", f"{human_bytes(p.bytes_per_round)} a round, {each}"))
     if p.shortest_period is not None:
-        console.print(
-            f"shortest period: [bold]{p.shortest_period:.3g} s[/], in {planning.PULLS:.0%} of which a node can answer "
-            f"the {planning.pullers(p.nodes, p.pull)} that ask it in a busy round (1 in 100 is busier)"
-        )
+        asking = planning.pullers(p.nodes, p.pull)
+        why = f"{planning.PULLS:.0%} of it suffices to answer the {asking} peers that ask in a busy round (1 in 100)"
+        rows.append(("shortest period", f"{p.shortest_period:.3g} s: {why}"))
     if p.memory > 1:
-        console.print(
-            f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages; a node keeps "
-            f"{p.window - p.pull} models of earlier rounds"
-        )
+        first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
+        rows.append(("memory", f"{first}; a node keeps {p.window - p.pull} models of earlier rounds"))
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""
         left = p.window - p.memory * p.no_shows - (p.b_hat if p.silent else 0)
         late = count(p.no_shows, "honest one")
-        console.print(f"with {quiet}{late} late at least {left} answers come, {2 * p.b_hat} are needed")
-    console.print(_choices(p))
-    console.print(
-        "kappa: how far b_hat liars can at worst move the result, against the honest models' spread; less is better"
-    )
-    _advice(console, p)
-    if p.method == "bound":
-        _show_lemmas(console, p)
+        rows.append(("answers", f"with {quiet}{late} late at least {left} arrive; {2 * p.b_hat} are needed"))
+    return rows
 
 
 def _choices(p: planning.Plan) -> Table:
@@ -239,48 +229,40 @@ def _choices(p: planning.Plan) -> Table:
     return table
 
 
-def _advice(console: Console, p: planning.Plan) -> None:
+def _advice(p: planning.Plan) -> list[tuple[str, str]]:
+    rows = [("kappa", "worst-case effect of b_hat hostile models, relative to the honest spread; smaller is better")]
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
-        console.print(
-            f"comfortable, and what a run or a network takes that names no pull: s = {c.pull} with b_hat = {c.b_hat} "
-            f"(hostile share {c.fraction:.3f}); the smallest s has the worst kappa"
-        )
+        taken = f"s = {c.pull}, b_hat = {c.b_hat} (hostile share {c.fraction:.3f})"
+        rows.append(("default", f"a run or network without --pull uses {taken}: the smallest s has the worst kappa"))
     if p.theorem_applies:
-        console.print(
-            f"the convergence theorem applies: an exchange leaves at most alpha = {p.alpha:.4g} < 1 of the nodes' "
-            f"disagreement (lambda = {p.lambda_:.4g})"
-        )
+        rows.append(("theorem", f"applies: alpha = {p.alpha:.4g} < 1 (lambda = {p.lambda_:.4g})"))
     elif p.memory > 1:
-        console.print(
-            "the convergence theorem does not apply: it says nothing of remembered answers; kappa is relative to them "
-            "as they are moved along with the node"
-        )
+        rows.append(("theorem", "does not apply: it does not cover remembered answers"))
     elif p.alpha is not None:
-        console.print(
-            f"the convergence theorem does not apply here: it needs alpha < 1, and alpha = {p.alpha:.4g}\n"
-            f"alpha: what an exchange can at worst leave of the nodes' disagreement; a worst case, not what runs show"
-        )
+        rows.append(("theorem", f"does not apply: it needs alpha < 1, here alpha = {p.alpha:.4g}"))
     else:
-        console.print("the convergence theorem does not apply: b_hat is not a minority of the s + 1 models")
+        rows.append(("theorem", "does not apply: b_hat is not a minority of the s + 1 models"))
+    if p.alpha is not None and p.memory == 1:
+        rows.append(("alpha", "worst-case share of the nodes' disagreement that an exchange leaves; runs do better"))
+    return rows
 
 
-def _show_lemmas(console: Console, p: planning.Plan) -> None:
+def _lemmas(p: planning.Plan) -> list[tuple[str, str]]:
     """What the paper's two lemmas ask for, and where they say nothing."""
     limit = p.nodes - 1
     if p.pull_noptlog is None:
-        console.print("lemma noptlog: vacuous (it divides by b/n, which is 0)")
+        first = "vacuous (it divides by b/n, which is 0)"
     else:
         verdict = f"vacuous: there are only {limit} others" if p.pull_noptlog > limit else "meaningful"
-        console.print(f"lemma noptlog: s >= {p.pull_noptlog:,.0f} ({verdict})")
+        first = f"s >= {p.pull_noptlog:,.0f} ({verdict})"
     if p.pull == limit and p.byzantine:
-        console.print("lemma effectiveByz: vacuous below s = n - 1, where all are pulled and b_hat = b is certain")
+        second = "vacuous below s = n - 1, where all are pulled and b_hat = b is certain"
     elif p.probability == 0:
-        console.print(f"lemma effectiveByz: vacuous at s = {p.pull} (no b_hat below one half reaches its bound)")
+        second = f"vacuous at s = {p.pull} (no b_hat below one half reaches its bound)"
     else:
-        console.print(
-            f"lemma effectiveByz: s = {p.pull}, b_hat = {p.b_hat} holds with at least {percent(p.probability)}"
-        )
+        second = f"s = {p.pull}, b_hat = {p.b_hat} holds with at least {percent(p.probability)}"
+    return [("lemma noptlog", first), ("lemma effectiveByz", second)]
 
 
 def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[str, float]]) -> None:

@@ -80,8 +80,8 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def stdout(wrap: bool = False) -> Console:
-    """Where results go: plain, lines never broken unless so asked."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not wrap)
+    """Where results go: broken between words where a person looks, else whole lines unless so asked."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not (wrap or sys.stdout.isatty()))
 
 
 def printed(found: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:

@@ -94,9 +94,9 @@ def _look(starter: int) -> None:
 # --- the nursery ------------------------------------------------------------------------------------------------------
 
 _SIMULATOR = "rpel.cli", "rpel.simulation.run", "matplotlib.figure", "matplotlib.backends.backend_svg"
-_PEER = "rpel.cli", "rpel.peer.ops.join", "rpel.peer.api"
+_PEER = "rpel.cli", "rpel.peer.ops.join", "rpel.peer.api", "rpel.peer.core.protocol:warm"
 _PRELOADED = {"peer": _PEER, "network": _PEER, "red-team": _PEER}
-"""What children that begin with this word will import; all others are runs."""
+"""What children that begin with this word will import, and call; all others are runs."""
 
 
 class _Forked(subprocess.Popen[bytes]):
@@ -197,15 +197,18 @@ def _nursery(environment: Mapping[str, str], preloaded: Sequence[str]) -> _Nurse
 
 
 def nurse() -> None:
-    """Run as a process: import what the arguments name, then fork a child for every request."""
+    """Run as a process: import what the arguments name, and call what follows a colon; then fork a child for every
+    request."""
     link = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for name in sys.argv[2:-1]:
-        importlib.import_module(name)
+    for name, _, function in (argument.partition(":") for argument in sys.argv[2:-1]):
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
     while True:
         ready, _, _ = select.select([link.fileno(), awake], [], [])
         if awake in ready:

@@ -97,16 +97,20 @@ class MemoryStore:
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
-        os.write(file, self.sig.header)
-        view = x.data.cast("B")
-        while view:
-            view = view[os.write(file, view) :]
+        for part in (self.sig if round else self.sig.exact).body(x):
+            view = memoryview(part)
+            while view:
+                view = view[os.write(file, view) :]
         self.files[round] = file
         if round:
             self.policy.publish(round)
 
     def open_body(self, round: int) -> Body | None:
-        return Body(os.dup(self.files[round]), 0, self.sig.size) if round in self.files else None
+        return (
+            Body(os.dup(self.files[round]), 0, (self.sig if round else self.sig.exact).size)
+            if round in self.files
+            else None
+        )
 
     def signature_of(self, round: int) -> bytes | None:
         return self.signatures.get(round)

@@ -663,3 +663,8 @@ def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
         chosen(stream(0, "ready").standard_normal((m, 1)).astype(dtype))
         if d >= _LARGE:
             chosen.prepare(m, d, dtype, victims=1 << 20)
+
+
+def warm() -> None:
+    """Load the kernels that every peer needs: for a process from which peers are forked, once for all of them."""
+    make_ready(catching_up(1), pull=4, d=1, dtype=np.float32)

@@ -57,6 +57,21 @@ def path(files: NetworkFiles, number: int) -> Path:
     return files.folder / f"peer-{number}" / "peer.toml"
 
 
+def test_a_peer_can_be_made_from_objects_as_well_as_from_a_file(tmp_path: Path) -> None:
+    net = a_network(tmp_path)
+    home = tmp_path / "peer-1"
+    files = {name: str(home / name) for name in ("state_dir", "log")}
+    keys = {"key": str(home / "peer.key"), "certificate": str(home / "peer.crt")}
+    own = {"id": "peer-1", "members": str(tmp_path / "members.toml"), **files, **keys}
+    made = [rpel.Peer(path(net, 1)), rpel.Peer(config=net.configs[1]), rpel.Peer(config=own)]
+    assert [peer.summary()["id"] for peer in made] == ["peer-1"] * 3
+    assert made[2].model_path == home / "state_dir" / "model.safetensors"
+    with pytest.raises(ValueError, match="and not both"):
+        rpel.Peer(path(net, 1), config=net.configs[1])
+    with pytest.raises(ValueError, match="unknown key 'listens'"):
+        rpel.Peer(config={"id": "peer-1", "listens": "127.0.0.1:7443"})
+
+
 def train_step(network: nn.Module, optimizer: torch.optim.Optimizer, slope: float) -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     optimizer.zero_grad()

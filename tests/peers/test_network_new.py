@@ -157,6 +157,16 @@ def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) 
     assert result.membership.hyperparameters == {"depth": 3}
 
 
+def test_a_network_for_loops_of_ones_own_needs_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "mine.safetensors"
+    safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model)
+    plan = ("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "9", "--out", str(tmp_path / "net"))
+    printed = rpel(capsys, *plan, "--task", "none", "--model", str(model))
+    assert 'your loop, with rpel.Peer("peer.toml")' in printed.out
+    assert "--task" not in printed.out
+    assert "needs --model" in rpel(capsys, *plan, "--task", "none", code=2).err
+
+
 def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
     module = models.model("mnist", seed=9)
     named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}

@@ -1,8 +1,11 @@
 """The page of a peer: what it says of a running network, in a browser; hostile names among its members run nothing."""
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from rpel.peer.io.journal import history
 from rpel.peer.io.node import Node, Round
@@ -41,6 +44,9 @@ def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
             host, port = node.pages.address
             with urllib.request.urlopen(f"http://{host}:{port}/", timeout=20) as reply:
                 seen.update({"page": reply.read().decode(), "policy": reply.headers["Content-Security-Policy"]})
+            other = urllib.request.Request(f"http://{host}:{port}/", headers={"Host": "rebound.example"})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(other, timeout=20)
         return bool(seen)
 
     with ended([peer.start(look) for peer in peers]):

@@ -8,6 +8,7 @@ Invariants:
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from rpel.version import __version__
 
 log = logging.getLogger("rpel")
 
+_LITERAL = re.compile(r"[0-9.]+|\[[0-9a-fA-F:.]+\]")
 _HISTORY = 5000  # rounds that the page can draw
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -276,6 +278,15 @@ class Pages:
         line.ended.add_done_callback(lambda _: self._open.remove(line))
         return line
 
+    def _meant(self, request: Request) -> bool:
+        """Whether a page of this machine was asked for as such: a website whose name leads here must not read it."""
+        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+        return (
+            not self.address[0].startswith(("127.", "::1"))
+            or host == "localhost"
+            or _LITERAL.fullmatch(host) is not None
+        )
+
     async def _answer(self, line: Line, request: Request) -> Reply:
         if request.method != "GET":
             return Reply(405, closing=True)
@@ -287,7 +298,7 @@ class Pages:
             why = self._unready()
             return _text(503 if why else 200, why or "ready")
         if request.path == "/" and self._front is not None:
-            return self._front()
+            return self._front() if self._meant(request) else _text(403, "ask for it by its address")
         return _text(404, "there are /, /metrics, /healthz and /readyz")
 
 

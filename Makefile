@@ -3,8 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is imported is compiled then; pip would compile all twelve thousand files, one after the other.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip would compile twelve thousand files one after the other; some of them are meant for other versions of Python.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+# Byte code is kept whatever the environment says: the tests start a hundred processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Two cores and many tests that wait for a network: more processes than cores. Files stay whole, so that what a file sets up
 # is set up once, and those that wait are begun first.
@@ -73,21 +76,25 @@ sbom: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing rpel into $(VENV) (a few minutes the first time)"
 	$(PIP) -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing rpel and its test tools into $(VENV) (a few minutes the first time)"
 	$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-all: pyproject.toml constraints.txt $(VENV)/.installed-dev
 	@echo "installing what only some tests need (Ray, documentation) into $(VENV)"
 	$(PIP) -e '.[dev,cluster,docs]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing rpel and what builds its site into $(VENV)"
 	$(PIP) -e '.[docs]'
+	@$(COMPILE)
 	@touch $@
 
 # Libraries that want other versions than constraints.txt pins have an environment of their own.

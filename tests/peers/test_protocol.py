@@ -121,10 +121,8 @@ INTERRUPTIONS: dict[str, tuple[Callable[[VirtualNetwork], None], int]] = {
 }
 
 
-@pytest.mark.integration  # for its seconds of computing
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if "6/6" in name else pytest.mark.full) for name in INTERRUPTIONS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", INTERRUPTIONS)
 def test_20_rounds_after_an_interruption_the_spread_is_within_a_tenth_of_what_it_would_be(name: str) -> None:
     fault, last = INTERRUPTIONS[name]
     interrupted, calm = spreads(fault, last + 20), calm_spreads(last + 20)
@@ -466,7 +464,9 @@ def test_a_new_key_clears_a_conviction_and_the_old_one_stays_proven() -> None:
     assert set(last) == {"ok"}
 
 
-@pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH])
+@pytest.mark.parametrize(
+    "fault", [Fault.EMPTIED, *(pytest.param(f, marks=pytest.mark.full) for f in (Fault.SET_BACK, Fault.CRASH))]
+)
 def test_a_key_rotated_in_the_round_of_a_crash_convicts_nobody(fault: Fault) -> None:
     for seed in range(20):
         net = VirtualNetwork(seed, rounds=12)

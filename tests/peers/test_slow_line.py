@@ -9,6 +9,7 @@ import pytest
 
 from rpel.peer.io.intake import Intake
 from support.loopback import loopback, model, signature
+from support.waiting import brief
 
 BIG = signature(1_000_000)
 ASKED = 6
@@ -59,12 +60,17 @@ class NarrowLine:
 def test_as_many_models_come_over_a_narrow_line_as_it_carried(tmp_path: Path) -> None:
     async def scenario() -> tuple[list[str], float]:
         async with loopback(tmp_path, n=ASKED + 1, sig=BIG) as net:
-            line = NarrowLine(rate=0.75 * ASKED * BIG.size / 8.0)
+            within = brief(8.0)
+            line = NarrowLine(rate=0.75 * ASKED * BIG.size / within)
             for member in range(1, ASKED + 1):
                 net.stores[member].put(1, model(BIG, member))
             net.move({i: f"https://127.0.0.1:{await line.open(net.transports[i].port)}" for i in range(1, ASKED + 1)})
-            loop, intake, rows = asyncio.get_running_loop(), Intake(BIG.size, 8.0), np.zeros((ASKED, BIG.d), BIG.dtype)
-            deadline = loop.time() + 8.0
+            loop, intake, rows = (
+                asyncio.get_running_loop(),
+                Intake(BIG.size, within),
+                np.zeros((ASKED, BIG.d), BIG.dtype),
+            )
+            deadline = loop.time() + within
             watching = loop.create_task(intake.watch())
             answers = await asyncio.gather(
                 *(net.transports[0].pull(i + 1, 1, rows[i], deadline, intake, i) for i in range(ASKED))

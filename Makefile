@@ -46,7 +46,7 @@ tests: $(VENV)/.installed-dev
 	$(PYTEST)
 
 unit: $(VENV)/.installed-dev
-	$(PYTEST) -n 2 -m "not integration and not full and not slow"
+	$(PYTEST) -n 2 -m "not integration and not full"
 
 # The site, into site/: every page is executed, warnings and dead links are errors. What pages print is kept in .docs-cache
 # until rpel's code or the page's changes.

@@ -865,7 +865,7 @@ def test_a_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None
         np.testing.assert_allclose(other, results[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_papers_mnist_network_learns(shared_data: Any) -> None:
     from rpel.data import load
 

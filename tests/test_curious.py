@@ -100,7 +100,7 @@ def bounds(seed: int, clipping: bool) -> curious.Findings:
     return curious.attack(Spec(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
 
 
-@pytest.mark.integration
+@pytest.mark.full
 def test_the_bound_stays_below_what_is_stated_and_exceeds_it_without_clipping() -> None:
     sound, broken = bounds(0, clipping=True), bounds(0, clipping=False)
     assert sound.holds

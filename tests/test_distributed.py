@@ -124,8 +124,8 @@ def test_so_it_is_for_every_rule_against_every_attack(attack: str, tmp_path: Pat
     equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path, 2, 3)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 3])
 def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(size: int, tmp_path: Path) -> None:
     case = {**SMALL, "dataset": "mnist-sample", "nodes": 300, "byzantine": 30, "batch_size": 40, "rounds": 4}
     file = tmp_path / "cases.json"

@@ -2,6 +2,8 @@
 and over TLS."""
 
 import asyncio
+import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,15 @@ import pytest
 
 from rpel.config.membership import Founding, Membership
 from rpel.peer.core import protocol
-from rpel.peer.core.protocol import Checkpoint, Remembered, Sampler, Terms
+from rpel.peer.core.protocol import Checkpoint, Remembered, Sampler, Terms, make_ready
 from rpel.peer.core.serve_policy import GONE, Decision, ServePolicy
 from rpel.peer.core.wire import Malformed, Reception
+from rpel.peer.io.node import Node
 from rpel.peer.io.store import Store
-from rpel.types import Outcome, PullResult
+from rpel.rules import rule
+from rpel.types import Models, Outcome, PullResult
 from support.loopback import SMALL, loopback, model
+from support.thread_network import QuadraticLearner, Running, ended, found
 from support.virtual_network import PERIOD, VirtualNetwork
 
 
@@ -56,6 +61,39 @@ def test_rounds_skipped_beyond_max_age_are_missed() -> None:
 def test_a_step_just_too_late_for_its_round_opens_the_next_one() -> None:
     net = slow(0.35, max_age=1)  # of a deadline of .6: ready before it, and after its half
     assert [report.round for report in net.peers[0].reports][:3] == [2, 3, 4]  # it began the next steps at once
+
+
+class Slow(QuadraticLearner):
+    """Its local steps take so many seconds."""
+
+    seconds = 0.0
+
+    def half(self, out: Models, scratch: Models) -> None:
+        time.sleep(self.seconds)
+        super().half(out, scratch)
+
+
+@pytest.mark.full
+@pytest.mark.integration
+def test_a_real_peer_slower_than_the_period_aggregates_and_the_others_have_its_models(tmp_path: Path) -> None:
+    make_ready(rule("nnm+trimmed_mean", f=0), 6, 6, np.float64)  # before round 1 has a time
+    files = found(tmp_path, 4, rounds=9, period=1.5, soon=3.0, linger=5.0, max_age=1, memory=1, wire="int8")
+    learners = [Slow(i) for i in range(4)]
+    learners[0].seconds = 1.2 * files.membership.period
+    running = [Running(Node(config), learner) for config, learner in zip(files.configs, learners, strict=True)]
+    with ended(running):
+        for peer in running:
+            peer.start()
+        for peer in running:
+            peer.join()
+    outcomes = [peer.node.summary()["outcomes"] for peer in running]
+    assert 3 <= outcomes[0]["aggregated"] < 9
+    assert outcomes[0]["local_only"] == 0
+    assert all(one["aggregated"] >= 8 for one in outcomes[1:])
+    lines = [json.loads(line) for line in Path(files.configs[1].log).read_text().splitlines()]
+    heard = [line["results"]["peer-0"] for line in lines if "peer-0" in line["results"] and line["round"] > 3]
+    assert heard.count("ok") >= len(heard) - 1
+    assert learners[0].steps == learners[0].restored + len(running[0].rounds)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.evidence import Proof, Signed, Witness
 from rpel.peer.core.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Terms
 from rpel.peer.core.serve_policy import SERVED, ServePolicy
+from rpel.peer.io.store import CHECKPOINTS, RECORDS
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -48,7 +49,7 @@ class Disk:
         if not self.full:
             half, before, v = (None if x is None else x.copy() for x in (record.half, record.before, record.v))
             self.records[record.round] = (replace(record, half=half, before=before, v=v), momentum.copy())
-            for old in sorted(self.records)[:-3]:
+            for old in sorted(self.records)[:-RECORDS]:
                 del self.records[old]
         return not self.full
 
@@ -57,7 +58,7 @@ class Disk:
             v = None if checkpoint.v is None else checkpoint.v.copy()
             window = tuple(replace(one, rows=one.rows.copy()) for one in checkpoint.window)
             self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy(), v=v, window=window)
-            for old in sorted(self.checkpoints)[:-2]:
+            for old in sorted(self.checkpoints)[:-CHECKPOINTS]:
                 del self.checkpoints[old]
         return not self.full
 

@@ -89,7 +89,12 @@ def line(
     shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
     results = {names[peer]: result for peer, result in report.results.items()}
     rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
-    more = {"accuracy": measured.accuracy, "loss": measured.loss, "epsilon": epsilon}
+    more = {
+        "remembered": report.remembered or None,
+        "accuracy": measured.accuracy,
+        "loss": measured.loss,
+        "epsilon": epsilon,
+    }
     known = {name: value for name, value in more.items() if value is not None}
     return json.dumps({"time": _stamp(now)} | shown | rest | known)
 

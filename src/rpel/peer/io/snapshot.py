@@ -69,7 +69,7 @@ class Snapshot:
     def roster(self) -> Roster:
         """Whose signatures count."""
         m = self.membership
-        return Roster(self.me, tuple(member.fingerprint for member in m.members), self.signed, m.pull)
+        return Roster(self.me, tuple(member.fingerprint for member in m.members), self.signed, m.window)
 
     def signed(self, member: int, round: int, digest: bytes, signature: bytes) -> bool:
         """Whether that member's key signed a half-step with this hash."""

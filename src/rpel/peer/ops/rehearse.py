@@ -74,7 +74,7 @@ def rehearse(
         "nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat, "rounds": rounds or m.rounds,
         "local_steps": m.local_steps, "lr": hyper.lr, "momentum": hyper.momentum, "weight_decay": hyper.weight_decay,
         "optimizer": hyper.optimizer, "optimizer_params": hyper.optimizer_params,
-        **{key: getattr(m, key) for key in OUTER},
+        **{key: getattr(m, key) for key in (*OUTER, "wire", "memory")},
         "batch_size": batch, "eval_every": hyper.eval_every, "eval_size": hyper.eval_size, "attack": attack,
         "attack_params": dict(attack_params or {}), "partition": "iid", "seed": seed, "out": None, "progress": progress,
     }  # fmt: skip

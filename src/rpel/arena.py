@@ -58,10 +58,10 @@ class Opponent:
         """``name`` or ``name(key=value,…)``, checked."""
         from rpel.attacks import attack
 
-        found = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text.strip())
-        if found is None:
+        match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text.strip())
+        if match is None:
             raise ValueError(f"attack {text!r} is not valid: write a name such as alie, or alie(z=1)")
-        spec = Spec(attack=found[1], attack_params=found[2] or {})
+        spec = Spec(attack=match[1], attack_params=match[2] or {})
         return Opponent(attack(spec.attack, **spec.attack_params).name, dict(spec.attack_params))
 
     @property
@@ -112,10 +112,10 @@ def _takes_models(name: str) -> bool:
     from rpel.rules import rule
 
     try:
-        found = rule(name, f=1)
+        candidate = rule(name, f=1)
     except ValueError:  # the rules of fixed graphs take b_hat
         return False
-    return found.unsuited is None
+    return candidate.unsuited is None
 
 
 def _searches(name: str) -> bool:
@@ -134,8 +134,8 @@ def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Oppo
     names = list(attacks) or [name for name, _ in about() if not _searches(name)]
     if strongest:
         names += [f"strongest(of={name})" for name in ADAPTIVE]
-    found = [Opponent.parse(name) for name in names]
-    return list({one.label: one for one in found}.values())
+    attackers = [Opponent.parse(name) for name in names]
+    return list({one.label: one for one in attackers}.values())
 
 
 def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], seeds: str = "0") -> list[Trial]:
@@ -284,12 +284,12 @@ class Standings:
 
 def standings(base: Spec, played: Sequence[Trial], ends: Sequence[Run | str]) -> Standings:
     """The scores of these trials, in their order: of each its run, or why there is none."""
-    found: dict[tuple[str, str], list[tuple[Trial, Run | str]]] = {}
+    by_pair: dict[tuple[str, str], list[tuple[Trial, Run | str]]] = {}
     for trial, end in zip(played, ends, strict=True):
-        found.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, end))
+        by_pair.setdefault((trial.contestant.label, trial.opponent.label), []).append((trial, end))
     who = tuple(dict.fromkeys(trial.contestant for trial in played))
     against = {trial.opponent.label: trial.opponent for trial in played}
-    return Standings(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in found.values()))
+    return Standings(base, who, tuple(against.values()), tuple(_score(pairs) for pairs in by_pair.values()))
 
 
 def _score(pairs: Sequence[tuple[Trial, Run | str]]) -> Score:
@@ -300,10 +300,10 @@ def _score(pairs: Sequence[tuple[Trial, Run | str]]) -> Score:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def to_csv(found: Standings) -> str:
+def to_csv(results: Standings) -> str:
     """A line for each contestant, attack and seed."""
     lines: list[dict[str, Any]] = []
-    for s in found.scores:
+    for s in results.scores:
         who = {"method": s.contestant.method, "rule": s.contestant.rule, "attack": s.opponent.label}
         for seed, (mean, worst) in s.ends.items():
             ends = {"accuracy_mean": mean, "accuracy_worst": worst, "bytes": s.bytes}
@@ -314,14 +314,14 @@ def to_csv(found: Standings) -> str:
     return Table(lines).to_csv()
 
 
-def latex(found: Standings) -> str:
+def latex(results: Standings) -> str:
     """A booktabs table: rules by rank, a column an attack, the worst node's accuracy, and the worst case."""
     rows = []
-    for rank in found.ranking():
-        numbers = [found.score(rank.contestant, other).number("worst") for other in found.opponents]
+    for rank in results.ranking():
+        numbers = [results.score(rank.contestant, other).number("worst") for other in results.opponents]
         cells = ["--" if value is None else f"{value:.3f}" for value in (*numbers, rank.worst_case)]
         rows.append([rank.contestant.label, *cells])
-    return latex_table(["rule", *(other.label for other in found.opponents), "worst case"], rows, facts(found.base))
+    return latex_table(["rule", *(other.label for other in results.opponents), "worst case"], rows, facts(results.base))
 
 
 def facts(base: Spec) -> str:
@@ -336,31 +336,34 @@ def facts(base: Spec) -> str:
     return f"{size}, {base.rounds} rounds, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
 
 
-def page(found: Standings) -> str:
+def page(results: Standings) -> str:
     """arena.html: ranking, two heat maps, what could not run, accuracy against bytes."""
-    ranks = found.ranking()
-    runs = sum(len(score.ends) for score in found.scores)
-    seeds = max((len(score.ends) for score in found.scores), default=0)
+    ranks = results.ranking()
+    runs = sum(len(score.ends) for score in results.scores)
+    seeds = max((len(score.ends) for score in results.scores), default=0)
+    sizes = f"{len(results.contestants)} rules and methods, {len(results.opponents)} attacks"
     points = [(r.contestant.label, r.bytes / 1e6, r.worst_case) for r in ranks if r.worst_case is not None]
     return rendered(
         "arena.html",
         title="rpel arena",
         data={},
-        summary=f"{len(found.contestants)} rules and methods, {len(found.opponents)} attacks, {count(runs, 'run')}.",
-        setting=facts(found.base),
+        summary=f"{sizes}, {count(runs, 'run')}.",
+        setting=facts(results.base),
         interval="their 95 % t-interval" if seeds > 2 else "the lowest and the highest",
         ranking=[_ranked(place, rank) for place, rank in enumerate(ranks, 1)],
         rules=[rank.contestant.label for rank in ranks],
-        attacks=[other.label for other in found.opponents],
-        worst=_heat(found, ranks, "worst"),
-        mean=_heat(found, ranks, "mean"),
-        unable=_unable(found),
+        attacks=[other.label for other in results.opponents],
+        worst=_heat(results, ranks, "worst"),
+        mean=_heat(results, ranks, "mean"),
+        unable=_unable(results),
         scatter=scatter(points, "megabytes sent"),
     )
 
 
-def _heat(found: Standings, ranks: Sequence[Rank], column: str) -> list[list[HeatCell]]:
-    return [[_heat_cell(found.score(rank.contestant, other), column) for other in found.opponents] for rank in ranks]
+def _heat(results: Standings, ranks: Sequence[Rank], column: str) -> list[list[HeatCell]]:
+    return [
+        [_heat_cell(results.score(rank.contestant, other), column) for other in results.opponents] for rank in ranks
+    ]
 
 
 def _heat_cell(score: Score, column: str) -> HeatCell:
@@ -371,13 +374,13 @@ def _heat_cell(score: Score, column: str) -> HeatCell:
     return HeatCell(score.number(column), who + "; ".join(numbers))
 
 
-def _unable(found: Standings) -> list[dict[str, str]]:
+def _unable(results: Standings) -> list[dict[str, str]]:
     """What could not run, with the reason; a reason that all attacks share is said once."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for s in found.scores:
+    for s in results.scores:
         if s.error:
             reasons.setdefault((s.contestant.label, s.error), []).append(s.opponent.label)
-    every = len(found.opponents)
+    every = len(results.opponents)
     return [
         {"rule": who, "attacks": "all attacks" if len(names) == every else ", ".join(names), "reason": why}
         for (who, why), names in reasons.items()
@@ -400,9 +403,9 @@ def _ranked(place: int, rank: Rank) -> dict[str, TableCell]:
     }
 
 
-def write(found: Standings, out: Path) -> list[Path]:
+def write(results: Standings, out: Path) -> list[Path]:
     """arena.html, arena.csv and arena.tex."""
-    files = {"arena.html": page(found), "arena.csv": to_csv(found), "arena.tex": latex(found)}
+    files = {"arena.html": page(results), "arena.csv": to_csv(results), "arena.tex": latex(results)}
     for name, text in files.items():
         write_text(out / name, text)
     return [out / name for name in files]

@@ -188,11 +188,11 @@ def svg(figure: "Figure", follows: bool = True, salt: str = "rpel") -> str:
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none" if follows else "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    found = re.sub(r'<g id="rpel-([^"]*)">', _named, text.getvalue())
+    drawing = re.sub(r'<g id="rpel-([^"]*)">', _named, text.getvalue())
     if not follows:
-        return found
-    found = re.sub(r"(font: [^;\"]*?px) '[^;\"]*", rf"\1 {_FONTS}", found)
-    return found.replace("</defs>", f'<style type="text/css">{dark_style()}</style>\n </defs>', 1)
+        return drawing
+    drawing = re.sub(r"(font: [^;\"]*?px) '[^;\"]*", rf"\1 {_FONTS}", drawing)
+    return drawing.replace("</defs>", f'<style type="text/css">{dark_style()}</style>\n </defs>', 1)
 
 
 def name(artist: Any, kind: str, curve: int | None = None, title: str = "") -> None:
@@ -200,8 +200,8 @@ def name(artist: Any, kind: str, curve: int | None = None, title: str = "") -> N
     artist.set_gid("rpel-" + "|".join([quote(kind), "" if curve is None else str(curve), quote(title)]))
 
 
-def _named(found: re.Match[str]) -> str:
-    kind, curve, title = found[1].split("|")
+def _named(match: re.Match[str]) -> str:
+    kind, curve, title = match[1].split("|")
     number = f' data-curve="{curve}"' if curve else ""
     return f'<g class="{escape(unquote(kind))}"{number}>' + (
         f"<title>{escape(unquote(title))}</title>" if title else ""

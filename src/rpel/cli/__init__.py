@@ -102,15 +102,15 @@ def _found(name: str) -> Any:
     return getattr(importlib.import_module(f"rpel.cli.{module}"), known or name)
 
 
-def _with(names: Iterable[str], found: Callable[[str], Any] = _found) -> typer.Typer:
-    """The command line with these commands and groups, found(name) each."""
+def _with(names: Iterable[str], object_of: Callable[[str], Any] = _found) -> typer.Typer:
+    """The command line with these commands and groups, object_of(name) each."""
     app = _empty()
     for name in names:
         if name in _GROUPS:
-            app.add_typer(found(name), cls=WholeSentences, name=name, short_help=_GROUPS[name][1])
+            app.add_typer(object_of(name), cls=WholeSentences, name=name, short_help=_GROUPS[name][1])
         else:
-            kind = _listing_names() if found is _found and name in _NAMED else None
-            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(found(name))
+            kind = _listing_names() if object_of is _found and name in _NAMED else None
+            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(object_of(name))
     return app
 
 

@@ -48,10 +48,10 @@ def sweep(
 
     Example: rpel sweep attacks.toml --jobs 2
     """
-    found = checked(read(file))
-    _say_same_rules(found)
+    grid = checked(read(file))
+    _say_same_rules(grid)
     with _engine(engine, address) as ray, terminal.interruptible(), _watching(terminal.stderr()) as watch:
-        work = Sweep(found, out or Path("sweeps") / file.stem, jobs, tensorboard, ray, reuse)
+        work = Sweep(grid, out or Path("sweeps") / file.stem, jobs, tensorboard, ray, reuse)
         work.run(watch)
     if not terminal.printed(work.rows(), as_json):
         terminal.stdout(wrap=True).print(_table(work, work.states, ""))
@@ -129,8 +129,8 @@ def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
     for column in table.columns[1:]:
         column.no_wrap = True
     for state in states:
-        found = state.result or {}
-        accuracies = [f"{found[key]:.4f}" if key in found else "" for key in ("accuracy_mean", "accuracy_worst")]
+        result = state.result or {}
+        accuracies = [f"{result[key]:.4f}" if key in result else "" for key in ("accuracy_mean", "accuracy_worst")]
         table.add_row(
             Text(state.cell.label), state.status, *accuracies, Text(_words(state)), style=_STYLES[state.status]
         )
@@ -199,13 +199,13 @@ def arena(
             raise typer.Exit(0)
         with terminal.interruptible(), _watching(console) as watch:
             work.run(watch)
-    found = arenas.standings(base, played, [state.end for state in work.states])
-    files = arenas.write(found, out)
-    if terminal.printed(found.to_dict() | {"files": [str(path) for path in files]}, as_json):
+    results = arenas.standings(base, played, [state.end for state in work.states])
+    files = arenas.write(results, out)
+    if terminal.printed(results.to_dict() | {"files": [str(path) for path in files]}, as_json):
         return
     columns = ("rule", "worst case", "under", "ahead of the next")
     table = terminal.table(*columns, right=columns[1:2], fold=columns)
-    for rank in found.ranking():
+    for rank in results.ranking():
         number = "no result" if rank.worst_case is None else f"{rank.worst_case:.4f}"
         table.add_row(rank.contestant.label, number, rank.attack, rank.sure)
     terminal.stdout(wrap=True).print(table)
@@ -409,10 +409,10 @@ def byzfl(
     """
     from rpel.experiments.byzfl import read
 
-    found = read(file)
-    text = found.to_toml()
+    imported = read(file)
+    text = imported.to_toml()
     made = cells(tomllib.loads(text))
-    for line in found.remarks:
+    for line in imported.remarks:
         terminal.say(f"note: {line}")
     if output is None:
         print(text, end="")

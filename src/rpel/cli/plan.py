@@ -32,13 +32,13 @@ class FigureName(StrEnum):
 
 def _fraction(text: str) -> float | Fraction:
     try:
-        found = Fraction(text) if "/" in text else float(text)
-        finite = math.isfinite(found)
+        value = Fraction(text) if "/" in text else float(text)
+        finite = math.isfinite(value)
     except (ValueError, ZeroDivisionError, OverflowError):
         finite = False
     if not finite:
         raise BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3")
-    return found
+    return value
 
 
 def _grid(text: str | None) -> Sequence[int] | None:
@@ -129,10 +129,10 @@ def plan(
         planning.draw(p, plot, figure.value, style)
     wrong = planning.mis_specified(p) if mis_specified else None
     bound = planning.theorem(p, *constants) if constants is not None else None
-    found = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
+    content = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
     if constants is not None:
-        found["theory"] = bound
-    if terminal.printed(found, as_json):
+        content["theory"] = bound
+    if terminal.printed(content, as_json):
         return
     console = terminal.stdout()
     _show_plan(p)
@@ -320,34 +320,34 @@ def graph(
     from rpel.experiments.drawings import baseline, draw_graph
 
     fields = terminal.given(nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed)
-    found = baseline(load(source or "quickstart").replace(**fields))
+    fixed = baseline(load(source or "quickstart").replace(**fields))
     if plot is not None:
-        draw_graph(found, plot, style)
-    if not terminal.printed(found.findings(), as_json):
-        _show_graph(terminal.stdout(), found.findings())
+        draw_graph(fixed, plot, style)
+    if not terminal.printed(fixed.findings(), as_json):
+        _show_graph(terminal.stdout(), fixed.findings())
 
 
-def _show_graph(console: Console, found: Mapping[str, Any]) -> None:
+def _show_graph(console: Console, facts: Mapping[str, Any]) -> None:
     """A fixed graph and whether the assumptions of the methods that use it hold."""
     console.print(
-        f"[bold]{found['edges']:,} edges[/] among {found['nodes']:,} nodes ({found['graph']}), degrees "
-        f"{found['degree_min']} to {found['degree_max']}: {found['messages']:,} messages a round"
+        f"[bold]{facts['edges']:,} edges[/] among {facts['nodes']:,} nodes ({facts['graph']}), degrees "
+        f"{facts['degree_min']} to {facts['degree_max']}: {facts['messages']:,} messages a round"
     )
     console.print(
-        f"{found['byzantine']:,} hostile ({found['placement']} placement): an honest node has at most "
-        f"{found['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {found['b_hat']}"
+        f"{facts['byzantine']:,} hostile ({facts['placement']} placement): an honest node has at most "
+        f"{facts['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {facts['b_hat']}"
     )
-    if found["placement"] == "adversarial":
+    if facts["placement"] == "adversarial":
         console.print(
             "attackers that choose their places may all sit beside one node, so b_hat must be b: honest nodes then "
             "clip or drop that many neighbours everywhere, which is the price of a fixed graph"
         )
-    if found["nodes_beyond_b_hat"]:
-        console.print(f"{found['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
-    whole = "is connected" if found["honest_connected"] else "is NOT connected"
+    if facts["nodes_beyond_b_hat"]:
+        console.print(f"{facts['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
+    whole = "is connected" if facts["honest_connected"] else "is NOT connected"
     console.print(f"the honest part {whole}")
-    enough = "holds" if found["sufficiently_connected"] else "does NOT hold"
+    enough = "holds" if facts["sufficiently_connected"] else "does NOT hold"
     console.print(
-        f"2b-connectivity, which these methods assume, {enough}: {found['connectivity']}-connected, "
-        f"{found['connectivity_needed']} needed"
+        f"2b-connectivity, which these methods assume, {enough}: {facts['connectivity']}-connected, "
+        f"{facts['connectivity_needed']} needed"
     )

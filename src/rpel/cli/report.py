@@ -41,14 +41,14 @@ def report(
     from rpel.report import by_code, chart_groups, collect, drawing, group_runs, page
     from rpel.report.groups import METRICS, groups_as_latex, to_csv
 
-    found = by_code(collect(paths), terminal.say)
+    collection = by_code(collect(paths), terminal.say)
     if output.is_dir():
         raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}")
-    groups = group_runs(found.runs)
-    texts = {output: page(found)}
+    groups = group_runs(collection.runs)
+    texts = {output: page(collection)}
     drawn: dict[Path, tuple[Chart, str]] = {}
     if csv is not None:
-        texts[csv] = to_csv(found.runs)
+        texts[csv] = to_csv(collection.runs)
     if latex is not None:
         texts[latex] = groups_as_latex(groups)
     if figures is not None:
@@ -60,16 +60,16 @@ def report(
     for path, (chart, metric) in drawn.items():
         save(drawing.chart_figure(chart, metric), path, style)
     written = [*texts, *drawn]
-    for one in found.unfinished:
+    for one in collection.unfinished:
         terminal.say(visible(f"warning: {one.path} is not finished: rpel resume {one.path}"))
-    for bad in found.broken:
+    for bad in collection.broken:
         terminal.say(visible(f"warning: {bad.path} is broken: {bad.reason}"))
-    if not terminal.printed(_summary(found, groups, written), as_json):
-        finished = f"{count(len(found.runs), 'finished run')} in {count(len(groups), 'setting')}"
+    if not terminal.printed(_summary(collection, groups, written), as_json):
+        finished = f"{count(len(collection.runs), 'finished run')} in {count(len(groups), 'setting')}"
         print(f"{output}: {finished}; {count(len(written), 'file')} written")
 
 
-def _summary(found: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
+def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
     settings = [
         {
             "label": group.label,
@@ -87,10 +87,10 @@ def _summary(found: "Collection", groups: "list[RunSet]", written: list[Path]) -
         for group in groups
     ]
     return {
-        "runs": len(found.runs),
+        "runs": len(collection.runs),
         "settings": settings,
-        "unfinished": [str(one.path) for one in found.unfinished],
-        "broken": {str(one.path): one.reason for one in found.broken},
+        "unfinished": [str(one.path) for one in collection.unfinished],
+        "broken": {str(one.path): one.reason for one in collection.broken},
         "files": [str(path) for path in written],
     }
 
@@ -105,17 +105,18 @@ def runs(
     """
     from rpel.report import collect
 
-    found = collect([folder])
+    collection = collect([folder])
     rows: list[dict[str, Any]] = []
-    for run in found.runs:
+    for run in collection.runs:
         ends = {f"{run.key}_{word}": run.final[f"{run.key}_{word}"] for word in ("mean", "worst")}
         said = {"measure": run.measure, **ends} if run.measure != "accuracy" else ends
         rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said})
         rows[-1] |= {"held": run.certificate.held, "edited": list(run.edited)}
     rows += [
-        {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds} for one in found.unfinished
+        {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds}
+        for one in collection.unfinished
     ]
-    rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in found.broken]
+    rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in collection.broken]
     if terminal.printed(rows, as_json):
         return
     table = terminal.table(
@@ -164,23 +165,23 @@ def compare(
     """
     from rpel.report.groups import compared
 
-    found = compared(_one_group(a), _one_group(b))
-    if terminal.printed(found, as_json):
+    comparison = compared(_one_group(a), _one_group(b))
+    if terminal.printed(comparison, as_json):
         return
-    for key, (mine, theirs) in found["differences"].items():
+    for key, (mine, theirs) in comparison["differences"].items():
         print(visible(f"{key}: {mine} | {theirs}"))
-    if not found["differences"]:
+    if not comparison["differences"]:
         print("the specifications differ in nothing that matters but seeds")
-    table = terminal.table("after the last round", "A", "B", "B - A", found["interval"], right=("A", "B", "B - A"))
-    for key, row in found["final"].items():
+    table = terminal.table("after the last round", "A", "B", "B - A", comparison["interval"], right=("A", "B", "B - A"))
+    for key, row in comparison["final"].items():
         low, high = row["low"], row["high"]
-        between = "" if low is None or len(found["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
+        between = "" if low is None or len(comparison["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
         ends = ["overflowed" if row[k] is None else f"{row[k]:.4g}" for k in ("a", "b", "difference")]
         table.add_row(key.replace("_", " "), *ends, between)
     terminal.stdout(wrap=True).print(table)
-    curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in found["curve"])
-    print(f"mean {found['measure']} by round: {curve}" if curve else "no round was evaluated in both")
-    print(f"paired over {count(len(found['seeds']), 'common seed')}")
+    curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in comparison["curve"])
+    print(f"mean {comparison['measure']} by round: {curve}" if curve else "no round was evaluated in both")
+    print(f"paired over {count(len(comparison['seeds']), 'common seed')}")
 
 
 def _one_group(path: Path) -> "RunSet":

@@ -67,13 +67,13 @@ def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> Non
     """Every unfinished run below a folder, one after the other; one that fails does not stop the others."""
     from rpel.report import by_code, collect
 
-    found = by_code(collect([top]), lambda sentence: None)
+    collection = by_code(collect([top]), lambda sentence: None)
     results, failed = [], 0
     with terminal.display() as shown:
         from rpel.simulation import api
 
-        shown.say(f"{count(len(found.unfinished), 'unfinished run')} below {top}")
-        for one in found.unfinished:
+        shown.say(f"{count(len(collection.unfinished), 'unfinished run')} below {top}")
+        for one in collection.unfinished:
             try:
                 result = api.resume(
                     one.path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard

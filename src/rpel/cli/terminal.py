@@ -84,26 +84,26 @@ def stdout(wrap: bool = False) -> Console:
     return Console(file=sys.stdout, highlight=False, soft_wrap=not (wrap or sys.stdout.isatty()))
 
 
-def printed(found: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
+def printed(content: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
     """Print the results, records among them, as JSON if that was asked for; whether it was."""
     if as_json:
-        print(json.dumps(_finite(found), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False), flush=True)
+        print(json.dumps(_finite(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False), flush=True)
     return as_json
 
 
-def _finite(found: Any) -> Any:
+def _finite(content: Any) -> Any:
     """The same as JSON knows it: records as tables, a number that overflowed as null.
 
     >>> _finite({"loss": float("inf"), "rounds": (1, 2.5)})
     {'loss': None, 'rounds': [1, 2.5]}
     """
-    if is_dataclass(found) and not isinstance(found, type):
-        found = asdict(found)
-    if isinstance(found, Mapping):
-        return {key: _finite(value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+    if is_dataclass(content) and not isinstance(content, type):
+        content = asdict(content)
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:
@@ -279,50 +279,50 @@ def display() -> Iterator[RunDisplay]:
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def show_run(found: Mapping[str, Any]) -> None:
+def show_run(run: Mapping[str, Any]) -> None:
     """The end of a run, or of several seeds, in a short table."""
-    print_pairs(_run_rows(found))
+    print_pairs(_run_rows(run))
 
 
-def _run_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     from rpel.runs.certificate import survival
     from rpel.runs.columns import column
 
-    seeds = f", {len(found['runs'])} seeds" if "runs" in found else f", seed {found['seed']}"
-    hostile = f"{found['byzantine']:,} of {found['nodes']:,} nodes hostile"
-    rows = [(found["name"], f"{found['method']} with {found['rule']} against {found['attack']}, {hostile}{seeds}")]
-    rows += [(column(key).label, _measure(found, key)) for key in found["measures"]]
-    if found.get("output_accuracy_mean") is not None:
-        both = f"mean {found['output_accuracy_mean']:.4f} worst {found['output_accuracy_worst']:.4f}"
+    seeds = f", {len(run['runs'])} seeds" if "runs" in run else f", seed {run['seed']}"
+    hostile = f"{run['byzantine']:,} of {run['nodes']:,} nodes hostile"
+    rows = [(run["name"], f"{run['method']} with {run['rule']} against {run['attack']}, {hostile}{seeds}")]
+    rows += [(column(key).label, _measure(run, key)) for key in run["measures"]]
+    if run.get("output_accuracy_mean") is not None:
+        both = f"mean {run['output_accuracy_mean']:.4f} worst {run['output_accuracy_worst']:.4f}"
         rows.append(("models kept", f"{both}: each of a round drawn for its node"))
-    proof = found["certificate"]
+    proof = run["certificate"]
     beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
-    planned = f"b_hat {found['b_hat']} of pull {found['pull']} ({percent(found['probability'])})"
+    planned = f"b_hat {run['b_hat']} of pull {run['pull']} ({percent(run['probability'])})"
     verdict = "within the plan" if proof["held"] else beyond
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
     if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
         rows.append(("guarantee", guarantee.meaning))
-    rows.append(("rule", survival(found["rule"], found["pull"], found["b_hat"]).sentence))
+    rows.append(("rule", survival(run["rule"], run["pull"], run["b_hat"]).sentence))
     if spent := proof.get("privacy"):
         of_all = f"at most {spent['epsilon']:.4g} at any honest node, median {spent['epsilon_median']:.4g}"
         rows.append(("epsilon", f"{of_all} (delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g})"))
-    sent = f"{found['messages']:,} models, {human_bytes(found['bytes'])} a round; {found['rounds']:,} rounds"
-    rows += [("messages", sent), ("seconds", f"{found['seconds']:.1f}")]
-    if found["path"] is not None:
-        folders = [run["path"] for run in found.get("runs", [found])]
+    sent = f"{run['messages']:,} models, {human_bytes(run['bytes'])} a round; {run['rounds']:,} rounds"
+    rows += [("messages", sent), ("seconds", f"{run['seconds']:.1f}")]
+    if run["path"] is not None:
+        folders = [one["path"] for one in run.get("runs", [run])]
         rows += [("kept in" if i == 0 else "", folder) for i, folder in enumerate(folders)]
     return rows
 
 
-def _measure(found: Mapping[str, Any], key: str) -> str:
+def _measure(run: Mapping[str, Any], key: str) -> str:
     """A number after the last round, with its interval over the seeds where there are several."""
-    if found[key] is None:
+    if run[key] is None:
         return "overflowed"
     from rpel.runs.columns import column
 
-    text = format(found[key], column(key).digits)
-    if "intervals" not in found:
+    text = format(run[key], column(key).digits)
+    if "intervals" not in run:
         return text
-    low, high = (found["intervals"][key][end] for end in ("low", "high"))
-    kind = "95 % t-interval" if len(found["runs"]) > 2 else "both seeds"
+    low, high = (run["intervals"][key][end] for end in ("low", "high"))
+    kind = "95 % t-interval" if len(run["runs"]) > 2 else "both seeds"
     return f"{text}  ({kind}: {low:.4g} to {high:.4g})"

@@ -194,10 +194,10 @@ def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
 
 def _by(rows: Sequence[Row], key: str) -> list[tuple[Any, list[Row]]]:
     """Rows by what they have in a column, in the order in which they came."""
-    found: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(row[key], []).append(row)
-    return list(found.items())
+        groups.setdefault(row[key], []).append(row)
+    return list(groups.items())
 
 
 def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:

@@ -55,15 +55,15 @@ def collect(paths: Iterable[str | Path]) -> Collection:
     ValueError: there is no folder 'nowhere': give run folders or folders above them
     """
     given = [Path(path) for path in paths]
-    found: dict[Path, str] = {}
+    folders: dict[Path, str] = {}
     for path in given:
         if not path.is_dir():
             raise ValueError(f"there is no folder {str(path)!r}: give run folders or folders above them")
         under = {folder.resolve(): _place(path, folder) for folder in _folders(path)}
         if not under:
             raise ValueError(f"there is no run in {str(path)!r}: rpel run PRESET --out {path} makes one")
-        found = under | found
-    read = [_read(path, place) for path, place in sorted(found.items(), key=lambda item: (item[1], item[0]))]
+        folders = under | folders
+    read = [_read(path, place) for path, place in sorted(folders.items(), key=lambda item: (item[1], item[0]))]
     return Collection(
         tuple(shown(path) for path in given),
         tuple(one for one in read if isinstance(one, Run)),
@@ -72,13 +72,13 @@ def collect(paths: Iterable[str | Path]) -> Collection:
     )
 
 
-def by_code(found: Collection, say: Callable[[str], None]) -> Collection:
+def by_code(collection: Collection, say: Callable[[str], None]) -> Collection:
     """Of a run that several codes have made, the one by the running code; where there is none, all, and they are named.
 
     What is left out, or stands beside each other, is said.
     """
     alike: dict[Path, list[Run]] = {}
-    for run in found.runs:
+    for run in collection.runs:
         alike.setdefault(base_of(Path(run.place)), []).append(run)
     out: set[str] = set()
     for runs in alike.values():
@@ -89,8 +89,8 @@ def by_code(found: Collection, say: Callable[[str], None]) -> Collection:
         elif len(runs) > 1:
             say(f"one run by several other codes, all shown: {names}")
     done = {base for base, runs in alike.items() if any(made_here(run.certificate.versions) for run in runs)}
-    waiting = tuple(one for one in found.unfinished if base_of(Path(one.place)) not in done)
-    return replace(found, runs=tuple(run for run in found.runs if run.place not in out), unfinished=waiting)
+    waiting = tuple(one for one in collection.unfinished if base_of(Path(one.place)) not in done)
+    return replace(collection, runs=tuple(run for run in collection.runs if run.place not in out), unfinished=waiting)
 
 
 def shown(path: Path) -> str:
@@ -130,11 +130,11 @@ def _folders(top: Path) -> Iterator[Path]:
 def _read(path: Path, place: str) -> Run | Unfinished | Broken:
     try:
         folder, spec = RunFolder(path), load_folder(path)
-        found = folder.certificate()
-        if found is None:
+        certificate = folder.certificate()
+        if certificate is None:
             return Unfinished(path, place, spec, len(folder.metrics()))
-        spec = spec.replace(pull=found.pull, b_hat=found.b_hat)
-        run = Run(spec, path, certificate=found, place=place)
+        spec = spec.replace(pull=certificate.pull, b_hat=certificate.b_hat)
+        run = Run(spec, path, certificate=certificate, place=place)
         run.check()
         _ = run.edited
         return run

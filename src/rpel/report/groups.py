@@ -48,9 +48,9 @@ class Chart:
     @property
     def stamp(self) -> str:
         """What must be written over its curves, if they are not all at full size."""
-        found = stamps(self.groups)
+        words = stamps(self.groups)
         partly = "" if all(group.stamp for group in self.groups) else "partly "
-        return partly + " and ".join(found) if found else ""
+        return partly + " and ".join(words) if words else ""
 
     @property
     def common(self) -> str:
@@ -91,17 +91,17 @@ def group_runs(runs: Sequence[Run]) -> list[RunSet]:
     ]
 
 
-def chart_groups(found: Sequence[RunSet]) -> list[Chart]:
+def chart_groups(groups: Sequence[RunSet]) -> list[Chart]:
     """The groups by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
 
     >>> chart_groups(group_runs([]))
     []
     """
     own: dict[tuple[Any, ...], list[RunSet]] = {}
-    for group in found:
+    for group in groups:
         if group.spec.method not in TO_ALL:
             own.setdefault(_chart_key(group.runs[0]), []).append(group)
-    for group in found:
+    for group in groups:
         if group.spec.method in TO_ALL:  # they are compared with every pull
             key = _chart_key(group.runs[0])
             for panel in [k for k in own if (k[:3], k[4]) == (key[:3], key[4])] or [key]:

@@ -28,13 +28,13 @@ from rpel.text import count, human_bytes, percent, times
 from rpel.version import __version__
 
 
-def page(found: Collection) -> str:
+def page(collection: Collection) -> str:
     """The whole page for what was collected. Equal collections give equal text.
 
     >>> "0 finished runs in 0 settings." in page(Collection((), (), (), ()))
     True
     """
-    groups = group_runs(found.runs)
+    groups = group_runs(collection.runs)
     charts = chart_groups(groups)
     alone = [(RunSet((run,), group.label), f"run-{k}") for k, (group, run) in enumerate(_each(groups))]
     return rendered(
@@ -42,12 +42,12 @@ def page(found: Collection) -> str:
         title=" and ".join(stamps(groups)) + ": " * bool(stamps(groups)) + "rpel report",
         kind="" if groups else "empty",
         data={"charts": [{metric: drawing.values(chart, metric) for metric in METRICS} for chart in charts]},
-        summary=_summary(found, groups),
+        summary=_summary(collection, groups),
         stamps=_stamps(groups),
         facts={"runs made with": _versions(groups), "page made with": f"rpel {__version__}"},
-        again=shlex.join(["rpel", "report", *found.shown, "-o", "report.html"]),
-        unfinished=found.unfinished,
-        broken=found.broken,
+        again=shlex.join(["rpel", "report", *collection.shown, "-o", "report.html"]),
+        unfinished=collection.unfinished,
+        broken=collection.broken,
         panels=[_panel(chart, k) for k, chart in enumerate(charts)],
         settings=_of_groups(groups),
         runs=_of_runs(alone),
@@ -104,7 +104,7 @@ def _file(name: str) -> str:
 # --- parts of the page -----------------------------------------------------------------------------------------------
 
 
-def _summary(found: Collection, groups: Sequence[RunSet]) -> str:
+def _summary(collection: Collection, groups: Sequence[RunSet]) -> str:
     parts = [f"{count(sum(len(group.runs) for group in groups), 'finished run')} in {count(len(groups), 'setting')}"]
     violated = sum(not run.certificate.held for _, run in _each(groups))
     if groups:
@@ -114,8 +114,8 @@ def _summary(found: Collection, groups: Sequence[RunSet]) -> str:
     fragile = sum(group.runs[0].survival.robustness is Robustness.NONE for group in groups)
     if fragile:
         parts.append(f"the rule of {count(fragile, 'setting')} is not robust")
-    copies = len(found.runs) - sum(len(group.runs) for group in groups)
-    others = {"more are copies": copies, "unfinished": len(found.unfinished), "broken": len(found.broken)}
+    copies = len(collection.runs) - sum(len(group.runs) for group in groups)
+    others = {"more are copies": copies, "unfinished": len(collection.unfinished), "broken": len(collection.broken)}
     parts += [f"{how_many:,} {words}" for words, how_many in others.items() if how_many]
     return "; ".join(parts) + "."
 
@@ -249,12 +249,12 @@ def _of_runs(alone: Sequence[tuple[RunSet, str]]) -> list[dict[str, TableCell]]:
 
 def _ends(group: RunSet, judged: Sequence[str]) -> dict[str, TableCell]:
     """What settings and runs both show; ``judged`` are the columns that any of them is judged by."""
-    met, b_hat, found = group.max_observed, group.runs[0].certificate.b_hat, group.runs[0].survival.robustness
+    met, b_hat, robustness = group.max_observed, group.runs[0].certificate.b_hat, group.runs[0].survival.robustness
     says = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
     kinds = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
     return {
         "sampling": _sampling(group.runs),
-        "rule": words(says[found], kinds[found]),
+        "rule": words(says[robustness], kinds[robustness]),
         "met/b_hat": TableCell(f"{met} of {b_hat}", met - b_hat, "", "number"),
         **{column(key).short: _over_seeds(group, key) for key in judged},
         "sent": size(group.total("bytes"), f"{group.total('messages'):,.0f} messages"),

@@ -145,12 +145,12 @@ def export(
 
     Example: rpel peer export --config peer.toml -o model.safetensors
     """
-    from rpel.config.membership import Membership
     from rpel.config.peer import Config
     from rpel.peer.io.model_files import export, initial_model
+    from rpel.peer.io.watcher import MembershipWatcher, in_force
 
     own = Config.load(config)
-    m = Membership.load(own.members)
+    m = in_force(own, MembershipWatcher(own))
     found = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
     facts = {"id": own.id, "round": found, "rounds": m.rounds, "model": str(out)}
     if not terminal.printed(facts, as_json, indent=None):

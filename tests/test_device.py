@@ -14,6 +14,7 @@ import torch
 import rpel
 from rpel.backend.base import backend
 from rpel.backend.torch import Torch
+from rpel.config import spec
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceTask
 from support import device_cases
@@ -126,14 +127,47 @@ def test_who_works_on_numpy_goes_through_the_host_and_is_counted(caplog: pytest.
     ("fields", "said"),
     [
         ({"backend": "numba", "device": "cuda"}, "device 'cuda' goes with backend 'torch'"),
-        ({"backend": "torch", "max_grad_norm": 1.0}, "go with backend 'numba'"),
-        ({"backend": "torch", "memory": 2, "pull": 4}, "memory 2 goes with backend 'numba'"),
+        ({"max_grad_norm": 1.0}, "go with backend 'numba'"),
+        ({"sampling": "poisson"}, "go with backend 'numba'"),
+        ({"memory": 2, "pull": 4}, "memory 2 goes with backend 'numba'"),
+        ({"asynchronous": True}, "asynchronous rounds go with backend 'numba'"),
+        ({"precision": "bfloat16"}, "precision 'bfloat16' goes with backend 'numba'"),
         ({"device": "gpu"}, "cpu, cuda, cuda:1"),
     ],
 )
 def test_what_the_torch_backend_cannot_do_is_said_in_one_sentence(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        resolved(fields)
+        resolved({"backend": "torch", **fields})
+
+
+def test_a_run_that_does_not_fit_its_device_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Torch, "device_memory", lambda self: 1_000_000)
+    with pytest.raises(ValueError, match=r"need 7\.65 MB, and 1 MB are free here"):
+        rpel.simulate(**device_cases.SMALL, backend="torch", out=None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nodes": 8, "byzantine": 1, "rounds": 12, "eval_size": 100, "eval_every": 12, "threads": 1},
+        pytest.param({"rounds": 60}, marks=pytest.mark.full),
+    ],
+    ids=["short", "whole"],
+)
+def test_the_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) -> None:
+    numba, torchs = (
+        rpel.simulate(**{**spec.load("quickstart").model_dump(exclude_unset=True), **fields}, backend=name, out=None)
+        for name in ("numba", "torch")
+    )
+    assert numba.accuracy_mean > 0.3  # of ten classes
+    assert torchs.accuracy_mean == pytest.approx(numba.accuracy_mean, abs=0.005)
+
+
+@pytest.mark.full
+def test_two_workers_end_where_one_does() -> None:
+    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "out": None, "model": "mlp"}
+    one, two = (rpel.simulate(**given, workers=count) for count in (1, 2))
+    np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

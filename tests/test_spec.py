@@ -102,8 +102,8 @@ def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
 
 def test_presets_hold_the_paper_s_settings() -> None:
     assert presets() == [
-        "cifar10-20", "femnist-30", "femnist-writers", "heart-4", "mnist-100", "mnist-30", "quickstart", "reviews-16",
-        "scale-100k", "scale-1m", "shakespeare",
+        "cifar10-100", "cifar10-20", "femnist-30", "femnist-writers", "heart-4", "mnist-100", "mnist-30", "quickstart",
+        "resnet18-cifar10", "reviews-16", "scale-100k", "scale-1m", "shakespeare",
     ]  # fmt: skip
     keys = ("nodes", "byzantine", "alpha", "weight_decay", "batch_size", "momentum", "rounds", "pull", "b_hat")
     rows = {name: tuple(getattr(load(name), key) for key in keys) for name in presets()}

@@ -19,10 +19,10 @@ from rpel.text import count
 def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
-    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m, and real federations:
-    femnist-writers, reviews-16, shakespeare, heart-4. A file holds the fields below (see rpel show). A field keeps its
-    value from there unless its option is given. A run that is known to be the same (specification, data, code) is not
-    repeated if it is finished, and goes on from its last checkpoint if not.
+    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m; for a GPU cifar10-100,
+    resnet18-cifar10; and real federations: femnist-writers, reviews-16, shakespeare, heart-4. A file holds the fields
+    below (see rpel show). A field keeps its value from there unless its option is given. A run that is known to be the
+    same (specification, data, code) is not repeated if it is finished, and goes on from its last checkpoint if not.
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rpel.backend.base import backend
+from rpel.backend.pool import set_threads
 from rpel.backend.torch import Torch, missing
 
 
@@ -25,6 +27,8 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=176_050)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    set_threads(1)
+    torch.set_num_threads(1)
     if (why := missing(given.device)) is not None:
         sys.exit(f"device {given.device!r} is not available here: {why}")
     rows = measured(Torch(given.device), given.nodes, given.models, given.parameters)
@@ -34,21 +38,39 @@ def main() -> None:
         return
     print(f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} parameters")
     for row in rows:
-        print(f"{row['part']:<24} {row['seconds']:9.4f} s {row['bytes'] / 1e6:12.1f} MB {row['of_copy']:6.1f} x copy")
+        beside = f" {row['seconds'] / row['numba']:6.1f} x numba" if "numba" in row else ""
+        size = f"{row['bytes'] / 1e6:12.1f} MB {row['of_copy']:6.1f} x copy"
+        print(f"{row['part']:<24} {row['seconds']:9.4f} s {size}{beside}")
 
 
 def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
-    """A row for each part; bytes are those that it must read and write at least."""
+    """A row for each part; bytes are those that it must read and write at least. On the CPU numba's seconds, too."""
     coins = np.random.default_rng(0)
     table = arrays.repeated(np.zeros(d, np.float32), 2 * h)
     table[:] = torch.randn(d, device=table.device) + 0.1 * torch.randn(2 * h, d, device=table.device)
     index = np.stack([np.r_[i, coins.choice(np.delete(np.arange(h), i), m - 1, replace=False)] for i in range(h)])
-    x, momentum, gradient = table[:h].clone(), torch.zeros_like(table[:h]), table[h:]
-    f, size, ones = (m - 1) // 2, 4 * d, np.ones(h)
+    x = table[:h].clone()
+    copied = seconds(arrays.device, lambda: x.copy_(table[:h])) / (8 * h * d)
+    beside = dict[str, tuple[Callable[[], Any], int]]()
+    if arrays.main:
+        beside = parts(backend("numba"), table.numpy().copy(), x.numpy().copy(), index)
+    found = []
+    for name, (work, nbytes) in parts(arrays, table, x, index).items():
+        took = seconds(arrays.device, work)
+        row = {"part": name, "seconds": took, "bytes": nbytes, "of_copy": took / (copied * nbytes)}
+        found.append(row | ({"numba": seconds("cpu", beside[name][0])} if beside else {}))
     square = torch.randn(1024, 1024, device=table.device)
-    copied = seconds(arrays, lambda: x.copy_(table[:h])) / (2 * h * size)
-    parts: dict[str, tuple[Callable[[], Any], int]] = {
-        "copy": (lambda: x.copy_(table[:h]), 2 * h * size),
+    product = seconds(arrays.device, lambda: square @ square)
+    found.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
+                  "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
+    return found
+
+
+def parts(arrays: Any, table: Any, x: Any, index: Any) -> dict[str, tuple[Callable[[], Any], int]]:
+    """What is measured, and its bytes: the exchange of a round, its momentum step and its mean."""
+    (h, m), d = index.shape, table.shape[1]
+    momentum, gradient, f, size, ones = 0 * x, 0 * x, (m - 1) // 2, 4 * d, np.ones(h)
+    return {
         "momentum step": (lambda: arrays.momentum_step(x, momentum, gradient, 0.9, 0.1, 0.0, out=x), 5 * h * size),
         "forge (alie)": (lambda: arrays.moments(table, index, ones, ones, out=gradient), h * (2 * m + 1) * size),
         "distances": (lambda: arrays.squared_distances(table, index), h * m * size),
@@ -58,26 +80,19 @@ def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
         ),
         "mean of all": (lambda: arrays.mean(table[:h]), h * size),
     }  # fmt: skip
-    found = []
-    for name, (work, nbytes) in parts.items():
-        took = seconds(arrays, work)
-        found.append({"part": name, "seconds": took, "bytes": nbytes, "of_copy": took / (copied * nbytes)})
-    product = seconds(arrays, lambda: square @ square)
-    found.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
-                  "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
-    return found
 
 
-def seconds(arrays: Torch, work: Callable[[], Any], times: int = 3) -> float:
-    """The quickest of a few calls, each waited for."""
+def seconds(device: str, work: Callable[[], Any], times: int = 3) -> float:
+    """The quickest of a few calls, each waited for; on the CPU seconds of its processors, one thread."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
     work()
     best = float("inf")
     for _ in range(times):
-        _wait(arrays.device)
-        began = time.perf_counter()
+        _wait(device)
+        began = clock()
         work()
-        _wait(arrays.device)
-        best = min(best, time.perf_counter() - began)
+        _wait(device)
+        best = min(best, clock() - began)
     return best
 
 

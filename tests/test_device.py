@@ -164,9 +164,9 @@ def test_the_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]
 
 
 @pytest.mark.full
-def test_two_workers_end_where_one_does() -> None:
-    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "out": None, "model": "mlp"}
-    one, two = (rpel.simulate(**given, workers=count) for count in (1, 2))
+def test_two_workers_end_where_one_does(tmp_path: Path) -> None:
+    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": "mlp"}
+    one, two = (rpel.simulate(**given, workers=count, out=tmp_path / str(count)) for count in (1, 2))
     np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
 
 

@@ -24,8 +24,9 @@ SMALL: Fields = {
 NETWORK = "C(4)-R-B-M-D-L(10)-S"
 PARAMETERS: dict[str, Fields] = {
     "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4}, "min_sum": {"direction": "unit"},
-    "min_max": {"direction": "sign"}, "alie": {"z": "max"},
+    "min_max": {"direction": "sign", "a": 0.9}, "alie": {"z": "max"},
 }  # fmt: skip
+"""min_max with a = 1 makes two distances equal, so rounding alone would decide who is a neighbour."""
 
 
 def cases() -> dict[str, Fields]:

@@ -185,11 +185,11 @@ def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("m", "f", "dtype"),
     [
-        (7, 3, np.float32),
-        *(pytest.param(m, f, dtype, marks=pytest.mark.full)
-          for m, f in ((1, 0), (2, 0), (7, 3), (16, 7), (33, 13)) for dtype in (np.float32, np.float64)),
+        pytest.param(m, f, dtype, marks=() if (m, dtype) == (7, np.float32) else pytest.mark.full)
+        for m, f in ((1, 0), (2, 0), (7, 3), (16, 7), (33, 13))
+        for dtype in (np.float32, np.float64)
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_specialised_and_generic_kernels_give_the_same_bits(m: int, f: int, operation: Operation, dtype: Any) -> None:
     for ties in (False, True):

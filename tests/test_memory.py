@@ -252,8 +252,7 @@ def test_every_rule_aggregates_moved_rows_as_it_does_copies(name: str) -> None:
 # --- what goes together ----------------------------------------------------------------------------------------------
 
 WORKS: list[dict[str, Any]] = [
-    {"wire": "int8"}, {"wire": "bfloat16"}, {"outer": "nesterov", "local_steps": 2}, {"optimizer": "adam", "lr": 0.01},
-    {"no_show": 0.2}, {"silent": True},
+    {"wire": "bfloat16"}, {"no_show": 0.2}, {"silent": True},
     {"consistent": True}, {"attack": "strongest"}, {"attack": "strongest", "consistent": True},
     {"attack": "alie", "attack_params": {"targeting": "most-exposed"}}, {"attack": "fang"}, {"attack": "backdoor"},
     {"rule": "krum"}, {"rule": "geometric_median"}, {"output": "uniform"},
@@ -272,13 +271,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_memory_goes_with(change: dict[str, Any]) -> None:
     found = rpel.simulate("linear", **SMALL | {"rounds": 3} | change)
     assert np.isfinite(found.models).all()
-
-
-def test_memory_goes_with_privacy() -> None:
-    pytest.importorskip("dp_accounting")
-    noisy = {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "target_delta": 1e-3}
-    found = rpel.simulate("linear", **SMALL | {"rounds": 2} | noisy)
-    assert found.certificate.privacy is not None
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=str)

@@ -117,7 +117,8 @@ class Moves:
     past[back[r]]).
 
     x is the table beside which they stand, past (p, d) what earlier rounds left: base (r,) the answers, back (r,) the
-    half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞ if not finite.
+    half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞ if not finite, and
+    now (n,) the same of x, where somebody has looked already.
     """
 
     past: Models
@@ -125,6 +126,7 @@ class Moves:
     base: Integers
     back: Integers
     largest: Floats
+    now: Floats | None = None
 
 
 @dataclass(frozen=True)

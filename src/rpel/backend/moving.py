@@ -111,7 +111,8 @@ class Moving:
 
     def finite_rows(self, table: Floats) -> NDArray[np.bool_]:
         """(n + r,) of the table's rows, then of the moved ones: a sum of finite numbers may overflow."""
-        most, past, moves = largest(table), self.moves.largest, self.moves
+        past, moves = self.moves.largest, self.moves
+        most = largest(table) if moves.now is None else moves.now
         bound = past[moves.base] / 4 + most[moves.own] / 4 + past[moves.back] / 4
         finite = bound < np.finfo(table.dtype).max / 4
         doubtful = np.flatnonzero(~finite & np.isfinite(bound))

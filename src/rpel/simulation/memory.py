@@ -53,10 +53,10 @@ class Shelf:
         self.most = np.zeros((half + forged + own, rounds))
         self.parts = {"half": slice(0, half), "forged": slice(half, half + forged), "own": slice(half + forged, None)}
 
-    def put(self, part: str, slot: int, rows: Integers | slice, values: Models) -> None:
-        """Keep these rows of a round."""
+    def put(self, part: str, slot: int, rows: Integers | slice, values: Models, most: Floats) -> None:
+        """Keep these rows of a round, of which the largest absolute values are known."""
         self.past[self.parts[part]][rows, slot] = values
-        self.most[self.parts[part]][rows, slot] = largest(np.ascontiguousarray(values))
+        self.most[self.parts[part]][rows, slot] = most
 
     def restore(self, part: str, values: Models) -> None:
         """Take over what a checkpoint held, unless it is here already."""
@@ -115,8 +115,9 @@ class RememberingNetwork:
                     self.shelf.restore(part, state[key])
         network = self._of_round(t, asked, codes, nodes)
         received, attack = network(half, attack, nodes, t, before)
-        whole = self._windows(received, codes, t, state)
-        return whole, attack | self._kept(received, asked, codes, nodes, t, state)
+        most = largest(received.table)
+        whole = self._windows(received, codes, t, state, most)
+        return whole, attack | self._kept(received, asked, codes, nodes, t, state, most)
 
     # --- asking ---
 
@@ -141,7 +142,7 @@ class RememberingNetwork:
 
     # --- what came ---
 
-    def _windows(self, received: Received, codes: Integers, t: int, state: Arrays) -> Received:
+    def _windows(self, received: Received, codes: Integers, t: int, state: Arrays, most: Floats) -> Received:
         """Own row, this round's answers, then the remembered ones; hostile answers are counted over the window."""
         if t == 1:
             return replace(received, index=to_the_front(received.index))
@@ -150,7 +151,7 @@ class RememberingNetwork:
         index = to_the_front(np.concatenate([received.index, behind], axis=1))
         hostile = self.plain.roster.hostile(t)[state["memory.asked"][self.plain.mine]]
         met = np.asarray(received.met) + hostile.sum(axis=1)
-        return replace(received, index=index, met=met, moves=moves)
+        return replace(received, index=index, met=met, moves=replace(moves, now=most))
 
     def _moved(self, codes: Integers, own: Integers, t: int) -> tuple[Integers, Moves]:
         """(c, (c − 1)·s) the numbers of the remembered answers, −1 absent, and how each is made; own: the rows of the
@@ -171,9 +172,9 @@ class RememberingNetwork:
         return number, Moves(past, owns, base.ravel(), back.ravel(), most)
 
     def _kept(
-        self, received: Received, asked: Integers, codes: Integers, nodes: Integers, t: int, state: Arrays
+        self, received: Received, asked: Integers, codes: Integers, nodes: Integers, t: int, state: Arrays, most: Floats
     ) -> Arrays:
-        """What the next rounds need of this one."""
+        """What the next rounds need of this one; most: the largest absolute values of the table's rows."""
         plain, gaps, s = self.plain, self.memory - 1, self.pull
         slot, h, table = t % self.memory, plain.models, received.table
         who = nodes if self._alone else np.arange(h)
@@ -181,10 +182,11 @@ class RememberingNetwork:
         forging = not (plain.silent or plain.attack.trains)
         victims = who[met] if forging else who[:0]
         first = plain.mine.start if self._alone else 0
-        self.shelf.put("half", slot, slice(None), table[:h])
-        self.shelf.put("forged", slot, victims - first, table[h : h + len(victims)])
+        behind, own = slice(h, h + len(victims)), received.index[:, 0]
+        self.shelf.put("half", slot, slice(None), table[:h], most[:h])
+        self.shelf.put("forged", slot, victims - first, table[behind], most[behind])
         if isinstance(self.network, CodedNetwork):
-            self.shelf.put("own", slot, slice(None), table[received.index[:, 0]])
+            self.shelf.put("own", slot, slice(None), table[own], most[own])
         rows = received.index[:, 1:]
         forged = np.append(victims, 0)[np.clip(rows - h, 0, len(victims))]
         new = np.where(rows < h, rows, -2 - forged)

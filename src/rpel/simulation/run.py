@@ -60,12 +60,13 @@ def run(
     seeds, load = parse_seeds(spec.seeds) or [spec.seed], loader(download)
     runs: list[Result] = []
     with joined(spec, own) as workers:
+        kept: bool = workers.first(lambda: keep)  # workers that are started here do not know
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
             resolved, inputs = workers.together(partial(prepared, one, own, load))
             said = remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ()
             folder = None
-            if keep:
+            if kept:
                 place = partial(placed, resolved, inputs, reuse=reuse, force=force)
                 chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
                 folder = RunFolder(Path(resolved.out) / chosen.name, tensorboard)

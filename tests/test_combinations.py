@@ -1,0 +1,65 @@
+"""Every pair of what a run can be asked for either works or is refused in one sentence."""
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rpel
+from test_distributed import equal_for_any_number
+
+SMALL: dict[str, Any] = {
+    "nodes": 12, "byzantine": 2, "pull": 8, "b_hat": 2, "rounds": 2, "eval_every": 2, "eval_size": 50, "batch_size": 10,
+    "partition": "iid",
+}  # fmt: skip
+ASKED: dict[str, dict[str, Any]] = {
+    "memory": {"memory": 2, "pull": 4},
+    "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.3"},
+    "wire": {"wire": "int8"},
+    "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "target_delta": 1e-3},
+    "outer": {"outer": "nesterov", "local_steps": 2},
+    "optimizer": {"optimizer": "adam", "lr": 0.01},
+    "backend": {"backend": "torch"},
+    "workers": {"workers": 2},
+}
+REFUSED = {
+    ("memory", "asynchronous"): "asynchronous does not go with memory 2: the nearest is memory 1",
+    ("memory", "backend"): "memory 2 goes with backend 'numba'",
+    ("asynchronous", "wire"): "asynchronous does not go with wire int8: the nearest is wire float32",
+    ("asynchronous", "privacy"): "fast nodes would spend more privacy",
+    ("asynchronous", "backend"): "asynchronous rounds go with backend 'numba'",
+    ("asynchronous", "workers"): "needs a network whose nodes are computed one by one",
+    ("privacy", "backend"): "go with backend 'numba'",
+}
+"""Pairs that do not go together, and what is said of them."""
+PAIRS = [pair for pair in combinations(ASKED, 2) if pair not in REFUSED]
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "workers" not in pair], ids="+".join)
+def test_this_pair_works(pair: tuple[str, str]) -> None:
+    if "privacy" in pair:
+        pytest.importorskip("dp_accounting")
+    alone = rpel.simulate("linear", **SMALL | ASKED[pair[0]])
+    both = rpel.simulate("linear", **SMALL | ASKED[pair[0]] | ASKED[pair[1]])
+    assert np.isfinite(both.models).all()
+    assert pair[1] == "backend" or not np.array_equal(both.models, alone.models)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, marks=pytest.mark.full) if "workers" in pair else pair for pair in REFUSED],
+    ids="+".join,
+)
+def test_this_pair_is_refused_in_one_sentence(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=REFUSED[pair]) as refused:
+        rpel.simulate("linear", **SMALL | ASKED[pair[0]] | ASKED[pair[1]])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.full
+def test_pairs_with_workers_give_the_bytes_of_one_worker(tmp_path: Path) -> None:
+    others = [first for first, second in PAIRS if second == "workers"]
+    assert len(others) >= 5
+    equal_for_any_number([SMALL | {"model": "linear"} | ASKED[name] for name in others], tmp_path, 2)

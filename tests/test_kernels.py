@@ -315,6 +315,20 @@ def test_neighbours_of_float32_rows_are_those_of_exact_distances(step: float, sc
     same(kept, expected)
 
 
+def test_a_function_called_with_a_written_number_is_compiled_once() -> None:
+    @cache.inlined
+    def added(x: int, more: int) -> int:
+        return x + more
+
+    @cache.compiled
+    def twice(x: int) -> int:
+        return added(x, 1) + added(x, 2)
+
+    assert twice(1) == 5
+    part: Any = added
+    assert len(part.signatures) == 1
+
+
 def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
     rng = np.random.default_rng(3)
     two = rng.normal(size=(2, 1777)).astype(np.float32)

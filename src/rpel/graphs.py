@@ -6,13 +6,16 @@ otherwise as random as its size allows.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from rpel.randomness import stream
 from rpel.types import Floats, Integers
+
+if TYPE_CHECKING:
+    import networkx as nx  # a fifth of a second: only who has a fixed graph imports it
 
 _DENSE = 30_000
 """Nodes up to which a row of weights is added up as a whole row: the order of a sum decides its last bit."""
@@ -101,16 +104,22 @@ class Graph:
         return len(self.pairs)
 
     def networkx(self) -> "nx.Graph[int]":
+        import networkx as nx
+
         graph: nx.Graph[int] = nx.empty_graph(self.nodes)
         graph.add_edges_from(self.pairs.tolist())
         return graph
 
     def honest_connected(self, hostile: NDArray[np.bool_]) -> bool:
         """Whether the honest nodes reach each other without the hostile ones."""
+        import networkx as nx
+
         return bool(nx.is_connected(self.networkx().subgraph(np.flatnonzero(~hostile).tolist())))
 
     def connectivity(self) -> int:
         """How many nodes must go before the graph falls apart; the fixed-graph methods assume at least 2b."""
+        import networkx as nx
+
         return int(nx.node_connectivity(self.networkx()))
 
 
@@ -121,6 +130,8 @@ def _tree(nodes: list[int], coins: np.random.Generator) -> list[tuple[int, int]]
     if len(nodes) == 2:
         return [(nodes[0], nodes[1])]
     code = coins.integers(0, len(nodes), size=len(nodes) - 2).tolist()
+    import networkx as nx
+
     return [(nodes[a], nodes[b]) for a, b in nx.from_prufer_sequence(code).edges]
 
 

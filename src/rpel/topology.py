@@ -7,7 +7,6 @@ On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import networkx as nx
 import numpy as np
 
 from rpel.graphs import Graph
@@ -142,5 +141,7 @@ class RandomRegular(Unweighted):
 
     def sample(self, t: int, ids: Integers) -> Integers:
         coins = int(key(self.seed, ("regular", t))[0] % 2**32)
+        import networkx as nx
+
         graph = nx.random_regular_graph(self.pull, self.nodes, seed=coins)
         return np.array([sorted(graph[int(i)]) for i in ids], dtype=np.int64).reshape(len(ids), self.pull)

@@ -33,11 +33,14 @@ from typing import Any, TypeVar, cast
 
 import llvmlite.binding
 import numba
+from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 
 from rpel.files import locked
+from rpel.processes import uncollected
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -165,6 +168,13 @@ class _Code(CompileResultCacheImpl):
 class _Store(FunctionCache):
     _impl_class = _Code
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """As numba's, without importing all that numba can compile: that is a second of each process, and who compiles
+        does it anyway."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
     @property
     def is_new(self) -> bool:
         """Whether nothing of the function is stored yet."""
@@ -183,6 +193,7 @@ def _compiling() -> Iterator[None]:
         try:
             if _depth == 1:
                 stack.enter_context(held(folder() / "lock"))
+                stack.enter_context(uncollected())
             yield
         finally:
             _depth -= 1
@@ -194,6 +205,15 @@ def announce() -> None:
     logging.getLogger("rpel").info("compiling kernels, once for this version: up to half a minute")
 
 
+class _Part(CPUDispatcher):
+    """A compiled function. One that calls it with the number 1 calls the code for any number: numba alone would compile
+    it once more for that literal."""
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        plain = [types.unliteral(kind) for kind in args]
+        return super().get_call_template(plain, {name: types.unliteral(kind) for name, kind in kws.items()})
+
+
 def inlined(function: F) -> F:
     """A function that compiled functions call and nobody else: it becomes part of each of them.
 
@@ -203,11 +223,14 @@ def inlined(function: F) -> F:
     >>> compiled(lambda x: twice(x) + 1)(1)
     3
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(F, numba.njit(nogil=True, error_model="numpy", **options)(function))
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(F, _Part(function, targetoptions={**_OPTIONS, **options}))
 
 
-class _Kernel(CPUDispatcher):
+_OPTIONS: dict[str, Any] = {"nopython": True, "boundscheck": None, "nogil": True, "error_model": "numpy"}
+
+
+class _Kernel(_Part):
     """A compiled function that is stored in our folder; one process compiles it, the others wait and load."""
 
     def enable_caching(self) -> None:
@@ -229,9 +252,8 @@ def compiled(function: F) -> F:
     >>> compiled(lambda x: x + 1)(1)
     2
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if not Path(function.__code__.co_filename).is_file():  # what was typed at a prompt has no source to be known by
-        return cast(F, numba.njit(**options)(function))
-    kernel = _Kernel(function, targetoptions={"nopython": True, "boundscheck": None, **options})
+        return cast(F, _Part(function, targetoptions=_OPTIONS))
+    kernel = _Kernel(function, targetoptions=_OPTIONS)
     kernel.enable_caching()
     return cast(F, kernel)

@@ -350,15 +350,6 @@ def _add_deviations(x: Floats, mean: Floats, left: int, right: int, total: Float
                 sums[c] += off * off
 
 
-@compiled
-def _block_sums(values: Floats, partial: Floats) -> None:
-    for block in range(len(partial)):
-        total = 0.0
-        for c in range(block * _COLUMNS, min(len(values), (block + 1) * _COLUMNS)):
-            total += values[c]
-        partial[block] = total
-
-
 def _over_columns(x: Floats, columns: slice, work: Callable[[int, int], None]) -> None:
     """work(left, right) over narrow ranges that cover the columns, on all threads."""
     first, last = columns.start, columns.stop
@@ -390,6 +381,4 @@ def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> No
 
 def sum_columns(values: Floats) -> float:
     """The sum of (d,) values, block after block."""
-    partial = np.empty(-(-len(values) // _COLUMNS))
-    _block_sums(values, partial)
-    return float(partial.sum())
+    return float(np.add.reduceat(values, np.arange(0, len(values), _COLUMNS)).sum())

@@ -6,7 +6,7 @@ Invariants:
 - the sum over d columns has one order, whatever the strategy, the position or the neighbours of a pair: lanes within
   blocks of columns, blocks within groups, groups; so equal pairs of rows get equal bits;
 - who only asks for neighbours (`neighbours`) gets those of the exact distances: float32 rows are compared in float32
-  first, twice as fast, and victims of whom that does not tell surely are compared again.
+  first, twice as fast, and the few pairs of whom that does not tell surely are compared again (`settled`).
 
 Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold once, columns
 outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from rpel.backend import pool
 from rpel.backend.cache import compiled, inlined
-from rpel.backend.sorting import COLUMNS, EXACT, NEARLY, nearest, nearest_of
-from rpel.backend.vectors import BLOCK, FULL, TILE, add_pair_sums, convert, fetch
+from rpel.backend.sorting import COLUMNS, EXACT, LEAST, NEARLY, is_larger, nearest, nearest_of
+from rpel.backend.vectors import BLOCK, FULL, TILE, add_pair_sum, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
 
 _BLOCKS = {8: 256, 4: COLUMNS}  # columns by size of a number: 180 rows of them stay in half a megabyte of cache
@@ -31,7 +31,7 @@ _GROUPS = {
     8: 1024,
     4: 2 * COLUMNS,
 }  # columns whose sums are added before they join the total: the unit of parallel work
-_WHOLE = _GROUPS[8]
+_BLOCK, _WHOLE = _BLOCKS[8], _GROUPS[8]
 _SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
 _NOWHERE = np.zeros((0, 1))  # where no row stands outside the table
 
@@ -451,6 +451,88 @@ def to_rows(table: Floats, index: Integers, origin: Integers, extra: Floats = _N
 
 
 @compiled
+def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
+    """The squared distance of two rows in float64, in the order of all sums; x (2 · _BLOCK,) and sums (2,): scratch."""
+    d = table.shape[1]
+    sums[:] = 0.0
+    for start in range(0, d, _BLOCK):
+        count = min(_BLOCK, d - start)
+        for c in range(_BLOCK):
+            x[c] = table[a, start + c] if c < count else 0.0
+            x[_BLOCK + c] = table[b, start + c] if c < count else 0.0
+        add_pair_sum(x, _BLOCK, _BLOCK, sums)
+        if (start + _BLOCK) % _WHOLE == 0 or start + _BLOCK >= d:
+            sums[1] += sums[0]
+            sums[0] = 0.0
+    return float(sums[1])
+
+
+def settled(table: Floats, rows: Integers, distances: Floats, k: int, factor: float) -> Slots:
+    """(m, k) the neighbours of one victim as exact distances have them, from such (m, m) as are known but for a share
+    of factor − 1: only those are computed on which it depends, near the edge between kept and dropped.
+
+    >>> table = np.array([[0.0], [1.0], [-1.0 - 1e-6]], np.float32)
+    >>> about = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
+    >>> settled(table, np.array([0, 2, 1]), about, 2, NEARLY).tolist()
+    [[0, 2], [0, 1], [0, 2]]
+    """
+    own = np.eye(len(rows), dtype=bool)
+    row = np.where(own, -1.0, distances)
+    order = np.sort(row, axis=1)
+    last, after = np.maximum(order[:, k - 1, None], 0.0), order[:, k, None]
+    within = own | ((after > row * factor) & (after > LEAST) & (after < np.inf))
+    beyond = (row > last * factor) & (row > LEAST) & (row < np.inf)
+    value, x, sums = np.where(within, -1.0, np.inf), np.empty(2 * _BLOCK), np.empty(2)
+    for anchor, j in np.argwhere(~within & ~beyond).tolist():
+        value[anchor, j] = exact(table, rows[anchor], rows[j], x, sums)
+    nearest_first = np.argsort(value, axis=1, kind="stable")[:, :k]
+    return np.sort(nearest_first, axis=1).astype(np.int32)
+
+
+@compiled
+def settle(
+    table: Floats, index: Integers, distances: Floats, k: int, factor: float, sure: NDArray[np.bool_],
+    kept: Slots,
+) -> None:  # fmt: skip
+    """kept[i] of the victims that are not sure, as exact distances have them: see `settled`, its plain twin."""
+    m = distances.shape[1]
+    row, place = np.empty(m), np.empty(m, np.int64)
+    x, sums = np.empty(2 * _BLOCK), np.empty(2)
+    for i in range(len(sure)):
+        for anchor in range(0 if sure[i] else m):
+            for j in range(m):
+                row[j] = -1.0 if j == anchor else distances[i, anchor, j]
+            _order(row, place)
+            last, after = 0.0, 0.0
+            for j in range(m):
+                last = max(row[j], 0.0) if place[j] == k - 1 else last
+                after = row[j] if place[j] == k else after
+            for j in range(m):
+                if j == anchor or is_larger(after, row[j], factor):
+                    row[j] = -1.0
+                elif is_larger(row[j], last, factor):
+                    row[j] = np.inf
+                else:
+                    row[j] = exact(table, index[i, anchor], index[i, j], x, sums)
+            _order(row, place)
+            listed = 0
+            for j in range(m):
+                if place[j] < k:
+                    kept[i, anchor, listed] = j
+                    listed += 1
+
+
+@inlined
+def _order(row: Floats, place: NDArray[np.int64]) -> None:
+    """The place of each value in order of (value, column)."""
+    for j in range(len(row)):
+        before = 0
+        for q in range(len(row)):
+            before += row[q] < row[j] or (row[q] == row[j] and q < j)
+        place[j] = before
+
+
+@compiled
 def _neighbours(
     table: Floats, index: Integers, tiles: Tiles, slot: Slots, cut: Cut, k: int, like: Floats, factor: float,
     kept: Slots, sure: NDArray[np.bool_],
@@ -459,6 +541,7 @@ def _neighbours(
     squared = np.empty((h, m, m))
     _among_by_victim(table, index, tiles, slot, cut, 0, h, like, squared)
     nearest_of(squared, index, k, factor, 0, h, kept, sure)
+    settle(table, index, squared, k, factor, sure, kept)
 
 
 def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32]) -> None:
@@ -471,11 +554,6 @@ def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32
     pairs, sure = all_pairs(index.shape[1]), np.empty(len(index), np.bool_)
     factor = EXACT if table.dtype == np.float64 else NEARLY
     _neighbours(table, index, *pairs, _cut_of(table), k, table[:0], factor, kept, sure)
-    if not sure.all():
-        doubtful = index[~sure]
-        squared = np.empty((len(doubtful), *kept.shape[1:2] * 2))
-        _among_by_victim(table, doubtful, *pairs, _cut_of(_NOWHERE), 0, len(doubtful), _NOWHERE, squared)
-        kept[: len(index)][~sure] = nearest(squared, doubtful, k)[0]
 
 
 def neighbours(table: Floats, index: Integers, k: int) -> NDArray[np.int32]:
@@ -486,9 +564,10 @@ def neighbours(table: Floats, index: Integers, k: int) -> NDArray[np.int32]:
     """
     if table.dtype == np.float64:
         return nearest(among(table, index), index, k)[0]
-    kept, sure = nearest(among(table, index, table[:0]), index, k, NEARLY)
-    if not sure.all():
-        kept[~sure] = nearest(among(table, index[~sure]), index[~sure], k)[0]
+    squared = among(table, index, table[:0])
+    kept, sure = nearest(squared, index, k, NEARLY)
+    for i in np.flatnonzero(~sure):
+        kept[i] = settled(table, index[i], squared[i], k, NEARLY)
     return kept
 
 

@@ -43,7 +43,7 @@ NEARLY = 1 + 2.1 * (COLUMNS // BLOCK + 8) * 2.0**-24
 """By what a distance must be larger to be so surely. Squared in float32, each is off by less than half of that: a
 difference and its square are rounded, and so is each sum of a lane's columns and of all lanes."""
 _INFINITE = 0x7FF0000000000000  # the bits of ∞
-_LEAST = 1e-20  # squared distances below may have lost what float32 cannot hold
+LEAST = 1e-20  # squared distances below may have lost what float32 cannot hold
 _SMALL = 1 << 18  # comparisons below which waking a thread costs more than it saves
 
 Pairs = tuple[tuple[int, int], ...]
@@ -212,15 +212,15 @@ def nearest_of(
                     last = max(last, bits[j] if rank[j] < k else np.int64(0))
                     after = min(after, bits[j] if rank[j] >= k else np.int64(_INFINITE))
                 edges[0], edges[1] = last, after
-                certain &= _is_larger(edge[1], edge[0], factor)
+                certain &= is_larger(edge[1], edge[0], factor)
             for j in range(k):
                 kept[i, anchor, j] = column[j]
         sure[i] = certain
 
 
 @inlined
-def _is_larger(a: float, b: float, factor: float) -> bool:
-    return a > b * factor and a > _LEAST and a < np.inf
+def is_larger(a: float, b: float, factor: float) -> bool:
+    return a > b * factor and a > LEAST and a < np.inf
 
 
 @inlined
@@ -235,9 +235,9 @@ def _is_sure_of_tie(row: Floats, rank: NDArray[np.int64], rows: Any, m: int, k: 
         if rank[j] == highest:
             certain &= rows[j] == rows[who]
         elif rank[j] < highest:
-            certain &= _is_larger(row[who], row[j], factor)
+            certain &= is_larger(row[who], row[j], factor)
         else:
-            certain &= _is_larger(row[j], row[who], factor)
+            certain &= is_larger(row[j], row[who], factor)
     return certain
 
 
@@ -301,11 +301,11 @@ def _are_sure(distances: Floats, index: Any, k: int, factor: float) -> NDArray[n
     own_first = np.where(np.eye(m, dtype=bool), -1.0, distances)
     order = np.sort(own_first, axis=2)
     last, after = order[:, :, k - 1], order[:, :, k]
-    sure = (after > np.maximum(last, 0) * factor) & (after > _LEAST) & (after < np.inf)
+    sure = (after > np.maximum(last, 0) * factor) & (after > LEAST) & (after < np.inf)
     for i, anchor in zip(*np.nonzero(~sure & (last == after)), strict=True):
         row, value = own_first[i, anchor], after[i, anchor]
         below, equal, above = row[row < value], row == value, row[row > value]
         apart = not below.size or value > max(0.0, below.max()) * factor
         apart = apart and (not above.size or value * factor < above.min() < np.inf)
-        sure[i, anchor] = apart and value > _LEAST and len(set(index[i][equal].tolist())) == 1
+        sure[i, anchor] = apart and value > LEAST and len(set(index[i][equal].tolist())) == 1
     return np.asarray(sure.all(axis=1))

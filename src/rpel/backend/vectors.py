@@ -214,6 +214,21 @@ def add_pair_sums(
         start = stop
 
 
+@instruction()
+def add_pair_sum(builder: Builder, x: Any, stride: Any, columns: Any, out: Any) -> None:
+    """out[0] += what `add_pair_sums` finds for the rows 0 and 1 of x: less code for a pair now and then."""
+    vector = vector_of(x)
+    (total,) = _accumulators(builder, 1, vector)
+    with loop(builder, integer(0), columns, vector.count) as (c, _):
+        gap = builder.fsub(load(builder, x, c, vector), load(builder, x, builder.add(stride, c), vector))
+        if _FUSED:  # said, since here the compiler would not fuse by itself what it may
+            more = _call(builder, f"llvm.fma.v{vector.count}f64", gap, gap, builder.load(total))
+        else:
+            more = add_product(builder, builder.load(total), gap, gap)
+        builder.store(more, total)
+    _add_lanes(builder, builder.load(total), out)
+
+
 def _add_lanes(builder: Builder, total: Any, target: Any) -> None:
     """target += the lanes: halves while there are more than four, then (l0 + l1) + (l2 + l3)."""
     total = _four_lanes(builder, total)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import rpel
 from rpel.errors import BudgetSpentError
-from rpel.processes import end_with_starter
+from rpel.processes import end_with_starter, uncollected
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -161,7 +161,8 @@ def main(arguments: list[str] | None = None) -> None:
     if "_RPEL_COMPLETE" in os.environ:  # a shell asks how the words that it passes along can go on
         words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     try:
-        app = _for(words)
+        with uncollected():
+            app = _for(words)
         status = app(arguments, prog_name="rpel", standalone_mode=False)
     except UsageError as error:
         _leave_with_help(error)

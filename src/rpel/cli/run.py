@@ -13,6 +13,7 @@ from rpel.cli.terminal import ALIASES, Json, Reuse, TensorBoard
 from rpel.config import spec as specs
 from rpel.config.record import choices
 from rpel.errors import nearest
+from rpel.processes import uncollected
 from rpel.text import count
 
 
@@ -28,7 +29,8 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
     """
     spec = specs.load(source).replace(**terminal.given(**options))
     with terminal.display() as shown:
-        from rpel.simulation.supervision import engine as engine_of
+        with uncollected():
+            from rpel.simulation.supervision import engine as engine_of
 
         result = engine_of(spec)(
             spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse, tensorboard=tensorboard

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel import plots
+from rpel import charts, plots
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load_folder
 from rpel.runs.certificate import Certificate, Robustness, Survival, survival
@@ -308,6 +308,17 @@ class Run(Finished):
         """Accuracy, or :attr:`measure`, against rounds: mean, worst node, and the node that ends worst."""
         return _drawn(self, _title(self.spec), self._followed)
 
+    def picture(self) -> str:
+        """The same curves as an SVG document, without matplotlib."""
+        followed, ends = self._followed, "lowest" if self.more_is_better else "highest"
+        curves = {
+            "mean of the honest nodes": followed.mean(axis=1),
+            "worst node of each round": followed.min(axis=1) if self.more_is_better else followed.max(axis=1),
+            f"node that ends {ends}": self.lowest(),
+        }
+        label = _label(self) + ("" if self.more_is_better else " (less is better)")
+        return charts.picture(_title(self.spec), label, self.nodes["round"], curves)
+
     # --- in other forms ---
 
     def summary(self) -> dict[str, Any]:
@@ -573,8 +584,11 @@ Results = RunSet
 
 
 def _drawn(run: Run, title: str, followed: Floats) -> "Figure":
-    label = "test accuracy" if run.measure == "accuracy" else f"{run.measure} on test data"
-    return plots.accuracy(title, run.nodes["round"], followed, label, run.more_is_better)
+    return plots.accuracy(title, run.nodes["round"], followed, _label(run), run.more_is_better)
+
+
+def _label(run: Run) -> str:
+    return "test accuracy" if run.measure == "accuracy" else f"{run.measure} on test data"
 
 
 def _float(value: float | None) -> float:

@@ -29,7 +29,7 @@ from rpel.randomness import draws
 from rpel.simulation.asynchrony import AsynchronousRounds
 from rpel.simulation.communicator import ALONE, Communicator, Shards
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
-from rpel.simulation.evaluation import GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
+from rpel.simulation.evaluation import GRADIENT_EXAMPLES, GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
 from rpel.simulation.memory import RememberingNetwork
 from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
 from rpel.simulation.private import private
@@ -351,7 +351,8 @@ class Simulation:
         rows = self.honest if self.everybody else np.arange(len(shown))
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
-        norms = np.concatenate(self.workers.each(lambda: self._norms(here)))
+        examples = GRADIENT_EXAMPLES if subset is None else min(GRADIENT_EXAMPLES, len(subset))
+        norms = np.concatenate(self.workers.each(lambda: self._norms(here, examples)))
         success = by_name.pop("attack_success", None)
         metrics = {
             name.removeprefix("metric."): column for name, column in by_name.items() if name.startswith("metric.")
@@ -360,10 +361,10 @@ class Simulation:
             shown, by_name["loss"], float(norms.mean()), success, metrics=metrics, better=self.measures
         )  # fmt: skip
 
-    def _norms(self, rows: Integers) -> Floats:
+    def _norms(self, rows: Integers, examples: int) -> Floats:
         """(k,) ‖∇F_H‖² at the models of these nodes of this worker."""
         x, local = (self.backend.take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
-        return gradient_norms(self.task, x, local, self.backend)
+        return gradient_norms(self.task, x, local, self.backend, examples)
 
     def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
         """(h,) of the honest nodes' output models on all test examples; None where those are the last round's."""

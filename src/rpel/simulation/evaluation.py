@@ -42,7 +42,7 @@ class Evaluation:
 
 
 GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
-"""‖∇F_H(x_i)‖² is taken at so many nodes and on so many fixed examples: at all of them it would cost whole rounds."""
+"""‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples: at all of them it would cost rounds."""
 
 
 def evaluate(
@@ -57,10 +57,12 @@ def evaluate(
     return found if success is None else found | {"attack_success": success}
 
 
-def gradient_norms(task: Objective, x: Models, local: Models, arrays: Backend | None = None) -> Floats:
+def gradient_norms(
+    task: Objective, x: Models, local: Models, arrays: Backend | None = None, examples: int = GRADIENT_EXAMPLES
+) -> Floats:
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
     arrays = arrays or backend("numba")
-    found = [task.full_gradient(x[i : i + 1], local[i : i + 1], GRADIENT_EXAMPLES) for i in range(len(x))]
+    found = [task.full_gradient(x[i : i + 1], local[i : i + 1], examples) for i in range(len(x))]
     return np.array([arrays.squared_lengths(g)[0] for g in found])
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel import plots
 from rpel.backend.pool import threads
 from rpel.config.spec import spec_hash, to_toml
 from rpel.errors import BudgetSpentError
@@ -173,6 +172,6 @@ class Run:
         if self.spec.roaming:  # (T, h): who the nodes were in each round
             ids = np.stack([self.simulation.roster.honest_ids(t) for t in range(1, self.spec.rounds + 1)])
         folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": ids})
-        plots.save(result.plot(), folder.path / "accuracy.svg")
+        folder.write_text("accuracy.svg", result.picture())
         folder.certify(result.certificate)
         folder.finish()

@@ -233,7 +233,7 @@ class Examples:
         out = torch.empty(len(rows), len(self.scale), dtype=dtype)
         kind = out.numpy().dtype
         flat = np.ascontiguousarray(x).reshape(len(x), -1)
-        _normalise(flat, rows, self.scale.astype(kind), self.shift.astype(kind), out.numpy())
+        _normalise(flat, np.asarray(rows, np.int64), self.scale.astype(kind), self.shift.astype(kind), out.numpy())
         return out.view(len(rows), *self.dataset.shape)
 
     def honest(self, size: int | None) -> Iterator[tuple[Integers, float]]:

@@ -81,7 +81,7 @@ def _ticks(low: float, high: float) -> list[tuple[float, str]]:
     >>> [words for _, words in _ticks(0, 61.2)]
     ['0', '20', '40', '60']
     """
-    least = (high - low) / 5
+    least = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(least))
     step = next(k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9))
     steps = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)

@@ -38,7 +38,7 @@ def stream(seed: int, purpose: Purpose, round: int = 0, node: int = 0) -> Genera
     return Generator(Philox(key=key(seed, purpose), counter=[0, 0, node, round]))
 
 
-_FEW = 8  # nodes for which making generators is quicker than compiling
+_FEW = 20  # nodes for which making generators costs less, in hundreds of rounds, than compiling
 
 
 def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size: int) -> NDArray[np.float64]:

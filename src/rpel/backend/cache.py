@@ -37,7 +37,7 @@ from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from rpel.files import locked
 from rpel.processes import uncollected
@@ -171,9 +171,11 @@ class _Store(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """As numba's, without importing all that numba can compile: that is a second of each process, and who compiles
         does it anyway."""
-        rtsys.initialize(target_context)
+        runtime: Any = rtsys  # numba declares no types
+        load: Any = self._load_overload
+        runtime.initialize(target_context)
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
+            return load(sig, target_context)
 
     @property
     def is_new(self) -> bool:
@@ -210,8 +212,8 @@ class _Part(CPUDispatcher):
     it once more for that literal."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        plain = [types.unliteral(kind) for kind in args]
-        return super().get_call_template(plain, {name: types.unliteral(kind) for name, kind in kws.items()})
+        plain: Any = types.unliteral  # numba declares no types
+        return super().get_call_template([plain(kind) for kind in args], {name: plain(kws[name]) for name in kws})
 
 
 def inlined(function: F) -> F:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,8 +50,9 @@ _kinds = ("../src/rpel/**/*.py", "../src/rpel/**/*.toml", "**/*.py")
 _sources = [path for kind in _kinds for path in sorted(Path(here).glob(kind))]
 _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
 _cache = Path(here).parent / ".docs-cache"
-for _old in set(_cache.glob("*")) - {_cache / _digest}:
-    shutil.rmtree(_old)
+for _old in _cache.glob("*"):  # of other code, not used for a week; a younger one may belong to a build beside this
+    if _old.name != _digest and _old.stat().st_mtime < time.time() - 7 * 86400:
+        shutil.rmtree(_old)
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(_cache / _digest)
 nb_execution_raise_on_error = True

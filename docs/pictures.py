@@ -33,7 +33,7 @@ def round_picture() -> Any:
     """Local step, pull, aggregate."""
     places, hostile, me, asked = _ring(12), {2, 7, 10}, 0, [2, 4, 5, 8, 10]
     figure, (panels,) = plots.panels(10, 3.6, 1, 3)
-    titles = ["1  local step", "2  pull s = 5 random peers", "3  aggregate, surviving b_hat = 2"]
+    titles = ["1  local step", "2  pull s = 5 random peers", "3  aggregate, tolerating b_hat = 2"]
     for axes, title in zip(panels, titles, strict=True):
         _nodes(axes, places, hostile, me)
         axes.set_title(title, fontsize=11)

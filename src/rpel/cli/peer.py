@@ -373,19 +373,19 @@ def doctor(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Look whether this machine is ready: versions, kernels, data, disk, memory, clock; what is wrong, how to mend it.
+    """Check that this machine is ready: versions, kernels, data, disk, memory, clock; what is wrong and how to fix it.
 
     Example: rpel doctor --preset scale-100k
     """
     from rpel.doctor import examine
 
-    found = examine(preset, config, data_dir)
-    wrong = [one for one in found if not one.ok]
-    if not terminal.printed(found, as_json):
-        for one in found:
-            print(f"{'ok   ' if one.ok else 'WRONG'}  {one.check}: {one.detail}")
-            if one.remedy:
-                print(f"       {one.remedy}")
+    checks = examine(preset, config, data_dir)
+    wrong = [one for one in checks if not one.ok]
+    if not terminal.printed(checks, as_json):
+        rows = [("ok" if one.ok else "WRONG", f"{one.check}: {one.detail}", one.remedy) for one in checks]
+        terminal.print_pairs(
+            [pair for state, text, remedy in rows for pair in ((state, text), ("", remedy)) if pair[1]]
+        )
         print(f"{count(len(wrong), 'problem')} found" if wrong else "all is well")
     if wrong:
         raise typer.Exit(1)

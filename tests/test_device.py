@@ -16,6 +16,8 @@ from rpel.backend.base import backend
 from rpel.backend.torch import Torch
 from rpel.config import spec
 from rpel.simulation.engine import Simulation
+from rpel.simulation.inputs import Objects, build_backend, build_task, gather
+from rpel.simulation.methods import resolve
 from rpel.tasks.device import DeviceTask
 from support import device_cases
 from support.device_cases import cases, largest, resolved, task_of
@@ -161,6 +163,17 @@ def test_the_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]
     )
     assert numba.accuracy_mean > 0.3  # of ten classes
     assert torchs.accuracy_mean == pytest.approx(numba.accuracy_mean, abs=0.005)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("preset", "d"), [("cifar10-100", 1_310_922), ("resnet18-cifar10", 11_173_962)])
+def test_the_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data: Path) -> None:
+    wanted = resolve(spec.load(preset).replace(backend="torch", batch_size=2, data_dir=str(shared_data)))
+    arrays = build_backend(wanted)
+    run = Simulation(wanted, build_task(wanted, gather(wanted, Objects()), arrays), arrays=arrays)
+    for _ in range(2):
+        assert np.isfinite(run.step().consensus)
+    assert run.state.x.shape == (wanted.nodes - wanted.byzantine, d)
 
 
 @pytest.mark.full

@@ -52,7 +52,8 @@ def install(folder: Path) -> None:
     subprocess.run([*pip, *build], check=True, timeout=PATIENCE)
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", folder / "env"], check=True)
     inside = [*pip, "--python", str(folder / "env" / "bin" / "python"), "install", "-q", "--no-deps"]
-    subprocess.run([*inside, *map(str, (folder / "wheels").glob("*.whl"))], check=True, timeout=PATIENCE)
+    wheels, alone = map(str, (folder / "wheels").glob("*.whl")), {**os.environ, "PYTHONPATH": ""}
+    subprocess.run([*inside, *wheels], env=alone, check=True, timeout=PATIENCE)  # else it is thought to be there
     (place,) = (folder / "env" / "lib").glob("python*/site-packages")
     (place / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
@@ -96,7 +97,7 @@ def found(folder: Path) -> None:
         entry = rpel("rpel", "peer", "init", "--id", f"member-{i}", *address, *files, "--data", "data")
         (folder / f"member-{i}.toml").write_text(entry)
         shutil.copy(folder / "clinic" / "training.py", folder / f"member-{i}")
-    plan = ("--peers", "2", "--byzantine", "0", "--rounds", "3", "--period", "15", "--epoch", "+90", "--allow-private")
+    plan = ("--peers", "2", "--byzantine", "0", "--rounds", "3", "--period", "15", "--epoch", "+60", "--allow-private")
     rpel("rpel", "network", "new", *plan, "--task", "training:task", "--model", "first.safetensors", "--out", "..")
     entries = [str(folder / f"member-{i}.toml") for i in (1, 2)]
     rpel("rpel", "network", "add", *entries, "--members", "../members.toml")

@@ -42,3 +42,14 @@ def test_once_faults_end_every_honest_peer_aggregates_within_10_rounds(block: in
     25 networks by default, 2,500 in ``make test-all``.
     """
     assert [line for seed in range(25 * block, 25 * block + 25) for line in stuck(seed)] == []
+
+
+def test_one_liar_and_a_wrong_clock_do_not_end_a_peer_before_the_last_round() -> None:
+    """n = 4: a clock far ahead and one liar's outvote the one honest member that answers; the peer refuses to start."""
+    net, waiting = healed(396)
+    assert waiting == []
+    assert any("is over" in (peer.refused or "") for peer in net.peers)
+
+
+def test_a_peer_that_was_told_the_run_is_over_takes_part_once_its_clock_is_right() -> None:
+    assert stuck(1648) == []

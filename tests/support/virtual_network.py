@@ -727,6 +727,7 @@ class VirtualNetwork:
         for peer in self.peers:
             peer.disk.full, peer.wall_error, peer.crash_at = False, 0.0, None
             peer.compute = peer.compute if peer.slow else 1.0
+            peer.left = False  # its clock said that the run was over (status 3): its operator starts it again
             if peer.up and abs(peer.clock.position() - self.now) > 0.2 * PERIOD:  # its clock is set right: a new start
                 peer.crash(0.0)
             peer.boot()

@@ -38,7 +38,7 @@ until the next Step. Its invariants:
    first round, after a crash, with another membership, catching up) draws c·s at once, for a round never drawn before.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ import numpy as np
 
 from rpel.backend.compiled import finite_rows
 from rpel.learning import NesterovOuter, aggregate
-from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.clock import ClockError, RoundClock
 from rpel.randomness import stream
 from rpel.rules import Rule, rule
 from rpel.types import ROBUST_RULE, Aggregated, Models, Outcome, PullResult, Received
@@ -375,8 +375,24 @@ def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None
             break
         else:
             yield Sleep(clock.position() + min(1.0, clock.period / 10))
+    told = [clock.position() + offset for offset in offsets]
     clock.adopt(offsets, terms.byzantine)
+    _check_over(clock, terms, told)
     return len(offsets)
+
+
+def _check_over(clock: RoundClock, terms: Terms, told: Sequence[float]) -> None:
+    """ClockError where this peer's clock is past the last round and no b + 1 others' are, though some are not.
+
+    One liar and this machine's wrong clock may outvote one honest member; believing them would end this peer for good.
+    """
+    end = clock.end(terms.rounds)
+    over = sum(position >= end for position in told)
+    if clock.position() >= end and over <= terms.byzantine and over < len(told):
+        raise ClockError(
+            f"this machine's clock says that round {terms.rounds}, the last, is over, and {len(told) - over} of "
+            f"{len(told)} members that told theirs say that it is not: set it and start again"
+        )
 
 
 def _running(clock: RoundClock) -> int:

@@ -595,7 +595,7 @@ def test_pandas_gets_all_rounds_of_all_seeds(finished: Result) -> None:
 
 
 def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpel.runs.record.find_spec", lambda name: None)
+    monkeypatch.setattr("rpel.runs.table.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
         finished.history.to_pandas()
 

@@ -14,6 +14,7 @@ _NOTHING = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_stri
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts in the calling thread. A storage lives as long as one of the tensors on it that Python has seen.
 
+    >>> import torch
     >>> with Counter() as found:
     ...     x = torch.zeros(1000).add_(1)[:5]
     >>> found.kernels, found.peak, found.copied

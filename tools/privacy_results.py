@@ -156,8 +156,8 @@ def accuracy(study: Study, runs: Sequence[KeptRun], variants: bool) -> str:
         for attack in ("none", "alie"):
             found = [r for r in runs if matches(r, study.run(8.0, attack, RULES[0], **more))]
             if found:
-                worst = shown([r.rows[-1]["accuracy_worst"] for r in found])
-                lines.append([f"{RULES[0]}, {name}", attack, "–", "–", worst, "–"])
+                ended = shown([r.rows[-1]["accuracy_worst"] for r in found])
+                lines.append([f"{RULES[0]}, {name}", attack, "–", "–", ended, "–"])
     return rows_of(["rule", "attack", *(f"ε = {label(epsilon)}" for epsilon in EPSILONS)], lines)
 
 

@@ -193,9 +193,6 @@ def write(folders: Sequence[Path]) -> None:
         archive.take(folder)
         for file in folder.rglob(GUESSED):
             archive.files[f"{file.parent.name}/{GUESSED}"] = file.read_bytes()
-    for name, content in archive.files.items():  # where the data lay is nobody's business
-        if name.endswith("spec.toml"):
-            archive.files[name] = re.sub(rb"(?m)^data_dir = .*\n", b"", content)
     archive.write()
     runs, tables = archive.runs(), {}
     for name, study in STUDIES.items():

@@ -10,7 +10,6 @@ others to check, and writes the page's tables from what is kept and from nothing
 page stays as it is. A table stands between <!-- NAME --> and <!-- end -->.
 """
 
-import argparse
 import io
 import math
 import re
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kept_runs import Archive, KeptRun
+from kept_runs import Archive, KeptRun, two_steps
 from rpel import simulate
 from rpel.config.spec import Spec, load
 
@@ -185,19 +184,5 @@ def write(folders: Sequence[Path]) -> None:
     page.write_text(text, "utf-8")
 
 
-def main() -> None:
-    if sys.argv[1:2] != ["run"]:
-        write([Path(folder) for folder in sys.argv[1:]])
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only", nargs="+", choices=FEDERATIONS, default=list(FEDERATIONS), metavar="NAME")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int)
-    given = vars(parser.parse_args(sys.argv[2:]))
-    train(given.pop("only"), given.pop("seeds"), {key: value for key, value in given.items() if value})
-
-
 if __name__ == "__main__":
-    main()
+    two_steps(__doc__ or "", FEDERATIONS, train, write)

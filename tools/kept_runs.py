@@ -1,10 +1,13 @@
 """Run folders' small files (specification, metrics, certificate), kept in an archive for others to check a page."""
 
+import argparse
 import io
 import json
 import re
+import sys
 import tarfile
 import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,3 +72,22 @@ class Archive:
     def _run(self, name: str) -> KeptRun:
         spec, metrics, proof = (self.files[f"{name}/{file}"].decode() for file in SMALL)
         return KeptRun(name, tomllib.loads(spec), [json.loads(row) for row in metrics.splitlines()], json.loads(proof))
+
+
+Train = Callable[[Sequence[str], Sequence[int], dict[str, Any]], None]
+"""Makes the runs of these names and seeds, with further keywords for all of them."""
+
+
+def two_steps(about: str, names: Iterable[str], train: Train, write: Callable[[Sequence[Path]], None]) -> None:
+    """The command line of a page's tool: `run …` trains, anything else keeps the runs below folders and writes."""
+    if sys.argv[1:2] != ["run"]:
+        write([Path(folder) for folder in sys.argv[1:]])
+        return
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="+", choices=list(names), default=list(names), metavar="NAME")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int)
+    given = vars(parser.parse_args(sys.argv[2:]))
+    train(given.pop("only"), given.pop("seeds"), {key: value for key, value in given.items() if value})

@@ -168,8 +168,8 @@ def _network(
                 runner.run(observer.close())
         if attempt < _ATTEMPTS:
             lead *= 2
-            say(f"not all peers were up in time: they are started again, {lead:.0f} s before round 1")
-    raise ChildError(f"this machine is too busy: {setting.peers} peers were not up within {lead:.0f} s")
+            say(f"not all peers were up in time: they are started again, {lead:.3g} s before round 1")
+    raise ChildError(f"this machine is too busy: {setting.peers} peers were not up within {lead:.3g} s")
 
 
 def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> list[Path]:

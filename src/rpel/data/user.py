@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from rpel.data import trees
-from rpel.data.datasets import Dataset, check_finite, from_arrays
+from rpel.data.dataset import Dataset, check_finite, from_arrays
 from rpel.data.files import DataError
 from rpel.types import Integers
 

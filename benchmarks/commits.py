@@ -41,8 +41,8 @@ times = {
 }
 for model in ("mnist", "linear"):
     marks = []
-    rpel.simulate(nodes=30, byzantine=6, pull=15, rounds=12, model=model, attack="alie", eval_every=12, eval_size=100,
-                  out=None, progress=lambda tick: marks.append(time.process_time()))
+    rpel.simulate(nodes=30, byzantine=6, pull=15, rounds=12, model=model, attack="alie", eval_every=12,
+                  eval_size=100, out=None, progress=lambda tick: marks.append(time.process_time()))
     times[f"a round of 24 nodes, {model}"] = sorted(np.diff(marks[:11]))[4]
 print(json.dumps(times))
 """

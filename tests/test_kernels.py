@@ -450,7 +450,9 @@ PROBE = """
 import logging, sys, numpy as np
 said = []
 logging.getLogger("rpel").setLevel(logging.INFO)
-logging.getLogger("rpel").addHandler(type("Kept", (logging.Handler,), {"emit": lambda self, x: said.append(x)})())
+handler = logging.Handler()
+handler.emit = said.append
+logging.getLogger("rpel").addHandler(handler)
 import rpel.backend.compiled as kernels
 from numba.core import event
 with event.install_recorder("numba:compile") as compiling:
@@ -459,7 +461,8 @@ with event.install_recorder("numba:compile") as compiling:
         assert kernels.finite_rows(table).all()
         result = kernels.combine(table, np.arange(9)[None], np.ones((1, 9)))
         assert (result == table.sum(axis=0)).all() and result.dtype == dtype
-ours = [e for _, e in compiling.buffer if e.is_start and e.data["dispatcher"].py_func.__module__.startswith("rpel")]
+starts = [event.data["dispatcher"].py_func for _, event in compiling.buffer if event.is_start]
+ours = [function for function in starts if function.__module__.startswith("rpel")]
 print(len(ours), sum("compiling kernels" in record.getMessage() for record in said))
 """
 

@@ -816,7 +816,8 @@ x = rng.normal(size=(80, 3, 8, 8)).astype(np.float32) + y[:, None, None, None]
 data = from_arrays((x, y), (x[:20], y[:20]))
 module = build("C(32)-R-B-C(32)-R-M-L(4)-S", (3, 8, 8), kernel=3, padding=1, seed=3)
 whole, brief = (
-    Classification(data, iid(y, 4, 5, 0), module, batch_size=5, seed=0, precision=p) for p in ("float32", "bfloat16")
+    Classification(data, iid(y, 4, 5, 0), module, batch_size=5, seed=0, precision=precision)
+    for precision in ("float32", "bfloat16")
 )
 models, local, nodes = np.tile(whole.initial(), (4, 1)), whole.local_state(4), np.arange(4)
 exact, near = (task.gradient(models, local, nodes, 1, 0)[0] for task in (whole, brief))

@@ -249,8 +249,8 @@ from rpel.peer.core.wire import Signature
 from rpel.peer.io.learner import task_learner
 shapes = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
 signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype("float32"))
-learner = task_learner(check_task("quadrants"), index=1, nodes=4, run="r", hyperparameters={"lr": 0.5}, local_steps=1,
-                       signature=signature)
+learner = task_learner(check_task("quadrants"), index=1, nodes=4, run="r",
+                       hyperparameters={"lr": 0.5}, local_steps=1, signature=signature)
 x = np.full(82, 0.1, np.float32)
 out = np.empty_like(x)
 learner.load(1, x, fresh=False)

@@ -25,17 +25,17 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "deploy" / "requirements.lock"
 HEADER = """\
-# What rpel needs to run, exactly, with the hashes of the published files for CPython {python} on Linux x86_64:
+# What rpel needs to run, exactly, with the hashes of the published files for CPython {python}, Linux x86_64:
 #
 #   python3 -m venv /opt/rpel
 #   /opt/rpel/bin/pip install --no-deps --require-hashes -r deploy/requirements.lock
 #   /opt/rpel/bin/pip install --no-deps .
 #
-# torch is the one line to decide yourself. The hash below is that of the published wheel of {torch}, which wants its
-# maker's GPU libraries beside it; they are not listed here. The CPU build of the same version, with which this project
-# is tested, is another file with another hash and wants nothing more: to deploy it, put the hash of the wheel that you
-# have inspected in the place of this one and hand pip its folder (--find-links). For the same reason `make` does not
-# use this file: constraints.txt pins versions, not hashes.
+# torch is the one line to decide yourself. The hash below is that of the published wheel of {torch},
+# which wants its maker's GPU libraries beside it; they are not listed here. The CPU build of the same version,
+# with which this project is tested, is another file with another hash and wants nothing more. To deploy it, put
+# the hash of the wheel that you have inspected in the place of this one and give pip its folder (--find-links).
+# For the same reason `make` does not use this file: constraints.txt pins versions, not hashes.
 # Made by tools/deployment.py; other platforms and versions of Python make their own.
 """
 _PINNED = re.compile(r"^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$")

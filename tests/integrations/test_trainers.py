@@ -84,8 +84,9 @@ x = torch.randn(512, 2)
 data = torch.utils.data.TensorDataset(x, x @ torch.tensor([[1.0], [-2.0]]) + 0.5)
 module = Line()
 with rpel.Peer(sys.argv[1]) as peer:
-    trainer = pl.Trainer(max_steps=1000, callbacks=[lightning_callback(peer)], logger=False, accelerator="cpu",
-                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = pl.Trainer(max_steps=1000, callbacks=[lightning_callback(peer)], logger=False,
+                         accelerator="cpu", enable_checkpointing=False, enable_progress_bar=False,
+                         enable_model_summary=False)
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=32))
 rounds = sum(peer.summary()["outcomes"].values())
 print("steps", trainer.global_step, "rounds", rounds, "weight", *module.layer.weight[0].tolist())

@@ -106,7 +106,8 @@ def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable
 NAMESPACE = """
 set -e
 ip link set lo up
-ip link add hole type veth peer name end; ip address add 10.255.0.2/24 dev hole; ip link set hole up; ip link set end up
+ip link add hole type veth peer name end; ip address add 10.255.0.2/24 dev hole
+ip link set hole up; ip link set end up
 for i in 1 9; do ip neighbour add 10.255.0.$i lladdr 02:00:00:00:00:09 dev hole; done  # where nobody is
 printf 'nameserver 10.255.0.1\\noptions timeout:30 attempts:5\\n' > "$1/resolv.conf"
 printf '127.0.0.1 localhost named.example\\n' > "$1/hosts"

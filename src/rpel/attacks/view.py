@@ -56,20 +56,20 @@ class View:
 
       table    (n + v, d): n honest half-step models, then v rows of memory, ``out``
       own      (v,) the victims' own rows
-      peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph the
-               victim's own row is one of them; under pulling it is not)
+      peers    (v, k) the rows A that each victim received honestly, −1 padded at the tail (on a fixed graph
+               the victim's own row is one of them; under pulling it is not)
       hostile  (v,) how many hostile answers each victim gets, all of them the same forged vector
       rule     the victims' rule, and context: the round, the run's seed, and who the victims are
       weights  None when every model counts alike (pulling), else the gossip weights (v, k) of the peers
       hostile_weights  and (v, b) of the hostile neighbours, 0 padded
       before   (n, d) the honest models before this round's local step, for attacks that declare to need it
       graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
-      audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded; a
-               victim without any is one whose vector nobody sends
+      audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded;
+               a victim without any is one whose vector nobody sends
       wire     what models travel as: a forged row arrives as the vector that this code can say
-      now      the time in rounds; published (n,) when the honest nodes' newest versions were, None: in this round;
-               max_age: how old an answer may be, None: any age
-      remembered  (v, k) answers of earlier rounds that the victims aggregate, too, numbers of the rows of ``moves``
+      now      the time in rounds; published (n,) when the honest nodes' newest versions were, None: in this
+               round; max_age: how old an answer may be, None: any age
+      remembered  (v, k) answers of earlier rounds that the victims aggregate, too: rows of ``moves``
     """
 
     table: Models

@@ -189,11 +189,14 @@ def _founded(found: "Founded") -> str:
     start = "rpel peer run --config peer.toml" if found.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
     window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
-network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, {m.rounds:,} rounds of {m.period:g} s{hours}
+network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, \
+{m.rounds:,} rounds of {m.period:g} s{hours}
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
-certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in {window}: {percent(plan.probability)}
-survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: {m.enough} answers are enough
+certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in {window}: \
+{percent(plan.probability)}
+survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: \
+{m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
 {human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters as {m.wire}
 written:  {found.members} and {found.init}

@@ -79,7 +79,8 @@ def convert(content: Mapping[str, Any]) -> Imported:
     """The same from parsed JSON.
 
     >>> config = {"benchmark_config": {"nb_honest_clients": 8, "f": [1, 2], "nb_steps": 50},
-    ...           "aggregator": {"name": "TrMean"}, "pre_aggregators": [{"name": "NNM"}], "attack": {"name": "Inf"}}
+    ...           "aggregator": {"name": "TrMean"}, "pre_aggregators": [{"name": "NNM"}],
+    ...           "attack": {"name": "Inf"}}
     >>> found = convert(config)
     >>> found.base["rule"], found.base["attack"], found.cells
     ('nnm+trimmed_mean', 'inf', [{'byzantine': 1, 'nodes': 9}, {'byzantine': 2, 'nodes': 10}])

@@ -85,7 +85,8 @@ def new(
     if model is not None and not model.is_file():
         raise ValueError(f"there is no file {model}: --model takes a safetensors file")
     members, init = out / "members.toml", out / INIT_FILE
-    run = f"{founding.run or ('network' if task == NO_TASK else task.partition(':')[0])}-{secrets.token_hex(16)}"
+    name = founding.run or ("network" if task == NO_TASK else task.partition(":")[0])
+    run = f"{name}-{secrets.token_hex(16)}"
     planned = founding.plan  # what cannot be planned is said before a model is made
     founding = founding.replace(run=run, hyperparameters=_table(task, founding))
     sig, body = _initial(task, model, founding.hyperparameters, seed)

@@ -37,7 +37,7 @@ def ended(seed: int, worst: float | None) -> Run | str:
     return Run(TINY.replace(seed=seed), history=Table(rows), certificate=Certificate())
 
 
-def test_the_best_worst_case_comes_first_however_good_the_average() -> None:
+def test_arena_ranks_by_worst_case_and_not_by_average() -> None:
     found = played(
         {
             "mean": {"alie": [0.9, 0.9, 0.9], "foe": [0.1, 0.1, 0.2]},
@@ -53,7 +53,7 @@ def test_the_best_worst_case_comes_first_however_good_the_average() -> None:
     assert second.sure == ""
 
 
-def test_how_sure_the_order_is_depends_on_the_seeds() -> None:
+def test_arena_rank_certainty_depends_on_the_seeds() -> None:
     close = played({"mean": {"foe": [0.5, 0.4, 0.6]}, "median": {"foe": [0.6, 0.39, 0.61]}}, ["foe"])
     assert "ahead in 2 of 3 seeds, not sure" in close.ranking()[0].sure
     two = played({"mean": {"foe": [0.5, 0.4]}, "median": {"foe": [0.6, 0.5]}}, ["foe"])
@@ -64,7 +64,7 @@ def test_how_sure_the_order_is_depends_on_the_seeds() -> None:
     assert uneven.ranking()[0].sure == "one seed: not known", "only one seed was played by both"
 
 
-def test_who_did_not_finish_against_an_attack_ranks_after_all_who_did() -> None:
+def test_unfinished_rule_ranks_after_all_finished_rules() -> None:
     found = played(
         {
             "mean": {"alie": [0.9], "foe": [None]},
@@ -80,7 +80,7 @@ def test_who_did_not_finish_against_an_attack_ranks_after_all_who_did() -> None:
     assert "<b>mean</b> against foe: it broke" in text
 
 
-def test_json_csv_and_latex_hold_the_same_numbers() -> None:
+def test_arena_json_csv_and_latex_hold_the_same_numbers() -> None:
     found = played({"nnm+trimmed_mean": {"alie": [0.75, 0.25]}, "mean": {"alie": [None, None]}}, ["alie"])
     content = found.to_dict()
     good, bad = content["cells"]
@@ -95,13 +95,13 @@ def test_json_csv_and_latex_hold_the_same_numbers() -> None:
     assert r"mean & -- & -- \\" in arena.latex(found)
 
 
-def test_what_cannot_run_says_why_before_anything_runs() -> None:
+def test_impossible_arena_pair_is_named_before_any_run() -> None:
     (trial,) = arena.trials(load("mnist-30"), arena.contestants(["bulyan"]), arena.opponents(["alie"]))
     assert trial.cell.spec is None
     assert "rule 'bulyan' needs 27 models for b_hat 6" in trial.cell.error
 
 
-def test_without_names_all_rules_and_attacks_take_part() -> None:
+def test_arena_without_names_runs_all_rules_and_attacks() -> None:
     rules = [one.rule for one in arena.contestants()]
     assert {"mean", "krum", "bulyan", "nnm+trimmed_mean"} <= set(rules)
     assert not {"nnm", "arc", "gossip", "cs_plus"} & set(rules), "mixing and graph rules make no model of several"
@@ -115,7 +115,7 @@ def test_without_names_all_rules_and_attacks_take_part() -> None:
         arena.opponents(["ali"])
 
 
-def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
+def test_arena_page_loads_nothing_and_runs_no_hostile_text() -> None:
     found = played({"mean": {"alie": [None]}}, ["alie"])
     scores = tuple(type(s)(s.contestant, s.opponent, (), "<script>x</script>") for s in found.scores)
     text = arena.page(Standings(found.base, found.contestants, found.opponents, scores))
@@ -124,7 +124,7 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing_hostile() -> None:
 
 
 @pytest.mark.integration
-def test_in_a_browser_a_heading_sorts_the_rules_and_a_rule_the_attacks(tmp_path: Path) -> None:
+def test_arena_page_sorts_by_heading_and_by_rule_in_a_browser(tmp_path: Path) -> None:
     found = played(
         {
             "median": {"alie": [0.5], "foe": [0.7], "inf": [0.6]},
@@ -143,7 +143,7 @@ def test_in_a_browser_a_heading_sorts_the_rules_and_a_rule_the_attacks(tmp_path:
 
 
 @pytest.mark.integration
-def test_the_command_runs_all_makes_its_files_and_repeats_nothing(
+def test_arena_command_writes_its_files_and_repeats_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

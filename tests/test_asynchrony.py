@@ -67,7 +67,7 @@ def by_events(spec: Spec, max_age: float | None) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("max_age", [None, 1.5])
-def test_windows_do_what_a_loop_over_all_events_does(max_age: float | None) -> None:
+def test_windows_equal_a_loop_over_all_events(max_age: float | None) -> None:
     spec = SLOWED.replace(max_age=max_age)
     run = simulation(spec)
     for _ in range(spec.rounds):
@@ -88,7 +88,7 @@ def test_windows_do_what_a_loop_over_all_events_does(max_age: float | None) -> N
     ],
     ids=str,
 )  # fmt: skip
-def test_with_equal_speeds_the_run_is_the_synchronous_one_byte_for_byte(change: dict[str, Any]) -> None:
+def test_equal_speeds_give_the_synchronous_states_byte_for_byte(change: dict[str, Any]) -> None:
     spec = BASE.replace(**change)
     one, other = simulation(spec), simulation(spec.replace(asynchronous=True))
     for _ in range(6):
@@ -100,7 +100,7 @@ def test_with_equal_speeds_the_run_is_the_synchronous_one_byte_for_byte(change: 
     np.testing.assert_array_equal(other.state.local["momentum"], one.state.local["momentum"])
 
 
-def test_a_whole_asynchronous_run_of_equal_speeds_leaves_the_bytes_of_a_synchronous_one(tmp_path: Any) -> None:
+def test_asynchronous_run_of_equal_speeds_writes_the_synchronous_bytes(tmp_path: Any) -> None:
     runs = [rpel.simulate("linear", asynchronous=flag, out=tmp_path, **SMALL) for flag in (False, True)]
     assert runs[0].path is not None
     assert runs[1].path is not None
@@ -110,14 +110,14 @@ def test_a_whole_asynchronous_run_of_equal_speeds_leaves_the_bytes_of_a_synchron
 
 
 @pytest.mark.parametrize("change", [{}, {"attack": "oldest", "max_age": 2.0}, {"attack": "fang"}], ids=str)
-def test_a_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
+def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
     resumes_bit_by_bit(SLOWED.replace(**change), rounds=12, after=5)
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def test_aggregations_are_known_before_the_first_round_and_the_certificate_holds_with_them() -> None:
+def test_aggregation_count_is_known_in_advance_and_certified() -> None:
     fields = SMALL | {"rounds": 6, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.3}
     found = rpel.simulate("linear", **fields)
     n = schedule(resolve(Spec(**fields))).aggregations()
@@ -129,9 +129,7 @@ def test_aggregations_are_known_before_the_first_round_and_the_certificate_holds
 
 @pytest.mark.parametrize(("fastest", "jitter"), [(0.2, 0.4), (0.6, 0.0)])
 @pytest.mark.parametrize("long", [True, False])
-def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node(
-    long: bool, fastest: float, jitter: float
-) -> None:
+def test_windows_hold_every_phase_once_and_one_per_node(long: bool, fastest: float, jitter: float) -> None:
     at = Schedule(np.array([fastest, 1.0, 1.7, 10.0]), np.arange(4), 30, 0.1, jitter, seed=0)
     begun = np.ones(4, bool)  # whose answers to the phase before were read in an earlier window
     published: list[tuple[int, int, int]] = []
@@ -154,7 +152,7 @@ def test_windows_hold_every_phase_once_in_its_time_and_never_two_of_a_node(
     assert len(at.windows(9)) <= len(at.windows(9, long=False))
 
 
-def test_slow_nodes_hold_up_synchronous_rounds_and_not_asynchronous_ones() -> None:
+def test_slow_nodes_delay_synchronous_rounds_only() -> None:
     fields = SMALL | {"speeds": "stragglers:0.1,10"}
     waiting = rpel.simulate("linear", **fields)
     free = rpel.simulate("linear", asynchronous=True, **fields)
@@ -162,7 +160,7 @@ def test_slow_nodes_hold_up_synchronous_rounds_and_not_asynchronous_ones() -> No
     assert list(free.history["time"]) == pytest.approx([1.2, 2.4, 3.6])
 
 
-def test_speeds_are_what_they_are_called() -> None:
+def test_speed_distributions_have_their_named_parameters() -> None:
     ids, hostile = np.arange(1000), np.arange(100)
     w = slowness("lognormal:0.5", ids, hostile, 1000, seed=1)
     assert abs(np.log(w).std() - 0.5) < 0.06
@@ -178,7 +176,7 @@ def test_speeds_are_what_they_are_called() -> None:
 # --- attacks ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_version_that_max_age_allows_is_sent() -> None:
+def test_oldest_version_that_max_age_allows_is_sent() -> None:
     """Without a limit it is the first that the watched node published, and all hostile answers bring it."""
     run = simulation(SLOWED.replace(attack="oldest", rounds=8))
     for _ in range(8):
@@ -194,7 +192,7 @@ def test_the_oldest_version_that_max_age_allows_is_sent() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_slow_hostile_nodes_are_no_shows_to_those_whom_they_strike(asynchronous: bool) -> None:
+def test_slow_hostile_nodes_are_no_shows_to_their_victims(asynchronous: bool) -> None:
     base = BASE.replace(asynchronous=asynchronous, no_show=0.0)
     silent, slow = simulation(base.replace(silent=True)), simulation(base.replace(attack="slow"))
     aimed = simulation(base.replace(attack="slow", attack_params={"targeting": "most-exposed"}))
@@ -227,7 +225,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("change", WORKS, ids=str)
-def test_asynchronous_rounds_go_with(change: dict[str, Any]) -> None:
+def test_asynchronous_rounds_combine_with(change: dict[str, Any]) -> None:
     found = rpel.simulate("linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change})
     assert np.isfinite(found.models).all()
 
@@ -235,7 +233,7 @@ def test_asynchronous_rounds_go_with(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"), REFUSED, ids=lambda value: "+".join(value) if isinstance(value, dict) else ""
 )
-def test_asynchronous_rounds_are_refused_in_one_sentence_with(change: dict[str, Any], words: str) -> None:
+def test_asynchronous_rounds_are_refused_with(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         rpel.simulate("linear", **{**SMALL, "asynchronous": True, **change})
     assert "\n" not in str(refused.value)

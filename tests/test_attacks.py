@@ -59,7 +59,7 @@ def pulled_view(seed: int, n: int = 12, s: int = 7, dtype: type = np.float64, ke
 
 @pytest.mark.parametrize(("name", "parameters"), FORGING, ids=IDS)
 @pytest.mark.parametrize("kernels", [plain, compiled], ids=["plain", "compiled"])
-def test_the_batch_forges_what_the_plain_twin_forges_for_each_victim(
+def test_batch_forges_what_the_plain_twin_forges_for_each_victim(
     name: str, parameters: dict[str, Any], kernels: Any
 ) -> None:
     attack, view = rpel.attack(name, **parameters), pulled_view(4, kernels=kernels)
@@ -74,7 +74,7 @@ def test_the_batch_forges_what_the_plain_twin_forges_for_each_victim(
 
 
 @pytest.mark.parametrize("name", ["sf", "foe", "alie", "mimic"])
-def test_a_victim_without_honest_peers_is_attacked_from_its_own_model(name: str) -> None:
+def test_victim_without_honest_peers_is_attacked_from_the_own_model(name: str) -> None:
     view = pulled_view(5)
     view.peers[2] = -1
     forged, _ = rpel.attack(name)(view, {})
@@ -93,7 +93,7 @@ def test_alie_is_mu_plus_z_sigma(k: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "b", "z"), [(16, 7, 0.7647), (16, 6, 0.5244), (7, 3, 0.6745)])
-def test_alie_at_its_maximum_uses_the_reference_z(m: int, b: int, z: float) -> None:
+def test_alie_at_maximum_uses_the_reference_z(m: int, b: int, z: float) -> None:
     honest = np.random.default_rng(0).normal(size=(m - b - 1, 4))
     found = rpel.attack("alie", z="max").forge(honest, byzantine=b)
     np.testing.assert_allclose(found, honest.mean(axis=0) + z * honest.std(axis=0, ddof=1), atol=1e-4)
@@ -209,7 +209,7 @@ def test_min_max_and_min_sum_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["min_max", "min_sum", "fang"])
-def test_a_single_or_equal_honest_models_leave_no_room_to_hide(name: str) -> None:
+def test_single_or_equal_honest_models_leave_no_room_to_hide(name: str) -> None:
     for x in (np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]] * 4)):
         found = rpel.attack(name).forge(x, change=np.array([1.0, -1.0]))
         expected = [0.999, -1.998] if name == "fang" else [1.0, -2.0]
@@ -255,7 +255,7 @@ def test_spectral_drives_the_two_sides_of_the_weakest_cut_apart() -> None:
     np.testing.assert_allclose(alone, forged[1], atol=1e-9)
 
 
-def test_spectral_chooses_once_among_equal_eigenvalues_and_refuses_what_it_cannot_solve() -> None:
+def test_spectral_breaks_ties_once_and_refuses_too_many_nodes() -> None:
     complete = np.array([[j for j in range(5) if j != i] for i in range(5)])
     x = np.random.default_rng(3).normal(size=(5, 3))
     view = View(np.concatenate([x, np.zeros((1, 3))]), np.array([0]), np.array([[1]]), np.ones(1, int), graph=complete)
@@ -272,7 +272,7 @@ def test_spectral_chooses_once_among_equal_eigenvalues_and_refuses_what_it_canno
 
 
 @pytest.mark.parametrize(("name", "what"), [("fang", "before"), ("spectral", "graph")])
-def test_an_attack_that_needs_more_says_so_when_it_is_missing(name: str, what: str) -> None:
+def test_attack_names_a_missing_input(name: str, what: str) -> None:
     assert what in rpel.attack(name).needs
     with pytest.raises(ValueError, match=what):
         rpel.attack(name)(pulled_view(3), {})
@@ -307,7 +307,7 @@ def test_strongest_comes_near_the_brute_force_optimum(name: str, of: str) -> Non
     assert np.quantile(shares, 0.05) > 0.9
 
 
-def test_the_strongest_of_several_is_the_best_of_them_for_each_victim() -> None:
+def test_strongest_of_several_is_the_best_of_them_for_each_victim() -> None:
     winners = set()
     for seed in range(12, 16):
         harms = []
@@ -364,12 +364,12 @@ def test_strongest_is_not_stopped_by_victims_that_cannot_aggregate() -> None:
     np.testing.assert_allclose(np.delete(forged, 3, axis=0), np.delete(expected, 3, axis=0), atol=1e-12)
 
 
-def test_strongest_searches_against_the_rule_that_is_told_who_is_hostile() -> None:
+def test_strongest_searches_against_oracle_rules() -> None:
     forged, _ = rpel.attack("strongest", of="dissensus")(graph_view(1, rpel.rule("clipped_gossip_oracle")), {})
     assert np.isfinite(forged).all()
 
 
-def test_the_most_exposed_are_struck_and_the_others_hear_the_mean() -> None:
+def test_most_exposed_targeting_sends_the_mean_to_other_victims() -> None:
     view = pulled_view(6)
     forged, _ = rpel.attack("sf", targeting="most-exposed")(view, {})
     for i, b in enumerate(view.hostile):
@@ -377,7 +377,7 @@ def test_the_most_exposed_are_struck_and_the_others_hear_the_mean() -> None:
         np.testing.assert_allclose(forged[i], -mu if b == 3 else mu, atol=1e-12)
 
 
-def test_mimic_heuristic_learns_the_extreme_node_and_stays_with_it() -> None:
+def test_mimic_heuristic_settles_on_the_extreme_node() -> None:
     attack = rpel.attack("mimic_heuristic", learning_rounds=5)
     state: dict[str, Any] = {}
     for round in range(8):
@@ -432,7 +432,7 @@ def test_inf_and_gaussian_are_what_they_say_and_repeat() -> None:
         (lambda: rpel.attack("sf").forge(np.ones((0, 3))), ["own"]),
     ],
 )
-def test_errors_name_what_is_wrong(call: Any, words: list[str]) -> None:
+def test_bad_attack_parameters_are_named(call: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -491,9 +491,7 @@ def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
         ("spectral", {}),
     ],
 )
-def test_each_attack_hurts_averaging_and_nnm_with_trimmed_mean_withstands_it(
-    name: str, parameters: dict[str, Any]
-) -> None:
+def test_each_attack_hurts_averaging_and_not_nnm_with_trimmed_mean(name: str, parameters: dict[str, Any]) -> None:
     attack = rpel.attack(name, **parameters)
     averaging, robust = rpel.rule("mean"), rpel.rule("nnm+trimmed_mean", f=4)
     calm, hurt = learn(averaging, None), learn(averaging, attack)
@@ -506,7 +504,7 @@ def test_inf_is_left_out_by_every_rule_even_by_averaging(rule: str) -> None:
     assert learn(rpel.rule(rule, f=4), rpel.attack("inf")) < 0.3
 
 
-def test_the_documentation_runs_and_names_every_attack() -> None:
+def test_attack_documentation_runs_and_names_every_attack() -> None:
     text = ROOT / "docs" / "rules.md"
     found = doctest.testfile(str(text), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert found.attempted > 12
@@ -526,7 +524,7 @@ def mean_harm(view: View, forged: Array, to: list[int]) -> float:
 
 
 @pytest.mark.parametrize("of", ["alie", "dissensus"])
-def test_a_vector_that_goes_to_many_is_the_one_that_harms_them_most_on_average(of: str) -> None:
+def test_consistent_vector_maximises_the_mean_harm(of: str) -> None:
     """Victims 0 and 3 are those whose vector is sent; the search for one victim alone harms the others less."""
     audience = np.full((5, 4), -1)
     audience[0], audience[3, :2] = [0, 1, 2, 4], [3, 2]

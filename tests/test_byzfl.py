@@ -39,7 +39,7 @@ def swept(config: dict[str, Any]) -> list[Cell]:
     return cells(tomllib.loads(convert(config).to_toml()))
 
 
-def test_every_combination_of_lists_becomes_one_run() -> None:
+def test_byzfl_lists_become_the_grid_of_all_combinations() -> None:
     found = swept(CONFIG)
     assert len(found) == 2 * 2 * 2 * 3, "alphas, sizes, rules, attacks"
     specs = [cell.spec for cell in found]
@@ -61,7 +61,7 @@ def test_every_combination_of_lists_becomes_one_run() -> None:
         assert (s.momentum, s.weight_decay, s.batch_size, s.eval_every) == (0.9, 1e-4, 25, 50)
 
 
-def test_what_has_no_counterpart_is_said() -> None:
+def test_byzfl_settings_without_counterpart_are_named() -> None:
     said = " | ".join(convert(CONFIG).remarks)
     for words in ("there is no server", "size_train_set", "learning_rate_decay", "GeometricMedian", "store_models"):
         assert words in said
@@ -69,7 +69,7 @@ def test_what_has_no_counterpart_is_said() -> None:
     assert "data_distribution 'gamma' has no counterpart" in " | ".join(convert(plain).remarks)
 
 
-def test_what_is_said_stays_a_comment() -> None:
+def test_byzfl_remarks_stay_comments() -> None:
     lines = {'x\nout = "elsewhere"\n#': 1, "y": "\rout = 1"}
     hostile = {
         **CONFIG,
@@ -80,7 +80,7 @@ def test_what_is_said_stays_a_comment() -> None:
     assert tomllib.loads(found.to_toml()) == tomllib.loads(replace(found, remarks=[]).to_toml())
 
 
-def test_keys_of_older_versions_are_understood() -> None:
+def test_byzfl_keys_of_older_versions_are_understood() -> None:
     bench = {"nb_workers": 10, "nb_byz": 2, "training_seed": 0, "nb_training_seeds": 1}
     old = {
         "benchmark_config": bench,
@@ -110,13 +110,13 @@ def test_attacks_with_parameters_are_combined_with_the_rest_of_the_grid() -> Non
         ({"pre_aggregators": [{"name": "NMM"}]}, "pre_aggregator 'NMM'"),
     ],
 )
-def test_an_unknown_name_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_unknown_byzfl_name_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as told:
         convert({**CONFIG, **change})
     assert sentence in str(told.value)
 
 
-def test_the_command_writes_a_file_that_sweep_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_byzfl_import_writes_a_file_that_sweep_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     command = ["import", "byzfl", str(tmp_path / "config.json")]
     out, err = rpel(*command, "-o", str(tmp_path / "sweep.toml"), capsys=capsys)

@@ -39,7 +39,7 @@ def rpel(capsys: pytest.CaptureFixture[str]) -> Rpel:
     return call
 
 
-def test_a_process_of_its_own_prints_and_leaves_with_the_same_status() -> None:
+def test_command_in_a_process_prints_and_exits_with_the_same_status() -> None:
     def command(*arguments: str) -> tuple[int, str, str]:
         words = [sys.executable, "-m", "rpel", *arguments]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
@@ -74,7 +74,7 @@ def test_plan_with_memory_prints_windows_messages_and_what_is_kept(rpel: Rpel) -
         assert part in text
 
 
-def test_plan_prints_the_answer_its_certainty_and_its_neighbours(rpel: Rpel) -> None:
+def test_plan_prints_answer_probability_and_neighbouring_choices(rpel: Rpel) -> None:
     text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050").stdout
     for part in ("s = 16", "b_hat = 8", "99.8894 %", "1,600 a round", "9,900", "1.13 GB", "default", "does not apply"):
         assert part in text
@@ -82,7 +82,7 @@ def test_plan_prints_the_answer_its_certainty_and_its_neighbours(rpel: Rpel) -> 
     assert taken.split()[3:5] == ["26", "9"]
 
 
-def test_an_infeasible_pull_is_answered_with_a_warning(rpel: Rpel) -> None:
+def test_infeasible_pull_is_answered_with_a_warning(rpel: Rpel) -> None:
     found = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15")
     assert "warning" in found.stderr
     assert "97.3938 %" in found.stderr
@@ -102,7 +102,7 @@ def test_theory_evaluates_the_theorem_or_says_why_not(rpel: Rpel) -> None:
     assert json.loads(rpel(*base, "--byzantine", "3", "--json").stdout)["theory"] is None
 
 
-def test_a_bound_that_overflows_is_null_in_json(rpel: Rpel) -> None:
+def test_bound_that_overflows_is_null_in_json(rpel: Rpel) -> None:
     base = ("plan", "--nodes", "30", "--byzantine", "0", "--rounds", "500", "--pull", "6", "--json")
     text = rpel(*base, "--theory", "1,1,1,1e308").stdout
     assert not {"NaN", "Infinity"} & set(text.replace(",", " ").split())
@@ -117,7 +117,7 @@ def test_mis_specified_shows_how_the_probability_falls(rpel: Rpel) -> None:
 
 
 @pytest.mark.parametrize("figure", ["fraction", "messages"])
-def test_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> None:
+def test_plan_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> None:
     path = tmp_path / "new" / "plan.svg"
     base = ("plan", "--nodes", "1000", "--byzantine", "100", "--rounds", "200")
     rpel(*base, "--plot", str(path), "--figure", figure)
@@ -148,14 +148,14 @@ def test_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> None:
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "picture"], ["'picture'", ".svg"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(rpel: Rpel, arguments: list[str], words: list[str]) -> None:
+def test_bad_plan_options_exit_with_2_and_name_the_value(rpel: Rpel, arguments: list[str], words: list[str]) -> None:
     found = rpel("plan", *arguments, code=2)
     assert found.stdout == ""
     assert len(found.stderr.strip().splitlines()) == 1
     assert all(word in found.stderr for word in words), found.stderr
 
 
-def test_an_unknown_command_names_the_nearest(rpel: Rpel) -> None:
+def test_unknown_command_names_the_nearest(rpel: Rpel) -> None:
     assert "plan" in rpel("pln", code=2).stderr
 
 

@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_killed_run_is_resumed_to_the_same_bytes(
+def test_killed_run_is_resumed_to_the_same_bytes(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = started(tmp_path, 300, checkpoint_every=25)
@@ -87,7 +87,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_leaves_with_130(
     _same_but_checkpoints(whole, path)
 
 
-def test_the_end_of_a_run_is_a_short_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_ends_with_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "quickstart", *FLAGS, "--rounds", "10", "--out", str(tmp_path)]
     out, err = rpel(*arguments, capsys=capsys)
     labels = (
@@ -141,7 +141,7 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])["reused"]
 
 
-def test_help_does_not_call_a_default_of_the_library_a_preset_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_library_defaults_from_preset_values(capsys: pytest.CaptureFixture[str]) -> None:
     text = rpel("run", "--help", capsys=capsys)[0]
     assert "quickstart:" not in text
     default, preset = Spec.model_fields["eval_every"].default, load("quickstart").eval_every
@@ -149,7 +149,7 @@ def test_help_does_not_call_a_default_of_the_library_a_preset_s(capsys: pytest.C
     assert f"[unless the source says: {default}]" in " ".join(text.split())
 
 
-def test_a_field_keeps_its_preset_value_unless_its_flag_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_field_keeps_the_preset_value_unless_given_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = rpel("run", "--help", capsys=capsys)[0]
     for key in Spec.model_fields:
         assert f"--{key.replace('_', '-')}" in text
@@ -174,7 +174,7 @@ def test_a_field_keeps_its_preset_value_unless_its_flag_is_given(capsys: pytest.
         (["run", "quickstart", "--partition", "own"], ["partition of its own", "from Python"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(
+def test_bad_run_options_exit_with_2_and_name_the_value(
     arguments: list[str],
     words: list[str],
     capsys: pytest.CaptureFixture[str],
@@ -206,7 +206,7 @@ def test_graph_judges_what_the_baselines_assume(tmp_path: Path, capsys: pytest.C
     assert "<svg" in picture.read_text()
 
 
-def test_a_graph_is_saved_with_its_run_and_pushing_voids_the_guarantee(
+def test_graph_is_saved_with_the_run_and_pushing_voids_the_guarantee(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("run", "quickstart", *FLAGS, "--rounds", "2", "--out", str(tmp_path), "--json")
@@ -220,7 +220,7 @@ def test_a_graph_is_saved_with_its_run_and_pushing_voids_the_guarantee(
     assert pushed["certificate"]["guarantee"] == "void"
 
 
-def test_a_rule_and_an_attack_in_the_working_directory_are_found(tmp_path: Path) -> None:
+def test_rule_and_an_attack_in_the_working_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def middle(x, f=0):\n    return (x.min(0) + x.max(0)) / 2\n\n\n"
         "def copies(view):\n    return view.table[view.own]\n"
@@ -243,8 +243,6 @@ def test_a_rule_and_an_attack_in_the_working_directory_are_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [":x", ".a:x", "a b:c", "mine:"])
-def test_a_name_that_is_no_module_and_object_is_refused_in_one_sentence(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_name_that_is_no_module_and_object_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = rpel("run", "quickstart", "--attack", name, code=2, capsys=capsys)
     assert err == f"rpel: attack {name!r} is not of the form module:name\n"

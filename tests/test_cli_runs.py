@@ -27,14 +27,14 @@ TINY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("words", [[], ["network"], ["peer"]])
-def test_a_bare_command_prints_its_help_as_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_command_prints_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, err = rpel(*words, capsys=capsys)
     assert out.startswith("Usage: rpel")
     assert "Commands:" in out
     assert err == ""
 
 
-def test_the_help_that_imports_no_command_says_what_the_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fast_help_equals_the_help_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     helps = []
     for made in (cli._listed(), cli._whole()):
         made(["--help"], prog_name="rpel", standalone_mode=False)
@@ -108,7 +108,7 @@ def test_list_gives_every_name_one_line(kind: str, some: set[str], capsys: pytes
     assert len(rpel("list", kind, capsys=capsys)[0].splitlines()) == len(rows)
 
 
-def test_an_unknown_list_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_list_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no list of 'rulez'; the nearest is 'rules'" in rpel("list", "rulez", capsys=capsys, code=2)[1]
 
 
@@ -149,7 +149,7 @@ def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.Ca
     assert "edited: metrics.jsonl" in " ".join(rpel("ls", str(tmp_path), capsys=capsys)[0].split())
 
 
-def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
+def test_foreign_run_is_listed_without_terminal_commands(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(next((kept / "finished").iterdir()), tmp_path / "a")
@@ -174,7 +174,7 @@ def test_a_run_of_somebody_else_is_shown_and_never_obeyed_by_the_terminal(
     ],
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )
-def test_a_file_in_the_place_of_a_folder_is_one_sentence_and_bad_input(
+def test_file_in_place_of_a_runs_folder_is_refused(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {"runs": str(kept / "finished")}
@@ -204,7 +204,7 @@ def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: 
     assert "holds 2 settings" in rpel("compare", str(tmp_path), str(tmp_path), capsys=capsys, code=2)[1]
 
 
-def test_resume_of_a_folder_finishes_all_below_it(
+def test_resume_of_a_folder_finishes_all_runs_below(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b/c"):

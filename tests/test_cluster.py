@@ -69,7 +69,7 @@ def ended(process: "subprocess.Popen[str]") -> str:
     return said
 
 
-def test_a_run_on_ray_has_the_same_bytes_and_is_not_repeated(whole: Path, tmp_path: Path) -> None:
+def test_run_on_ray_has_the_same_bytes_and_is_not_repeated(whole: Path, tmp_path: Path) -> None:
     said = ended(started(tmp_path, 2))
     assert "accuracy" in said
     same_bytes(whole, tmp_path / whole.name)
@@ -79,7 +79,7 @@ def test_a_run_on_ray_has_the_same_bytes_and_is_not_repeated(whole: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == [whole.name], "nothing else is left"
 
 
-def test_a_worker_that_is_killed_is_started_again(whole: Path, tmp_path: Path) -> None:
+def test_worker_that_is_killed_is_started_again(whole: Path, tmp_path: Path) -> None:
     process = started(tmp_path, 2)
     path = reached(tmp_path, 25, process)
     workers = train_workers(process.pid)
@@ -111,7 +111,7 @@ def test_ray_that_is_started_here_listens_on_loopback_alone(tmp_path: Path) -> N
     assert all(where.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for where in found), found
 
 
-def test_what_cannot_run_is_one_sentence(tmp_path: Path) -> None:
+def test_impossible_ray_run_is_refused(tmp_path: Path) -> None:
     process = started(tmp_path, 2, "--address", "127.0.0.1:1")
     _, log = process.communicate()
     assert (process.returncode, "no Ray cluster answers at 127.0.0.1:1" in log) == (2, True), log
@@ -132,7 +132,7 @@ def machines() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def test_a_machine_that_is_gone_is_done_without(whole: Path, tmp_path: Path, machines: Any) -> None:
+def test_lost_machine_is_left_out_of_the_next_attempt(whole: Path, tmp_path: Path, machines: Any) -> None:
     process = started(tmp_path, 3, "--address", machines.address)
     path = reached(tmp_path, 25, process)
     node = next(node for node in machines.worker_nodes if train_workers(_raylet(node)))
@@ -145,7 +145,7 @@ def _raylet(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
-def test_a_sweep_hands_its_runs_to_ray_as_tasks(tmp_path: Path) -> None:
+def test_sweep_runs_its_cells_as_ray_tasks(tmp_path: Path) -> None:
     file = tmp_path / "attacks.toml"
     fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (FIELDS | {"rounds": 3}).items())
     file.write_text(fields + '[grid]\nattack = ["alie", "foe", "nonsense"]\n')

@@ -38,7 +38,7 @@ PAIRS = [pair for pair in combinations(ASKED, 2) if pair not in REFUSED]
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if "workers" not in pair], ids="+".join)
-def test_this_pair_works(pair: tuple[str, str]) -> None:
+def test_pair_of_options_works(pair: tuple[str, str]) -> None:
     if "privacy" in pair:
         pytest.importorskip("dp_accounting")
     alone = rpel.simulate("linear", **SMALL | ASKED[pair[0]])
@@ -52,7 +52,7 @@ def test_this_pair_works(pair: tuple[str, str]) -> None:
     [pytest.param(pair, marks=pytest.mark.full) if "workers" in pair else pair for pair in REFUSED],
     ids="+".join,
 )
-def test_this_pair_is_refused_in_one_sentence(pair: tuple[str, str]) -> None:
+def test_pair_of_options_is_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=REFUSED[pair]) as refused:
         rpel.simulate("linear", **SMALL | ASKED[pair[0]] | ASKED[pair[1]])
     assert "\n" not in str(refused.value)

@@ -108,7 +108,7 @@ def found(folder: Path) -> None:
             os.chown(path, 65534, 65534)
 
 
-def test_the_container_is_unprivileged_read_only_and_checked(tmp_path: Path) -> None:
+def test_container_is_unprivileged_read_only_and_checked(tmp_path: Path) -> None:
     create(tmp_path / "clinic")
     dockerfile = (tmp_path / "clinic" / "Dockerfile").read_text()
     compose = (tmp_path / "clinic" / "compose.yaml").read_text()

@@ -45,12 +45,12 @@ def published(m: int, r: int, v: int, eps: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("m", "r", "v", "delta"), [(100, 100, 80, 0.0), (200, 50, 48, 1e-6), (300, 150, 140, 1e-5)])
-def test_the_bound_is_where_the_published_probability_passes_the_doubt(m: int, r: int, v: int, delta: float) -> None:
+def test_audit_bound_inverts_the_published_probability(m: int, r: int, v: int, delta: float) -> None:
     bound = inference.least_epsilon(m, r, v, delta)
     assert published(m, r, v, bound - 1e-6, delta) < 0.001 <= published(m, r, v, bound + 1e-6, delta)
 
 
-def test_the_bound_on_randomised_response_comes_near_its_epsilon_and_never_exceeds_it() -> None:
+def test_audit_bound_approaches_epsilon_of_randomised_response() -> None:
     coins, epsilon, bounds = np.random.default_rng(1), 1.5, []
     for _ in range(60):
         included = coins.random(400) < 0.5
@@ -77,7 +77,7 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_is_left_out_is_never_drawn_and_rates_stay_those_of_the_run() -> None:
+def test_left_out_examples_are_never_drawn() -> None:
     resolved, inputs = prepared(Spec(**RUN), Objects(), loader())
     stage = curious._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
     coins = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def bounds(seed: int, clipping: bool) -> curious.Findings:
 
 
 @pytest.mark.full
-def test_the_bound_stays_below_what_is_stated_and_exceeds_it_without_clipping() -> None:
+def test_audit_bound_exceeds_stated_epsilon_only_without_clipping() -> None:
     sound, broken = bounds(0, clipping=True), bounds(0, clipping=False)
     assert sound.holds
     assert broken.holds is False
@@ -110,7 +110,7 @@ def test_the_bound_stays_below_what_is_stated_and_exceeds_it_without_clipping() 
 
 
 @pytest.mark.full
-def test_over_fifty_runs_no_bound_exceeds_what_is_stated_but_without_clipping_all_do() -> None:
+def test_fifty_audits_never_exceed_stated_epsilon_with_clipping() -> None:
     for seed in range(50):
         assert bounds(seed, clipping=True).holds, seed
         assert bounds(seed, clipping=False).holds is False, seed
@@ -155,7 +155,7 @@ def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
         ("--points 0", "a curve needs at least 1 point, not 0"),
     ],
 )
-def test_attack_command_refuses_bad_options_in_one_sentence(
+def test_attack_command_refuses_bad_options(
     options: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, err = rpel("privacy", "attack", str(folder), *options.split(), capsys=capsys, code=2)
@@ -164,7 +164,7 @@ def test_attack_command_refuses_bad_options_in_one_sentence(
     assert not out
 
 
-def test_what_has_no_examples_of_its_own_or_no_clipping_is_refused(tmp_path: Path) -> None:
+def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) -> None:
     public = {"model": "linear", "nodes": 6, "byzantine": 1, "rounds": 2, "batch_size": 20}
     with pytest.raises(ValueError, match="partition 'virtual' shares examples between nodes"):
         curious.attack(Spec(**public, partition="virtual"))
@@ -172,6 +172,6 @@ def test_what_has_no_examples_of_its_own_or_no_clipping_is_refused(tmp_path: Pat
         curious.attack(Spec(**public), clipping=False)
 
 
-def test_a_run_that_states_nothing_is_attacked_all_the_same() -> None:
+def test_run_without_stated_epsilon_can_be_attacked() -> None:
     found = curious.attack(Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1)
     assert (found.stated, found.holds) == ([None], None)

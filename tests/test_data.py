@@ -96,7 +96,7 @@ def test_small_mnist_is_the_mean_of_three_by_three_pixels_of_the_middle() -> Non
     assert abs(float(x.std()) - 1) < 0.02
 
 
-def test_a_linear_model_of_small_mnist_has_650_parameters(shared_data: Path) -> None:
+def test_linear_model_of_small_mnist_has_650_parameters(shared_data: Path) -> None:
     small = load("mnist-8x8", shared_data, download=False)
     assert (small.train_x.shape, small.test_x.shape) == ((60000, 1, 8, 8), (10000, 1, 8, 8))
     assert parameter_count(model("linear", small.shape)) == 650
@@ -170,7 +170,7 @@ def test_packed_repacked_and_unpacked_files_are_the_same_data(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_changed_pixel_in_a_data_folder_is_refused_and_the_file_left_alone(
+def test_changed_pixel_in_a_data_folder_is_refused_and_the_file_left_alone(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = small_mnist(monkeypatch)
@@ -247,12 +247,12 @@ GOOD = to_idx(np.zeros((2, 3), np.uint8))
         (b"\0\0\x08\2" + b"\xff" * 8, "promises 18446744065119617037"),
     ],
 )
-def test_idx_says_what_is_wrong(content: bytes, message: str) -> None:
+def test_bad_idx_file_names_its_fault(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         formats.parse_idx(content)
 
 
-def test_cut_gzip_is_damaged() -> None:
+def test_truncated_gzip_is_reported_damaged() -> None:
     with pytest.raises(DataError, match="is damaged"):
         formats.unpack(gzip.compress(GOOD * 10)[:-12])
 
@@ -292,7 +292,7 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
+def test_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     content = pickle.dumps(batch(labels=Evil(trace)), 3)
     with pytest.raises(DataError, match=r"refused as a pickle: it asks for \w+\.mkdir"):
@@ -303,7 +303,7 @@ def test_a_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["eval", "getattr", "__import__"])
-def test_a_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
+def test_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
     for module in ("builtins", "__builtin__", "numpy", "numpy._core.multiarray"):
         with pytest.raises(DataError, match="asks for"):
             formats.unpickle(f"c{module}\n{name}\n.".encode())
@@ -319,12 +319,12 @@ plain_values = st.recursive(
 
 
 @given(plain_values)
-def test_a_pickle_of_plain_values_is_read_as_it_was(value: Any) -> None:
+def test_pickle_of_plain_values_is_read_unchanged(value: Any) -> None:
     np.testing.assert_equal(formats.unpickle(pickle.dumps(value, 3)), value)
 
 
 @given(edited(plain_values.map(lambda value: pickle.dumps(value, 3))))
-def test_any_bytes_are_refused_or_read_as_plain_values(content: bytes) -> None:
+def test_arbitrary_pickle_bytes_are_refused_or_plain_values(content: bytes) -> None:
     try:
         found = formats.unpickle(content)
     except DataError as error:
@@ -337,7 +337,7 @@ def test_any_bytes_are_refused_or_read_as_plain_values(content: bytes) -> None:
     "wrong",
     [[1, 2], batch(data=[1]), batch(data=np.zeros((4, 9), np.uint8)), batch(labels=[1]), batch(labels=[0, 1, 2, 10])],
 )
-def test_a_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
+def test_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
     with pytest.raises(DataError, match=r"b'data'|b'labels'"):
         formats.parse_batch(pickle.dumps(wrong, 3))
 
@@ -371,9 +371,7 @@ def test_cifar_folder_and_both_archives_are_the_same_data(tmp_path: Path, monkey
         assert loaded[0].checksums == other.checksums
 
 
-def test_a_changed_cifar_batch_is_refused_before_it_is_unpickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_cifar_batch_is_refused_before_unpickling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = small_cifar(monkeypatch)
     members["test_batch"] = pickle.dumps(Evil(tmp_path / "trace"), 3)
     with pytest.raises(DataError, match=r"test_batch in .* is not the published batch"):
@@ -436,7 +434,7 @@ def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:
         (leaf_file({}), "holds no examples"),
     ],
 )
-def test_femnist_says_what_is_wrong_and_where(broken: Any, message: str, tmp_path: Path) -> None:
+def test_bad_femnist_file_names_fault_and_file(broken: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         load("femnist", femnist(tmp_path, broken, leaf_file({"f1": [0]})))
 
@@ -480,7 +478,7 @@ def test_femnist_has_nothing_to_download_and_says_what_to_do() -> None:
 # Your own
 
 
-def test_own_arrays_are_certified_by_content() -> None:
+def test_user_arrays_are_identified_by_content() -> None:
     x, y = np.random.default_rng(0).random((6, 1, 4, 4)), np.arange(6) % 3
     one, two = from_arrays((x, y), (x[:3], y[:3])), from_arrays((x + 1, y), (x[:3], y[:3]))
     assert one.classes == 3
@@ -490,7 +488,7 @@ def test_own_arrays_are_certified_by_content() -> None:
 
 
 @pytest.mark.parametrize("labels", [np.arange(5), np.array([0.5] * 6), np.array([-1] * 6), np.zeros((6, 1), int)])
-def test_own_arrays_that_do_not_fit_are_refused(labels: NDArray[Any]) -> None:
+def test_user_arrays_that_do_not_fit_are_refused(labels: NDArray[Any]) -> None:
     x = np.zeros((6, 1, 4, 4))
     with pytest.raises(DataError, match="train"):
         from_arrays((x, labels), (x, np.zeros(6, int)))
@@ -540,7 +538,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     mirror.server.server_close()
 
 
-def test_a_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
+def test_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
     mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror.files = small_mnist(monkeypatch)
@@ -556,7 +554,7 @@ def test_a_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
     assert mirror.asked == list(mirror.files)
 
 
-def test_the_four_hospitals_files_are_downloaded_as_published(mirror: Server, shared_data: Path) -> None:
+def test_four_hospitals_files_are_downloaded_as_published(mirror: Server, shared_data: Path) -> None:
     files = [f"heart-disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")]
     mirror.files = {file: (shared_data / file).read_bytes() for file in files}
     found = load("heart-disease")
@@ -574,7 +572,7 @@ def test_cifar_download_is_the_public_archive(mirror: Server, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("fault", ["cut", "tampered", "absent"])
-def test_a_bad_download_is_removed_and_reported_in_one_sentence(
+def test_bad_download_is_removed_and_reported(
     fault: str, mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = small_mnist(monkeypatch)
@@ -603,19 +601,19 @@ def test_a_bad_download_is_removed_and_reported_in_one_sentence(
     assert mirror.asked.count("MNIST/raw/train-images-idx3-ubyte.gz") == 1
 
 
-def test_offline_is_one_sentence_that_says_what_to_do() -> None:
+def test_offline_download_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"refused.*MNIST/raw/train-images.*--data-dir or RPEL_DATA") as caught:
         load("mnist")
     assert "\n" not in str(caught.value)
 
 
-def test_without_download_nothing_is_asked(mirror: Server) -> None:
+def test_missing_data_without_download_contacts_no_server(mirror: Server) -> None:
     with pytest.raises(DataError, match=r"fashion-mnist is not in .*cache.*: put FashionMNIST/raw/train-images"):
         load("fashion-mnist", download=False)
     assert mirror.asked == []
 
 
-def test_the_second_mirror_serves_when_the_first_fails(
+def test_second_mirror_serves_when_the_first_fails(
     mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RPEL_DATA_URL")
@@ -626,7 +624,7 @@ def test_the_second_mirror_serves_when_the_first_fails(
         fetch(replace(remote, urls=remote.urls[1:2]), tmp_path)
 
 
-def test_a_damaged_file_in_the_cache_is_named_with_the_remedy(
+def test_damaged_file_in_the_cache_is_named_with_the_remedy(
     mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = small_mnist(monkeypatch)

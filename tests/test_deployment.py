@@ -22,7 +22,7 @@ def deployment() -> ModuleType:
     return module
 
 
-def test_the_lock_has_every_package_that_rpel_needs_in_the_version_that_is_pinned(deployment: ModuleType) -> None:
+def test_requirements_lock_has_every_dependency_at_its_pinned_version(deployment: ModuleType) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {canonicalize_name(name): version for name, version in pinned.items()}
@@ -33,7 +33,7 @@ def test_the_lock_has_every_package_that_rpel_needs_in_the_version_that_is_pinne
     assert "pytest" not in locked
 
 
-def test_the_bill_of_materials_names_each_component_its_licence_its_hash_and_its_dependencies(
+def test_sbom_names_component_licence_hash_and_dependencies(
     deployment: ModuleType,
 ) -> None:
     bill = deployment.sbom()
@@ -50,7 +50,7 @@ def test_the_bill_of_materials_names_each_component_its_licence_its_hash_and_its
     assert deployment.sbom() == bill
 
 
-def test_the_unit_runs_a_command_that_exists_within_bounds_and_does_not_restart_what_cannot_be_mended() -> None:
+def test_systemd_unit_is_bounded_and_does_not_restart_permanent_errors() -> None:
     lines = (ROOT / "deploy" / "rpel-peer.service").read_text().splitlines()
     pairs = [line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")]
     unit = {key: value for key, value in pairs}  # noqa: C416 (of keys given twice the last counts)

@@ -61,7 +61,7 @@ def one_round(name: str, wide: bool = False, rounds: int = 1, **more: Any) -> tu
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_round_by_torch_is_that_by_numba_up_to_rounding(name: str) -> None:
+def test_torch_round_equals_numba_round_up_to_rounding(name: str) -> None:
     expected, found, _, _ = one_round(name)
     off = np.abs(found - expected).max(axis=1) > 1e-5 * largest(expected)
     assert off.mean() <= 0.01, f"{off.sum()} of {len(off)} nodes differ"
@@ -106,7 +106,7 @@ def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
     assert (np.argsort(found, axis=2) == np.argsort(exact, axis=2)).all()
 
 
-def test_who_works_on_numpy_goes_through_the_host_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     def minus(view: Any) -> Any:
         return -np.asarray(view.honest).mean(axis=0)
 
@@ -137,12 +137,12 @@ def test_who_works_on_numpy_goes_through_the_host_and_is_counted(caplog: pytest.
         ({"device": "gpu"}, "cpu, cuda, cuda:1"),
     ],
 )
-def test_what_the_torch_backend_cannot_do_is_said_in_one_sentence(fields: dict[str, Any], said: str) -> None:
+def test_unsupported_torch_backend_options_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         resolved({"backend": "torch", **fields})
 
 
-def test_a_run_that_does_not_fit_its_device_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_too_large_for_the_device_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Torch, "device_memory", lambda self: 1_000_000)
     with pytest.raises(ValueError, match=r"need 7\.65 MB, and 1 MB are free here"):
         rpel.simulate(**device_cases.SMALL, backend="torch", out=None)
@@ -156,7 +156,7 @@ def test_a_run_that_does_not_fit_its_device_is_refused_with_the_number(monkeypat
     ],
     ids=["short", "whole"],
 )
-def test_the_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) -> None:
+def test_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) -> None:
     numba, torchs = (
         rpel.simulate(**{**spec.load("quickstart").model_dump(exclude_unset=True), **fields}, backend=name, out=None)
         for name in ("numba", "torch")
@@ -167,7 +167,7 @@ def test_the_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]
 
 @pytest.mark.full
 @pytest.mark.parametrize(("preset", "d"), [("cifar10-100", 1_310_922), ("resnet18-cifar10", 11_173_962)])
-def test_the_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data: Path) -> None:
+def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data: Path) -> None:
     wanted = resolve(spec.load(preset).replace(backend="torch", batch_size=2, data_dir=str(shared_data)))
     arrays = build_backend(wanted)
     run = Simulation(wanted, build_task(wanted, gather(wanted, Objects()), arrays), arrays=arrays)
@@ -199,7 +199,7 @@ def residency(*only: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("some", [FEW, pytest.param((), marks=pytest.mark.full)], ids=["some", "all"])
-def test_whole_rounds_stay_on_the_stand_in_device_and_cost_what_the_formulas_say(some: tuple[str, ...]) -> None:
+def test_whole_rounds_stay_on_the_stand_in_device(some: tuple[str, ...]) -> None:
     done = residency(*some)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(some or NAMES)} rounds stayed" in done.stdout

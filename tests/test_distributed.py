@@ -112,7 +112,7 @@ def test_two_workers_give_the_bytes_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_any_worker_count_gives_the_same_bytes(tmp_path: Path) -> None:
     assert {case.get("attack") for case in CASES} >= set(FORGE)
     assert {case.get("method") for case in CASES} >= set(METHODS)
     equal_for_any_number(CASES, tmp_path, 2, 3)
@@ -120,13 +120,13 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("attack", FORGE)
-def test_so_it_is_for_every_rule_against_every_attack(attack: str, tmp_path: Path) -> None:
+def test_two_workers_give_the_bytes_of_one_for_every_rule_and_attack(attack: str, tmp_path: Path) -> None:
     equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path, 2, 3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(size: int, tmp_path: Path) -> None:
+def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(size: int, tmp_path: Path) -> None:
     case = {**SMALL, "dataset": "mnist-sample", "nodes": 300, "byzantine": 30, "batch_size": 40, "rounds": 4}
     file = tmp_path / "cases.json"
     file.write_text(json.dumps([case]))
@@ -138,7 +138,7 @@ def test_a_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else
         assert 0.9 * wanted < received - kept < 1.1 * wanted
 
 
-def test_shards_and_what_is_sent_of_them_at_a_time_are_whole_units_and_cover_all_rows() -> None:
+def test_shards_are_whole_units_and_cover_all_rows() -> None:
     for size in (1, 2, 3, 7):
         for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13), (400, 3)):
             shards = Group(0, size).shards(rows, unit)
@@ -177,7 +177,7 @@ def started(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("further", [pytest.param("3 workers", marks=pytest.mark.full), "none"])
-def test_a_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
+def test_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
     further: str, whole: Path, tmp_path: Path
 ) -> None:
     process = started(tmp_path, "--workers", "2")
@@ -200,7 +200,7 @@ def test_a_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
 
 
 @pytest.mark.integration
-def test_a_lost_worker_is_one_sentence_and_the_same_command_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_lost_worker_is_reported_and_the_same_command_resumes(whole: Path, tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
     path = reached(tmp_path, 20, process)
     (worker,) = workers(process.pid)
@@ -227,7 +227,7 @@ def children(parent: int) -> list[int]:
 
 
 @pytest.mark.full
-def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Path) -> None:
+def test_worker_that_dies_before_joining_is_reported_at_once(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
     while not (found := workers(process.pid)):
         assert process.poll() is None
@@ -238,7 +238,7 @@ def test_a_worker_that_dies_before_it_joins_is_one_sentence_at_once(tmp_path: Pa
     assert "Traceback" not in said
 
 
-def test_a_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "_JOINING", timedelta(milliseconds=10))
     monkeypatch.setenv("RPEL_WORKERS", f"{tmp_path / 'store'},2,0")
     with pytest.raises(LostError, match="worker 1 of 2 has not come"), launch.joined(Spec(workers=2)):
@@ -287,7 +287,7 @@ def _end_with_us() -> None:
 
 
 @pytest.mark.full
-def test_workers_end_with_the_torchrun_that_started_them_even_if_it_is_killed(tmp_path: Path) -> None:
+def test_workers_end_with_their_killed_torchrun(tmp_path: Path) -> None:
     process = torchrun(tmp_path, "--rounds", "50000")
     path = reached(tmp_path, 5, process)
     assert len(children(process.pid)) == 2
@@ -326,7 +326,7 @@ def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, wh
 
 
 @pytest.mark.integration
-def test_workers_on_machines_of_their_own_meet_at_an_address(whole: Path, tmp_path: Path) -> None:
+def test_workers_on_several_machines_meet_at_an_address(whole: Path, tmp_path: Path) -> None:
     """Two network namespaces with an address each; gloo listens on the interface from which the first is reached."""
     if why := namespaces.possible():
         pytest.skip(why)
@@ -350,7 +350,7 @@ def test_workers_on_machines_of_their_own_meet_at_an_address(whole: Path, tmp_pa
     same_bytes(whole, tmp_path / whole.name)
 
 
-def test_a_meeting_place_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_rendezvous_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -379,7 +379,7 @@ def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypa
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_table_that_does_not_fit_is_refused_with_the_memory_it_needs(tmp_path: Path) -> None:
+def test_table_larger_than_memory_is_refused_with_its_size(tmp_path: Path) -> None:
     free = free_memory()
     assert free is not None
     nodes = free // (4 * 4 * 7850) * 2

@@ -29,7 +29,7 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
     return {one.check: one for one in checks}
 
 
-def test_a_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(rpel("doctor", "--json", capsys=capsys))
     assert all(set(row) == {"check", "ok", "detail", "remedy"} for row in rows)
     names = {row["check"] for row in rows}
@@ -40,7 +40,7 @@ def test_a_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Cap
     assert "all is well" in rpel("doctor", capsys=capsys)
 
 
-def test_what_is_wrong_comes_with_a_remedy_and_status_1(
+def test_doctor_fault_comes_with_a_remedy_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
@@ -56,7 +56,7 @@ def test_what_is_wrong_comes_with_a_remedy_and_status_1(
     assert "1 problem found" in text
 
 
-def test_a_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("no such machine")
 
@@ -66,7 +66,7 @@ def test_a_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.Monk
     assert found["disk"].ok
 
 
-def test_a_kernel_cache_that_cannot_be_written_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernel_cache_that_cannot_be_written_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "file"))
     (check,) = doctor._cache()
@@ -82,7 +82,7 @@ def test_memory_is_compared_with_what_a_preset_needs(monkeypatch: pytest.MonkeyP
     assert "scale-1m needs about" in large.detail
 
 
-def test_a_data_folder_or_data_set_that_cannot_be_had_is_noticed(
+def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path))
@@ -100,7 +100,7 @@ def test_a_data_folder_or_data_set_that_cannot_be_had_is_noticed(
     assert "WRONG  data set mnist" in rpel("doctor", "--data-dir", str(tmp_path), capsys=capsys, code=1)
 
 
-def test_a_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["numpy>=99", "no-such-package>=1", "scipy>=1.0"])
     (check,) = doctor._packages()
     assert not check.ok
@@ -116,7 +116,7 @@ def peer(tmp_path: Path) -> Path:
     return tmp_path / "peer.toml"
 
 
-def test_a_peers_good_files_pass_and_what_is_missing_is_named(
+def test_peers_good_files_pass_and_what_is_missing_is_named(
     peer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = by_name(examine(config=peer))
@@ -130,7 +130,7 @@ def test_a_peers_good_files_pass_and_what_is_missing_is_named(
     assert (missing.ok, "nowhere.toml" in missing.detail, missing.remedy) == (False, True, "rpel peer init writes one")
 
 
-def test_a_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> None:
+def test_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> None:
     now = datetime.now(UTC)
     for days, words in ((10, "valid for 10 more days"), (-3, f"expired on {now - timedelta(days=3):%Y-%m-%d}")):
         begun = now - timedelta(days=100 - days)
@@ -141,7 +141,7 @@ def test_a_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> N
         assert "all members need its entry" in found.remedy
 
 
-def test_a_key_that_others_can_read_and_a_port_in_use_are_problems(
+def test_key_that_others_can_read_and_a_port_in_use_are_problems(
     peer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (peer.parent / "peer.key").chmod(0o644)
@@ -155,7 +155,7 @@ def test_a_key_that_others_can_read_and_a_port_in_use_are_problems(
     assert re.search(r"WRONG  port: .* Address already in use\n       stop what uses it", text)
 
 
-def test_a_measurement_is_a_ratio() -> None:
+def test_measurement_is_a_ratio() -> None:
     one = Measurement("ours", 0.5, "theirs", 2.0)
     assert (one.ratio, one.to_dict()["ratio"]) == (4.0, 4.0)
     calls: list[int] = []

@@ -54,7 +54,7 @@ def paper(spec: ResolvedSpec, task: Quadratic) -> Array:
 
 
 @pytest.mark.parametrize("changes", [{}, {"local_steps": 3}], ids=["plain", "local steps"])
-def test_the_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None:
+def test_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None:
     spec = BASE.replace(**changes)
     run = simulation(spec)
     for _ in range(spec.rounds):
@@ -63,7 +63,7 @@ def test_the_simulator_does_what_the_paper_says(changes: dict[str, Any]) -> None
     assert run.state.local["buffers"].tolist() == [[spec.rounds * spec.local_steps]] * 12
 
 
-def test_each_fast_part_equals_its_plain_one() -> None:
+def test_fast_engine_parts_equal_the_plain_ones() -> None:
     """Lines 3-6 by MomentumSGD, line 9 by Aggregation: what simulator and peers call, against the page."""
     task, h, f = Quadratic(), 12, 3
     fast = MomentumSGD(task, lambda t: 0.3 / t, beta=0.8, decay=0.01, steps=2, nodes=h)
@@ -98,7 +98,7 @@ class Wide(Classification):
     [{}, {"method": "cs-plus"}, pytest.param({"attack": "fang"}, marks=pytest.mark.full)],
     ids=["rpel", "graph", "fang"],
 )
-def test_the_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
+def test_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
     spec = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
     dataset = data.load("mnist-sample")
     shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
@@ -122,7 +122,7 @@ def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
     assert results["mean"] < 0.4
 
 
-def test_the_hostile_counts_are_those_of_the_draw() -> None:
+def test_hostile_counts_are_those_of_the_draw() -> None:
     run = simulation()
     info = run.step()
     hostile = run.roster.hostile(1)
@@ -149,11 +149,11 @@ def test_attackers_that_roam_have_other_identities_each_round() -> None:
     [{}, {"attack": "mimic_heuristic"}, {"attack": "stale"}, {"output": "uniform"}, {"roaming": True}],
     ids=str,
 )
-def test_a_resumed_simulation_continues_bit_by_bit(change: dict[str, Any]) -> None:
+def test_resumed_simulation_continues_bit_by_bit(change: dict[str, Any]) -> None:
     resumes_bit_by_bit(BASE.replace(**change))
 
 
-def test_the_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
+def test_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
     run = simulation(BASE.replace(output="uniform"))
     iterates = []
     for _ in range(6):
@@ -177,7 +177,7 @@ def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step(
     assert calm.evaluate(None).worst > 0.9
 
 
-def test_other_nodes_are_late_in_every_round() -> None:
+def test_late_nodes_are_drawn_anew_every_round() -> None:
     run = simulation(BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
     delivered = watched(run)
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_other_nodes_are_late_in_every_round() -> None:
     assert len(set(answered)) == 4
 
 
-def test_a_late_node_is_late_for_everybody() -> None:
+def test_late_node_is_late_for_everybody() -> None:
     run = simulation(BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0))
     asked = watched(run)
     run.step()
@@ -210,7 +210,7 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
 
 
 @pytest.mark.parametrize("method", ["rpel", "nna", "gts", "d-psgd", "el-local"])
-def test_a_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
+def test_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
     """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
     pull = 14 if method == "nna" else 8
     run = simulation(BASE.replace(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
@@ -266,14 +266,14 @@ def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:
         np.testing.assert_array_equal(info.hostile, met[~flipped])  # hostile is who trained on flipped labels
 
 
-def test_the_gradient_norm_is_that_of_several_nodes() -> None:
+def test_gradient_norm_is_that_of_several_nodes() -> None:
     run, x = simulation(), np.random.default_rng(0).normal(size=(12, 7))
     run.state.x[:] = x
     norms = np.square(x - Quadratic().targets.mean(axis=0)).sum(axis=1)
     assert run.evaluate(None).grad_norm == pytest.approx(norms[[0, 5, 11]].mean())
 
 
-def test_a_certificate_lists_a_thousand_violations_and_counts_all() -> None:
+def test_certificate_lists_a_thousand_violations_and_counts_all() -> None:
     counts = np.full((40, 50), 3)
     found = certificate({}, counts, 2, lambda t: np.arange(50), seed=0, versions={}, threads=1, data={})
     assert (len(found["violations"]), found["violations_total"]) == (1000, 2000)
@@ -290,7 +290,7 @@ def test_all_to_all_hears_everybody() -> None:
     assert info.messages == 15 * 14
 
 
-def test_a_round_reports_the_realised_contraction() -> None:
+def test_round_reports_the_realised_contraction() -> None:
     run = simulation()
     run.step()
     info = run.step(measured=True)
@@ -314,7 +314,7 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
         assert distance == pytest.approx(np.square(x - mean).sum() / 5, rel=1e-6)
 
 
-def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one() -> None:
+def test_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one() -> None:
     """L, σ, G and the gap are known, momentum is off as in the proof, η is the largest that the theorem allows."""
     task, n, s, T = Quadratic(nodes=12, noise=0.1), 12, 9, 200
     red = theory.reduction(n, 0, s, 0)
@@ -345,7 +345,7 @@ def test_the_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_
 
 
 @pytest.mark.parametrize("method", ["rpel", "cs-plus"])
-def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: str) -> None:
+def test_consistent_hostile_node_sends_one_vector_to_all_victims(method: str) -> None:
     """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
     for consistent in (True, False):
         run = simulation(BASE.replace(method=method, consistent=consistent, rounds=3))
@@ -365,7 +365,7 @@ def test_a_consistent_hostile_node_sends_one_vector_to_all_its_victims(method: s
         assert shared != consistent
 
 
-def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
+def test_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
     run = simulation(BASE.replace(method="all-to-all", consistent=True))
     delivered = watched(run)
     for _ in range(4):
@@ -375,7 +375,7 @@ def test_a_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_nod
     assert len(set(forged)) > 1
 
 
-def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
+def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
     run = simulation(BASE.replace(attack="strongest", consistent=True, rounds=3))
     views: list[Any] = []
     forge = run.network.attack.function
@@ -396,7 +396,7 @@ def test_a_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
         assert 1 <= (view.audience >= 0).any(axis=1).sum() <= 3
 
 
-def test_the_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> None:
+def test_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> None:
     result = rpel.simulate(
         "linear", nodes=20, byzantine=6, pull=6, b_hat=2, rounds=4, roaming=True, out=None, eval_size=50
     )
@@ -408,7 +408,7 @@ def test_the_nodes_of_violations_are_those_of_the_round_when_attackers_roam() ->
         assert hostile[Pull(20, 6, 0).sample(found["round"], np.array([node]))[0]].sum() == found["count"]
 
 
-def test_workers_without_a_unit_of_work_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_without_a_unit_of_work_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Together(Quadratic):
         unit = 8  # as many nodes as an engine takes at once
 

@@ -16,7 +16,7 @@ from rpel.data.federations import CHARACTERS, parse_heart, parse_reviews, parse_
 from support.data_files import put
 
 
-def test_missing_findings_become_public_constants_and_not_the_data_s_own() -> None:
+def test_missing_heart_values_become_public_constants() -> None:
     full = "63,1,1,145,233,1,2,150,0,2.3,3,0,6,0"
     bare = "54,0,4,0,0,?,?,?,?,?,?,?,?,2"
     x, y = parse_heart(f"{full}\n{bare}\n")
@@ -38,7 +38,7 @@ def test_hospitals_keep_their_patients_apart(shared_data: Path) -> None:
     assert np.abs(heart.train_x).max() < 10
 
 
-def test_a_changed_patient_is_refused(tmp_path: Path, shared_data: Path) -> None:
+def test_changed_patient_is_refused(tmp_path: Path, shared_data: Path) -> None:
     files = {f"{federations.HEART_FOLDER}/processed.{name}.data": b"" for name in federations.HOSPITALS}
     source = shared_data / federations.HEART_FOLDER / "processed.cleveland.data"
     files["heart-disease/processed.cleveland.data"] = source.read_bytes().replace(b"63.0", b"64.0", 1)
@@ -82,7 +82,7 @@ def test_speakers_keep_their_words_and_each_character_is_followed_by_the_next() 
     assert len(test_x) == 0, "a tenth of so little is no window"
 
 
-def test_the_text_of_shakespeare_has_99_speakers_and_65_characters(shared_data: Path) -> None:
+def test_text_of_shakespeare_has_99_speakers_and_65_characters(shared_data: Path) -> None:
     found = load("shakespeare", shared_data)
     assert found.writers is not None
     assert found.test_writers is not None
@@ -99,7 +99,7 @@ def test_owners_with_most_examples_have_a_node_each() -> None:
         largest_owners(writers, 4, batch=3)
 
 
-def test_the_preset_of_shakespeare_takes_fifty_steps_of_adamw_and_an_outer_one() -> None:
+def test_preset_of_shakespeare_takes_fifty_steps_of_adamw_and_an_outer_one() -> None:
     spec = load_spec("shakespeare")
     assert (spec.nodes, spec.byzantine, spec.partition, spec.model) == (10, 2, "owner", "characters")
     assert (spec.optimizer, spec.outer, spec.local_steps, spec.batch_size, spec.rounds) == (
@@ -113,7 +113,7 @@ FEDERATIONS = {"femnist-writers": (151, 15), "reviews-16": (16, 3), "heart-4": (
 @pytest.mark.parametrize(
     "preset", [name if name == "heart-4" else pytest.param(name, marks=pytest.mark.full) for name in FEDERATIONS]
 )
-def test_a_federation_s_preset_trains_one_node_an_owner(preset: str, shared_data: Path) -> None:
+def test_federation_s_preset_trains_one_node_an_owner(preset: str, shared_data: Path) -> None:
     spec = load_spec(preset)
     assert (spec.nodes, spec.byzantine, spec.partition) == (*FEDERATIONS[preset], "owner")
     fields = {key: getattr(spec, key) for key in type(spec).model_fields if getattr(spec, key) is not None}

@@ -68,7 +68,7 @@ def test_every_run_is_valid_at_every_size() -> None:
                 assert resolve(runs[0]).plan.feasible, (scale, name)
 
 
-def test_full_size_is_the_papers() -> None:
+def test_full_scale_panels_have_the_papers_sizes() -> None:
     """Sizes, seeds and schedules of docs/reference.md, section 6; and the very runs of the presets."""
     seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
     sizes = {"mnist": (200, 25, 0.9, 1e-4), "cifar10": (2000, 50, 0.99, 1e-2), "femnist": (500, 50, 0.99, 1e-4)}
@@ -110,7 +110,7 @@ def test_short_keeps_the_plan() -> None:
         sized(find("cifar10-left"), Scale.SHORT, Selection(part=2))
 
 
-def test_a_part_of_a_panel_is_stamped_with_what_it_is() -> None:
+def test_partial_panel_is_stamped_with_its_share() -> None:
     part = Selection(attacks=["alie"], seeds="0", eval_every=50, part=0.25)
     made = sized(find("cifar10-alpha1-s6"), Scale.SHORT, part)
     assert [[spec.attack for spec in runs] for runs in made.runs] == [["alie"]]
@@ -129,7 +129,7 @@ def test_a_part_of_a_panel_is_stamped_with_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("scale", Scale)
-def test_a_run_carries_its_scale(scale: Scale) -> None:
+def test_run_records_the_scale(scale: Scale) -> None:
     """Reports stamp by it, wherever the run folder went."""
     for panel in (*PANELS, *EXTRAS):
         assert {run.scale for runs in sized(panel, scale).runs for run in runs} <= {scale}
@@ -163,7 +163,7 @@ def test_figure_3_agrees_with_the_reference(nodes: int, expected: list[tuple[int
         assert abs(sum(seen) / 5 - row["b_hat_median"]) <= 1.5
 
 
-def test_unknown_names_and_scales_are_one_sentence(tmp_path: Path) -> None:
+def test_unknown_panel_or_scale_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no panel 'mnist-rigth'; the nearest is 'mnist-right'"):
         chosen(["mnist-rigth"])
     with pytest.raises(ValueError, match="scale 'ful' is unknown: the nearest is 'full'"):
@@ -228,7 +228,7 @@ def test_short_figures_are_stamped_too(made: tuple[Path, list[dict[str, Any]]], 
     assert 'class="stamp"' not in (tmp_path / "full.svg").read_text("utf-8")
 
 
-def test_the_paper_style_adds_a_pdf_one_column_wide(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_paper_style_adds_a_pdf_one_column_wide(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     save(find("alie-mean-s3-b1"), read_rows(made[0] / "alie-mean-s3-b1.csv"), "a note", tmp_path / "p", style="paper")
     width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / "p.pdf").read_bytes())
     assert width is not None
@@ -236,7 +236,7 @@ def test_the_paper_style_adds_a_pdf_one_column_wide(made: tuple[Path, list[dict[
     assert "prefers-color-scheme" in (tmp_path / "p.svg").read_text("utf-8"), "beside it the figures for screens"
 
 
-def test_a_second_call_repeats_nothing(
+def test_second_call_repeats_nothing(
     made: tuple[Path, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, entries = made
@@ -256,7 +256,7 @@ def test_a_second_call_repeats_nothing(
     [(False, True, True), (False, False, False), (True, None, True)],
     ids=["agreed", "declined", "--yes"],
 )
-def test_a_person_is_asked_before_a_long_run_unless_yes_was_given(
+def test_person_is_asked_before_a_long_run_unless_yes_was_given(
     yes: bool, typed: bool | None, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -318,7 +318,7 @@ def stopper(after: int) -> Callable[[Tick], None]:
     return tick
 
 
-def test_an_interrupted_reproduction_keeps_what_it_had(tmp_path: Path) -> None:
+def test_interrupted_reproduction_keeps_finished_runs(tmp_path: Path) -> None:
     names = ["femnist-b0-local1", "extra-b-hat"]
     with pytest.raises(KeyboardInterrupt):
         reproduce.make(reproduce.prepare(names, "smoke", tmp_path), progress=stopper(after=14))
@@ -344,7 +344,7 @@ def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
     assert row["bytes"] == 30 * 6 * 4 * 2_368_318
 
 
-def test_what_cannot_be_made_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_panel_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(spec: Any, *rest: Any) -> Any:
         raise ValueError(f"{spec.dataset} is not here")
 

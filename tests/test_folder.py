@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_file_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with contextlib.suppress(ZeroDivisionError), atomic(path) as file:
@@ -32,7 +32,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     real_sync, real_replace = os.fsync, Path.replace
 
@@ -51,7 +51,7 @@ def test_a_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch:
     assert seen == ["fsync file", "rename", "fsync folder"]
 
 
-def test_the_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> None:
+def test_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> None:
     for round_ in (5, 10):
         folder.save(round_, {"x": np.full(3, round_)})
     assert [t for t, _ in folder.checkpoints] == [10]
@@ -61,7 +61,7 @@ def test_the_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "unnamed"])
-def test_a_damaged_checkpoint_falls_back_with_a_warning(
+def test_damaged_checkpoint_falls_back_with_a_warning(
     folder: RunFolder, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.save(5, {"x": np.arange(1000)})
@@ -98,7 +98,7 @@ def test_metrics_are_cut_back_to_the_rows_that_count(folder: RunFolder) -> None:
     assert [row.get("again") for row in folder.metrics()] == [None, None, None, True]
 
 
-def test_a_folder_has_one_writer(folder: RunFolder) -> None:
+def test_folder_has_one_writer(folder: RunFolder) -> None:
     script = "import sys, pathlib; from rpel.runs.folder import RunFolder\n"
     script += "with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('mine')"
     command = [sys.executable, "-c", script, str(folder.path)]

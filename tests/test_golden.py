@@ -13,7 +13,7 @@ VECTORS = np.load(ROOT / "tests" / "golden" / "reference-vectors.npz")
 CASES: list[dict[str, Any]] = json.loads(str(VECTORS["manifest"]))
 
 
-def test_the_manifest_has_all_its_cases() -> None:
+def test_golden_manifest_has_all_cases() -> None:
     assert len(CASES) == 132
 
 

@@ -98,7 +98,7 @@ def _threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("twin", FAST)
 @given(case=cases)
-def test_distances_equal_the_plain_ones(twin: str, case: Case) -> None:
+def test_compiled_distances_equal_plain_distances(twin: str, case: Case) -> None:
     squared = call(twin, "squared_distances", case.table, case.index)
     np.testing.assert_allclose(squared, plain.squared_distances(case.table, case.index), rtol=1e-12)
     same(squared, np.ascontiguousarray(squared.transpose(0, 2, 1)))
@@ -121,7 +121,7 @@ def test_nearest_is_stable_and_holds_the_anchor(twin: str, case: Case, share: fl
 
 @pytest.mark.parametrize("twin", FAST)
 @given(case=cases)
-def test_sums_and_moments_equal_the_plain_ones(twin: str, case: Case) -> None:
+def test_compiled_sums_and_moments_equal_plain_ones(twin: str, case: Case) -> None:
     index, dtype = case.absent(), case.table.dtype
     weights = case.rng.normal(size=index.shape) * (case.rng.random(index.shape) < 0.7)
     mean, std = case.rng.normal(size=(2, case.h)) * (case.rng.random((2, case.h)) < 0.7)
@@ -145,7 +145,7 @@ def as_int32(mix: Array | None) -> Array | None:
 @pytest.mark.parametrize("twin", ["generic", "torch"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(case=cases, share=st.floats(0, 1))
-def test_coordinates_equal_the_plain_ones(twin: str, operation: Operation, case: Case, share: float) -> None:
+def test_compiled_coordinate_rules_equal_plain_ones(twin: str, operation: Operation, case: Case, share: float) -> None:
     for mix in case.mixes(1 + round(share * (case.m - 1))):
         count = case.m if mix is None else mix.shape[1]
         f = int(share * (count - 1)) // (1 if operation == "meamed" else 2)
@@ -315,7 +315,7 @@ def test_neighbours_of_float32_rows_are_those_of_exact_distances(step: float, sc
     same(kept, expected)
 
 
-def test_a_function_called_with_a_written_number_is_compiled_once() -> None:
+def test_function_called_with_a_written_number_is_compiled_once() -> None:
     @cache.inlined
     def added(x: int, more: int) -> int:
         return x + more
@@ -384,7 +384,7 @@ def test_huge_forged_rows_leave_the_honest_result(twin: str, huge: float | str, 
 
 
 @pytest.mark.parametrize("twin", ["plain", *FAST])
-def test_what_has_no_weight_is_not_read(twin: str) -> None:
+def test_rows_without_weight_are_not_read(twin: str) -> None:
     table = np.array([[1, 2], [np.nan, np.inf], [3, 4], [np.inf, -np.inf]], np.float32)
     index = np.array([[0, 1, 2], [-1, 3, 2]])
     weights = np.array([[1.0, 0.0, 2.0], [np.nan, 0.0, 1.0]])
@@ -397,14 +397,14 @@ def test_what_has_no_weight_is_not_read(twin: str) -> None:
 
 
 @pytest.mark.parametrize("twin", ["plain", *FAST])
-def test_a_great_mean_does_not_cancel_the_deviation(twin: str) -> None:
+def test_great_mean_does_not_cancel_the_deviation(twin: str) -> None:
     table = np.array([[1e8 + 1], [1e8 + 2], [1e8 + 3]])
     result = call(twin, "moments", table, np.array([[0, 1, 2]]), np.zeros(1), np.ones(1))
     np.testing.assert_allclose(result, [[1.0]], rtol=1e-12)
 
 
 @pytest.mark.parametrize("twin", ["plain", *FAST])
-def test_the_mean_of_equal_rows_is_that_row(twin: str) -> None:
+def test_mean_of_equal_rows_is_that_row(twin: str) -> None:
     row = np.random.default_rng(1).normal(size=500).astype(np.float32)
     table, index = np.tile(row, (7, 1)), np.arange(7)[None]
     mix = np.tile(np.arange(3), (1, 7, 1))
@@ -427,7 +427,7 @@ def test_results_are_written_where_asked() -> None:
 
 
 @pytest.mark.parametrize("module", [plain, compiled])
-def test_wrong_arguments_are_refused(module: Any) -> None:
+def test_wrong_kernel_arguments_are_refused(module: Any) -> None:
     table, index = wide(9, 20, 5, 4)
     for bad in (np.array([[9]]), np.array([[-1]]), np.array([0, 1]), np.array([[0.5]])):
         with pytest.raises(ValueError, match="index"):
@@ -492,7 +492,7 @@ def clone(folder: Path) -> Path:
 
 
 @pytest.mark.integration
-def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> None:
+def test_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     count, said = outcome(start_probe(cache, "float32"))
     assert count > 0
@@ -502,7 +502,7 @@ def test_a_second_process_and_another_clone_compile_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.integration
-def test_an_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> None:
+def test_edit_in_a_file_that_a_kernel_calls_is_not_missed(tmp_path: Path) -> None:
     source, cache = clone(tmp_path / "clone"), tmp_path / "cache"
     before = compilations(start_probe(cache, "float32", source=source))
     with (source / "rpel" / "backend" / "vectors.py").open("a") as file:
@@ -519,7 +519,7 @@ def aged(folder: Path, days: float) -> Path:
 
 
 @pytest.mark.integration
-def test_a_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else(tmp_path: Path) -> None:
+def test_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     old, recent, other = (aged(kernels / name, days) for name, days in (("0" * 20, 31), ("1" * 20, 29), ("notes", 90)))
     compilations(start_probe(tmp_path, "float32"))
@@ -544,7 +544,7 @@ assert any(folder().rglob("*finite*.nbi"))
 """
 
 
-def test_a_process_whose_folder_was_removed_meanwhile_compiles_and_stores_again(tmp_path: Path) -> None:
+def test_process_whose_folder_was_removed_meanwhile_compiles_and_stores_again(tmp_path: Path) -> None:
     environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", REMOVED], env=environment, check=True)
 
@@ -569,25 +569,25 @@ for _ in range(2):
 
 
 @pytest.mark.integration
-def test_many_small_calls_are_worth_a_kernel_of_their_own_as_one_large_call_is(tmp_path: Path) -> None:
+def test_specialised_kernel_is_compiled_for_many_small_calls(tmp_path: Path) -> None:
     environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
     run = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32-rows.ready']"]
 
 
 @pytest.mark.integration
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert compilations(start_probe(blocked, "float32")) > 0
 
 
-def test_an_import_of_the_fast_twin_does_not_load_torch() -> None:
+def test_import_of_the_fast_twin_does_not_load_torch() -> None:
     code = "import sys, rpel.backend.compiled, rpel.backend.plain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_long_wait_for_another_process_that_compiles_is_explained(
+def test_long_wait_for_another_process_that_compiles_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "LONG", 0.0)

@@ -42,7 +42,7 @@ def one_round(rule: rpel.Rule, half: Array, answers: Array, results: tuple[PullR
 
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "monna", "median"])
 @pytest.mark.parametrize("missing", [(), (2,), (2, 5)])
-def test_a_peer_mixes_what_it_pulled_as_the_simulator_would(name: str, missing: tuple[int, ...]) -> None:
+def test_peer_aggregates_pulled_models_like_the_simulator(name: str, missing: tuple[int, ...]) -> None:
     coins = np.random.default_rng(3)
     models, rule = coins.normal(size=(8, 12)).astype(np.float32), rpel.rule(name, f=2)
     models[4] = np.nan  # counts among the two
@@ -57,7 +57,7 @@ def test_a_peer_mixes_what_it_pulled_as_the_simulator_would(name: str, missing: 
     np.testing.assert_array_equal(kept.x, expected[0])
 
 
-def test_a_peer_with_too_few_answers_keeps_its_half_step_as_the_simulator_would() -> None:
+def test_peer_with_too_few_answers_keeps_the_half_step_like_the_simulator() -> None:
     models, rule = np.random.default_rng(4).normal(size=(8, 12)).astype(np.float32), rpel.rule("trimmed_mean", f=3)
     kept = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
     expected, info = aggregate(models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)

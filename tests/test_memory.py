@@ -143,7 +143,7 @@ def test_hostile_answers_are_counted_over_the_window_and_follow_the_exact_law() 
     np.testing.assert_array_equal(second.hostile, (marks[one[:, 3:]]).sum(axis=1) + marks[two].sum(axis=1))
 
 
-def test_the_certificate_speaks_of_windows_and_counts_aggregations() -> None:
+def test_certificate_speaks_of_windows_and_counts_aggregations() -> None:
     found = rpel.simulate("linear", **SMALL)
     said = found.certificate
     assert (said["aggregations"], said["plan"]["memory"], said["plan"]["window"]) == (4 * 12, 2, 10)
@@ -153,7 +153,7 @@ def test_the_certificate_speaks_of_windows_and_counts_aggregations() -> None:
 
 
 @given(st.integers(2, 30), st.data())
-def test_what_is_drawn_beside_others_leaves_them_out(population: int, data: st.DataObject) -> None:
+def test_draw_beside_remembered_peers_leaves_them_out(population: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, population - 1))
     size = data.draw(st.integers(0, population - 1 - k))
     excluded = np.stack([np.random.default_rng(i).permutation(np.delete(np.arange(population), i))[:k] for i in (0, 1)])
@@ -179,7 +179,7 @@ def test_what_is_drawn_beside_others_leaves_them_out(population: int, data: st.D
     ],
     ids=str,
 )
-def test_a_resumed_run_with_memory_continues_bit_by_bit(change: dict[str, Any]) -> None:
+def test_resumed_run_with_memory_continues_bit_by_bit(change: dict[str, Any]) -> None:
     resumes_bit_by_bit(WINDOWS.replace(**change))
 
 
@@ -225,7 +225,7 @@ def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
 
 
 @given(st.integers(0, 99), st.sampled_from([np.float32, np.float64]))
-def test_a_moved_row_that_overflows_or_was_not_finite_is_found(seed: int, dtype: Any) -> None:
+def test_moved_row_that_overflows_or_was_not_finite_is_found(seed: int, dtype: Any) -> None:
     table, moves, _ = case(seed, 4, 5, 6, 3, 4, dtype)
     source = np.random.default_rng(seed)
     for array in (table, moves.past):
@@ -238,7 +238,7 @@ def test_a_moved_row_that_overflows_or_was_not_finite_is_found(seed: int, dtype:
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if not rule(name, f=1).on_graph])
-def test_every_rule_aggregates_moved_rows_as_it_does_copies(name: str) -> None:
+def test_every_rule_aggregates_moved_rows_like_copies(name: str) -> None:
     full = rule(f"{name}+median" if rule(name, f=1).unsuited else name, f=1)
     table, moves, _ = case(3, 20, 9, 40, 6, 8, np.float64)
     index = np.stack([np.random.default_rng(i).permutation(20 + 48)[:8] for i in range(6)])
@@ -274,7 +274,7 @@ def test_memory_goes_with(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=str)
-def test_memory_is_refused_in_one_sentence_with(change: dict[str, Any], words: str) -> None:
+def test_memory_is_refused_with(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         rpel.simulate("linear", **SMALL | change)
     assert "\n" not in str(refused.value)
@@ -317,7 +317,7 @@ def next_window(run: Any, t: int, i: int, forged: Any, z: Any, view: Any) -> tup
 
 
 @pytest.mark.parametrize("memory", [2, 3])
-def test_looking_ahead_is_the_harm_of_the_next_window_by_its_definition(memory: int) -> None:
+def test_lookahead_harm_equals_its_definition(memory: int) -> None:
     views: list[Any] = []
 
     def seen(view: Any) -> Any:
@@ -343,7 +343,7 @@ def test_looking_ahead_is_the_harm_of_the_next_window_by_its_definition(memory: 
         assert found[i] == pytest.approx(wanted, rel=1e-6)
 
 
-def test_whoever_looks_ahead_needs_nodes_that_remember() -> None:
+def test_lookahead_attack_needs_nodes_with_memory() -> None:
     ahead = {"attack": "strongest", "attack_params": {"ahead": 1}}
     near, far = (
         rpel.simulate("linear", **SMALL | {"attack": "strongest", "attack_params": p}) for p in ({}, {"ahead": 1})

@@ -38,7 +38,7 @@ def sizes(most_nodes: int, most_pull: int) -> st.SearchStrategy[tuple[int, int]]
 
 
 @given(sizes(40, 12), st.integers(0, 10**6))
-def test_a_random_graph_is_connected_and_has_exactly_its_edges(size: tuple[int, int], seed: int) -> None:
+def test_random_graph_is_connected_with_exactly_k_edges(size: tuple[int, int], seed: int) -> None:
     nodes, pull = size
     graph = random_graph(nodes, pull, seed)
     assert graph.edges == nodes * pull // 2
@@ -91,7 +91,7 @@ def test_impossible_graphs_are_refused_with_the_nearest_pull(nodes: int, pull: i
     assert all(word in str(caught.value) for word in words)
 
 
-def test_every_node_hears_its_neighbours_with_their_weights() -> None:
+def test_gossip_delivers_neighbours_with_their_weights() -> None:
     graph = random_graph(12, 4, seed=1)
     topology = FixedGraph(graph)
     ids = np.array([3, 7, 0])
@@ -110,7 +110,7 @@ def test_budgets_are_equal_and_counted_alike() -> None:
     assert messages("cs-plus", 5, 3) == 14  # 7 edges, both ways
 
 
-def test_who_pushes_decides_who_hears_and_flooders_reach_all() -> None:
+def test_pushing_lets_flooding_attackers_reach_every_node() -> None:
     everyone = np.arange(20)
     heard = Push(20, 4, seed=2).sample(1, everyone)
     senders = heard[heard >= 0]
@@ -131,7 +131,7 @@ def test_methods_in_which_all_hear_all_refuse_another_pull_or_b_hat(
         resolve(spec.replace(**given))
 
 
-def test_rules_that_are_one_function_under_a_plan_are_said_to_be_so() -> None:
+def test_equivalent_rules_under_a_plan_are_reported() -> None:
     base = Spec(nodes=20, byzantine=4, pull=8, b_hat=4)
     rules = ("trimmed_mean", "median", "nnm+trimmed_mean", "nnm+median", "krum", "mean")
     said = same_rules(resolve(base.replace(rule=rule)) for rule in (*rules, "median"))
@@ -145,7 +145,7 @@ def test_rules_that_are_one_function_under_a_plan_are_said_to_be_so() -> None:
     assert alone.startswith("nnm+median and nnm+trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is")
 
 
-def test_a_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="rpel")
     quick: dict[str, Any] = {"model": "linear", "rounds": 1, "eval_size": 10, "batch_size": 2, "out": None}
     result = rpel.simulate(nodes=20, byzantine=4, **quick, seeds=[0, 1])
@@ -156,7 +156,7 @@ def test_a_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(caplog:
     assert resolve(Spec(nodes=20, byzantine=4, max_fraction=0.45)).pull == 10
 
 
-def test_the_oracle_gives_everybody_exactly_s_peers() -> None:
+def test_oracle_gives_everybody_exactly_s_peers() -> None:
     heard = RandomRegular(10, 3, seed=0).sample(4, np.arange(10))
     assert heard.shape == (10, 3)
     assert all(i in heard[j] for i in range(10) for j in heard[i])
@@ -241,7 +241,7 @@ def test_balance_learns_when_the_nodes_are_not_far_apart() -> None:
     assert info.consensus < 0.2 * alone, "its nodes do agree"
 
 
-def test_without_hostile_weight_all_graph_methods_but_gts_are_plain_gossip() -> None:
+def test_graph_methods_without_hostile_weight_are_plain_gossip() -> None:
     results = []
     for method in (name for name in GOSSIP if name != "gts"):
         run = simulation(BASE.replace(method=method, nodes=12, byzantine=0, b_hat=0, pull=4), Quadratic())
@@ -264,7 +264,7 @@ def rounds_of_gossip(rule: rpel.Rule, graph: Graph, x: Array, rounds: int) -> li
 
 
 @given(st.integers(0, 10**6), st.sampled_from(GOSSIP), st.integers(0, 2))
-def test_without_gradients_the_spread_never_grows(seed: int, method: str, b_hat: int) -> None:
+def test_spread_without_gradients_never_grows(seed: int, method: str, b_hat: int) -> None:
     rule = rpel.rule(METHODS[method].rule, b_hat=b_hat)
     x = np.random.default_rng(seed).normal(size=(10, 3))
     spreads = rounds_of_gossip(rule, random_graph(10, 4, seed), x, 5)
@@ -272,7 +272,7 @@ def test_without_gradients_the_spread_never_grows(seed: int, method: str, b_hat:
 
 
 @pytest.mark.parametrize("method", GOSSIP)
-def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_minority(method: str) -> None:
+def test_spread_on_complete_graphs_contracts_under_minority_hostile_weight(method: str) -> None:
     rule = rpel.rule(METHODS[method].rule, b_hat=2)
     complete = Graph.of(~np.eye(9, dtype=bool))
     spreads = rounds_of_gossip(rule, complete, np.random.default_rng(1).normal(size=(9, 3)), 12)
@@ -280,7 +280,7 @@ def test_on_complete_graphs_the_spread_contracts_while_the_hostile_weight_is_a_m
 
 
 @pytest.mark.parametrize(("rule", "same"), [("bucketing+trimmed_mean", False), ("nnm+trimmed_mean", True)])
-def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str, same: bool) -> None:
+def test_rule_is_given_the_round_and_redraws_buckets(rule: str, same: bool) -> None:
     start, found = np.random.default_rng(5).normal(size=(12, 7)), []
     for before in (0, 1):
         spec = BASE.replace(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
@@ -293,7 +293,7 @@ def test_a_run_tells_its_rule_the_round_so_that_buckets_are_dealt_anew(rule: str
 
 
 @pytest.mark.parametrize("method", ["rpel", "gts"])
-def test_an_attack_gets_what_it_declares_to_need_and_nothing_else(method: str) -> None:
+def test_attack_receives_only_declared_inputs(method: str) -> None:
     """The models before the local steps, and whom each honest node asks; both only for those that need them."""
     seen: list[View] = []
 
@@ -357,7 +357,7 @@ def test_dissensus_on_a_graph_is_what_the_plain_twin_forges() -> None:
         np.testing.assert_allclose(v.out[i], alone, atol=1e-9)
 
 
-def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> None:
+def test_mimic_on_a_graph_sends_a_neighbours_model() -> None:
     run = simulation(BASE.replace(method="d-psgd", attack="mimic", pull=5, b_hat=2), Quadratic())
     seen, forge = [], run.network.attack.function
 
@@ -374,7 +374,7 @@ def test_mimic_on_a_graph_sends_a_neighbours_model_and_not_the_victims_own() -> 
         np.testing.assert_array_equal(v.out[i], v.honest[near[0]])
 
 
-def test_who_is_pushed_to_averages_however_few_models_have_come() -> None:
+def test_pushed_to_node_averages_however_few_models_arrive() -> None:
     """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling, and no reason to wait."""
     run = simulation(BASE.replace(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
     heard = watched(run)
@@ -413,7 +413,7 @@ def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])
-def test_an_attack_that_cannot_look_at_so_many_nodes_is_refused_when_the_run_is_settled(fields: dict[str, Any]) -> None:
+def test_attack_limited_in_nodes_is_refused_by_resolve(fields: dict[str, Any]) -> None:
     assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
     with pytest.raises(ValueError, match="at most 2000 honest nodes, not 2001"):
         resolve(Spec(nodes=2201, byzantine=200, **fields))

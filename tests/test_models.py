@@ -34,7 +34,7 @@ def test_notation_is_followed_layer_by_layer() -> None:
     assert drops == [0.4] * 3
 
 
-def test_a_named_network_takes_other_classes_and_images() -> None:
+def test_named_network_takes_other_classes_and_images() -> None:
     assert shapes(model("mnist", classes=62))["9.weight"] == (62, 500)
     assert shapes(model("mnist", (3, 32, 32)))["0.weight"] == (20, 3, 5, 5)
     assert shapes(model("L(5)-R-L(2)-S", (7,)))["0.weight"] == (5, 7)
@@ -56,12 +56,12 @@ def test_a_named_network_takes_other_classes_and_images() -> None:
         ("C(5)-R", r"must end in L\(n\)"),
     ],
 )
-def test_a_wrong_notation_is_named_with_its_token_and_position(notation: str, message: str) -> None:
+def test_wrong_network_notation_names_token_and_position(notation: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(notation, (1, 28, 28), kernel=5, padding=0)
 
 
-def test_other_mistakes_are_named() -> None:
+def test_bad_network_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="'mnits'; the nearest is 'mnist'"):
         model("mnits")
     with pytest.raises(ValueError, match=r"input shape .* not \(\)"):
@@ -98,7 +98,7 @@ def test_flatten_and_unflatten_are_inverse(before: list[str], classes: int, seed
     assert torch.equal(flatten(network), vector)
 
 
-def test_the_vector_is_the_parameters_in_order_and_a_copy() -> None:
+def test_vector_is_the_parameters_in_order_and_a_copy() -> None:
     network = model("mlp")
     vector = flatten(network)
     named = list(network.named_parameters())
@@ -122,6 +122,6 @@ def test_unflatten_leaves_batch_statistics_with_their_node() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7849,), (7851,), (1, 7850), ()])
-def test_a_vector_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_vector_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has 7850 parameters"):
         unflatten(model("linear"), torch.zeros(shape))

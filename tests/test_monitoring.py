@@ -48,7 +48,7 @@ def scraped() -> dict[str, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_expression_finds_its_samples(
+def test_alert_and_dashboard_expressions_match_exported_metrics(
     scraped: dict[str, list[dict[str, str]]], where: str, expression: str
 ) -> None:
     asked = _METRIC.findall(expression)
@@ -63,7 +63,7 @@ def test_every_expression_finds_its_samples(
         assert all(label.strip() in {*scraped[name][0], "le"} for group in by for label in group.split(","))
 
 
-def test_the_alerts_fire_on_what_they_are_for_and_not_on_a_peer_that_is_well() -> None:
+def test_alerts_fire_on_what_they_are_for_and_not_on_a_peer_that_is_well() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool (Debian: prometheus)")
@@ -74,7 +74,7 @@ def test_the_alerts_fire_on_what_they_are_for_and_not_on_a_peer_that_is_well() -
     assert sorted(tested) == sorted(2 * re.findall(r"- alert: (\w+)", ALERTS))
 
 
-def test_the_unit_is_clean_for_systemd(tmp_path: Path) -> None:
+def test_unit_is_clean_for_systemd(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze")

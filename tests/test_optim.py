@@ -30,7 +30,7 @@ def test_steps_follow_the_formula(lr: float, beta: float, decay: float, count: i
     np.testing.assert_allclose(x.detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_saved_optimiser_continues_as_if_it_had_not_been_saved() -> None:
+def test_restored_optimiser_continues_identically() -> None:
     gradients = np.random.default_rng(0).standard_normal((8, 3))
     x = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     steps(LocalMomentum([x], lr=0.1), x, gradients)
@@ -46,7 +46,7 @@ def test_a_saved_optimiser_continues_as_if_it_had_not_been_saved() -> None:
     assert torch.equal(x, y)
 
 
-def test_a_closure_is_called_with_gradients_and_its_loss_returned() -> None:
+def test_optimiser_closure_runs_with_gradients_and_returns_the_loss() -> None:
     x = torch.nn.Parameter(torch.tensor([3.0]))
     optimiser = LocalMomentum([x], lr=0.5, momentum=0.0)
 

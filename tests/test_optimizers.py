@@ -60,7 +60,7 @@ def _cut(vector: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_node_steps_as_torch_would_alone_whoever_steps_beside_it(name: str) -> None:
+def test_node_optimiser_step_equals_a_lone_torch_step(name: str) -> None:
     optimizer, parameters = OPTIMIZERS[name]
 
     def lr(t: int) -> float:
@@ -76,7 +76,7 @@ def test_a_node_steps_as_torch_would_alone_whoever_steps_beside_it(name: str) ->
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", torch.optim.RMSprop], ids=["many at once", "one by one"])
-def test_a_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimizer: Any, tmp_path: Path) -> None:
+def test_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimizer: Any, tmp_path: Path) -> None:
     fields = {**TINY, "optimizer": optimizer, "lr": 0.01, "outer": "nesterov", "local_steps": 2}
     whole = simulate(**fields, out=tmp_path / "whole")
     with pytest.raises(CrashError):
@@ -88,7 +88,7 @@ def test_a_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimize
     assert not np.array_equal(whole.models, simulate(**{**fields, "outer": "none"}, out=None).models)
 
 
-def test_what_an_optimiser_remembers_is_local_state_of_its_node_and_is_not_exchanged() -> None:
+def test_optimiser_state_stays_local_and_is_not_exchanged() -> None:
     run = simulation(BASE.replace(optimizer="adam", lr=0.1), Quadratic())
     run.step()
     assert run.state.local["optimizer"].shape == (12, 2 * 7 + 1)
@@ -109,7 +109,7 @@ def test_what_an_optimiser_remembers_is_local_state_of_its_node_and_is_not_excha
         ({"lr": "cosine(0.5, 3, 0.1, 7)"}, "is not valid: it takes"),
     ],
 )  # fmt: skip
-def test_optimisers_and_schedules_that_do_not_fit_are_one_sentence(fields: dict[str, Any], said: str) -> None:
+def test_bad_optimisers_and_schedules_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         simulate("linear", **fields, out=None)
     assert "\n" not in str(error.value)
@@ -118,7 +118,7 @@ def test_optimisers_and_schedules_that_do_not_fit_are_one_sentence(fields: dict[
 # --- schedules by name -----------------------------------------------------------------------------------------------
 
 
-def test_cosine_is_torchs_after_its_warm_up_and_survives_toml(tmp_path: Path) -> None:
+def test_cosine_schedule_equals_torch_and_survives_toml(tmp_path: Path) -> None:
     spec = Spec(lr="cosine(0.4, warmup=5, to=0.02)", rounds=30)
     assert [spec.rate(t) for t in range(1, 6)] == pytest.approx([0.08, 0.16, 0.24, 0.32, 0.4])
     made = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
@@ -139,7 +139,7 @@ def test_cosine_is_torchs_after_its_warm_up_and_survives_toml(tmp_path: Path) ->
 # --- the outer step --------------------------------------------------------------------------------------------------
 
 
-def test_the_outer_step_is_nesterovs_and_a_node_that_kept_its_half_step_skips_it() -> None:
+def test_outer_step_is_nesterov_and_skipped_with_a_kept_half_step() -> None:
     rng = np.random.default_rng(0)
     outer, x = NesterovOuter(lr=0.7, momentum=0.9), rng.normal(size=(3, 4))
     state, v = outer.init(x), np.zeros_like(x)
@@ -154,7 +154,7 @@ def test_the_outer_step_is_nesterovs_and_a_node_that_kept_its_half_step_skips_it
         np.testing.assert_allclose(state["v"], v)
 
 
-def test_the_simulators_outer_step_is_the_one_of_the_plain_algorithm() -> None:
+def test_simulators_outer_step_is_the_one_of_the_plain_algorithm() -> None:
     spec = BASE.replace(byzantine=0, nodes=12, pull=6, b_hat=1, local_steps=3, outer="nesterov", outer_lr=0.5)
     run = simulation(spec, Quadratic())
     problem = run.problem

@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
         return result
 
 
-def test_an_lstm_learns_sequences() -> None:
+def test_lstm_learns_sequences() -> None:
     x = np.random.default_rng(0).normal(size=(200, 6, 1)).astype(np.float32)
     y = (x.sum(axis=(1, 2)) > 0).astype(np.int64)
     result = simulate(made(Recurrent), (x, y), (x[:50], y[:50]), **{**FEW, "rounds": 40, "lr": 1.0})
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
         return result
 
 
-def test_a_transformer_learns_the_next_token_of_a_text() -> None:
+def test_transformer_learns_the_next_token_of_a_text() -> None:
     text = np.cumsum(np.ones((120, 7), np.int64), axis=1) + np.arange(120)[:, None]
     x, y = text[:, :-1] % 5, text[:, 1:] % 5  # whole numbers, targets of two dimensions
     result = simulate(made(Transformer), (x, y), (x[:20], y[:20]), **{**FEW, "lr": 0.2})
@@ -98,7 +98,7 @@ def texts(count: int = 160) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]
     return {"ids": np.where(mask, ids, 0), "mask": mask}, y
 
 
-def test_an_embedding_model_learns_from_ids_and_masks_in_a_dict() -> None:
+def test_embedding_model_learns_from_ids_and_masks_in_a_dict() -> None:
     x, y = texts()
     result = simulate(made(Meaning), (x, y), (x, y), **{**FEW, "lr": 1.0})
     assert result.accuracy_mean > 0.9
@@ -118,7 +118,7 @@ class Unet(nn.Module):
         return result
 
 
-def test_a_unet_learns_a_class_for_each_pixel() -> None:
+def test_unet_learns_a_class_for_each_pixel() -> None:
     x = np.random.default_rng(0).normal(size=(80, 1, 8, 8)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     metric = {"foreground": lambda output, target: (output.argmax(1) == target)[target == 1].float().mean()}
@@ -127,7 +127,7 @@ def test_a_unet_learns_a_class_for_each_pixel() -> None:
     assert result.final["metric.foreground_mean"] > 0.8
 
 
-def test_a_regression_is_told_by_its_metrics_and_never_by_an_accuracy() -> None:
+def test_regression_reports_metrics_and_no_accuracy() -> None:
     x = np.random.default_rng(0).normal(size=(200, 3))
     y = x @ [1.0, -2.0, 0.5]
     named = {
@@ -145,9 +145,7 @@ def test_a_regression_is_told_by_its_metrics_and_never_by_an_accuracy() -> None:
     assert axes.get_ylabel() == "mae on test data (less is better)"
 
 
-def test_reports_and_lists_call_a_metric_by_its_name_and_say_what_is_better(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_name_a_metric_and_its_direction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(0).normal(size=(100, 3))
     given: dict[str, Any] = {**FEW, "rounds": 4, "eval_every": 2, "loss": F.mse_loss, "out": tmp_path / "runs"}
     mae = {"mae": Metric(F.l1_loss, higher_is_better=False)}
@@ -224,7 +222,7 @@ class Pairs(nn.Module):
         return {"logits": self.layer(a, b)}
 
 
-def test_a_tuple_s_values_come_one_by_one_and_an_output_may_be_anything_the_loss_takes() -> None:
+def test_tuple_inputs_are_passed_as_arguments_and_outputs_to_the_loss() -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 120, 3))
     y = (a[:, 0] * b[:, 0] > 0).astype(np.int64)
 
@@ -293,7 +291,7 @@ def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_o
     )
 
 
-def test_a_backdoor_patches_images_of_one_s_own_at_their_largest_value() -> None:
+def test_backdoor_patches_user_images_at_their_largest_value() -> None:
     x = np.random.default_rng(0).uniform(0, 5, (20, 1, 7, 7)).astype(np.float32)
     found = user.dataset((x, Y[:20]), (x, Y[:20]))
     task = Classification(
@@ -400,7 +398,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_does_not_fit_is_one_sentence_before_the_first_round(wrong: str) -> None:
+def test_bad_task_objects_are_refused_before_the_first_round(wrong: str) -> None:
     given, words = WRONG[wrong]
     defaults: dict[str, Any] = {"model": nn.Linear(4, 3), "train": (X, Y), "test": (X, Y)}
     with pytest.raises(ValueError, match=words) as caught:

@@ -52,7 +52,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built("wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_source_distribution_has_what_its_commands_need(sdist: Path) -> None:
+def test_source_distribution_has_the_files_its_commands_need(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     here = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
@@ -62,7 +62,7 @@ def test_the_source_distribution_has_what_its_commands_need(sdist: Path) -> None
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "site/", "runs/"))]
 
 
-def test_the_wheel_has_every_module_and_every_file_that_modules_read(wheel: Path) -> None:
+def test_wheel_has_every_module_and_every_file_that_modules_read(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     source = ROOT / "src"
@@ -72,7 +72,7 @@ def test_the_wheel_has_every_module_and_every_file_that_modules_read(wheel: Path
     assert all(name.startswith(("rpel/", f"rpel-{rpel.__version__}.dist-info/")) for name in names)
 
 
-def test_its_metadata_says_the_version_the_licence_and_what_it_needs(wheel: Path) -> None:
+def test_package_metadata_names_version_licence_and_dependencies(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"rpel-{rpel.__version__}.dist-info/METADATA").decode()
         scripts = archive.read(f"rpel-{rpel.__version__}.dist-info/entry_points.txt").decode()
@@ -101,7 +101,7 @@ print(plan.pull, rpel.load(result.path).accuracy_worst == result.accuracy_worst)
 
 
 @pytest.mark.full
-def test_the_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     place, bin_ = tmp_path / "elsewhere", tmp_path / "venv" / "bin"
     place.mkdir()

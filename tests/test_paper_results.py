@@ -59,7 +59,7 @@ def test_tables_hold_the_last_round_of_every_seed(kept: Any) -> None:
     assert cells(tool.of_sweep(kept, ["extra-pull"]))[0] == ["4", "0.900", "0.400", "0.900", "0.400"]
 
 
-def test_what_was_not_run_is_said(kept: Any) -> None:
+def test_paper_page_names_panels_not_run(kept: Any) -> None:
     assert "not run" in tool.of_runs(kept, ["mnist-left"])
     assert "not run" in tool.of_methods(kept, ["alie-mean-s3-b0"])
     assert "not run" in tool.of_sweep(kept, ["extra-b-hat"])
@@ -86,13 +86,13 @@ def test_pictures_come_as_the_paper_arranges_them(kept: Any) -> None:
 
 
 @pytest.mark.parametrize("path", tool.PAGES, ids=lambda path: path.stem)
-def test_the_page_says_what_its_data_say(path: Path) -> None:
+def test_paper_page_matches_its_data(path: Path) -> None:
     page = path.read_text("utf-8")
     assert tool.MARK.search(page)
     assert tool.written(page, tool.Panels(tool.PAGE.with_suffix(""))) == page
 
 
-def test_every_figure_of_the_paper_has_its_verdict_and_every_link_leads_somewhere() -> None:
+def test_every_paper_figure_has_a_verdict_and_valid_links() -> None:
     page = tool.PAGE.read_text("utf-8")
     verdicts = page.partition("| figure | the paper says |")[2].partition("\n\n")[0]
     named = {int(first) for first in re.findall(r"^\| (\d+)(?: [^|]*)? \|", verdicts, re.MULTILINE)}
@@ -126,7 +126,7 @@ def test_small_files_of_runs_are_kept_and_read_back_the_same(tmp_path: Path) -> 
     assert archive.path.read_bytes() == first
 
 
-def test_runs_on_the_papers_schedule_answer_for_cifar10_and_a_beginning_says_so(tmp_path: Path) -> None:
+def test_cifar10_verdict_uses_the_papers_schedule_or_says_partial(tmp_path: Path) -> None:
     spec = 'name = "cifar10-20"\nattack = "alie"\npull = {}\nalpha = 0.5\nlr = [[500, 0.5], [{}, 0.004]]\n'
     finished(tmp_path / "runs", "long", spec.format(6, 2000), [None] * 499 + [0.6] + [None] * 1498 + [0.75, 0.8])
     finished(tmp_path / "runs", "begun", spec.format(19, 2000), [None] * 998 + [0.8, 0.7])
@@ -140,7 +140,7 @@ def test_runs_on_the_papers_schedule_answer_for_cifar10_and_a_beginning_says_so(
     ]
 
 
-def test_what_exchanges_did_stands_beside_what_the_lemma_promises(tmp_path: Path) -> None:
+def test_measured_contraction_stands_beside_the_lemma(tmp_path: Path) -> None:
     spec = 'dataset = "mnist"\nmethod = "{}"\nrule = "nnm+trimmed_mean"\nattack = "sign_flipping"\n'
     sizes = "nodes = 30\nbyzantine = 6\npull = 15\n"
     for k, method in enumerate(("rpel", "rpel", "all-to-all")):

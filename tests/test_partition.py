@@ -56,7 +56,7 @@ def test_small_alpha_is_skewed_and_large_alpha_even() -> None:
     assert largest_share(0.1) > 0.5 > 0.15 > largest_share(1000.0)
 
 
-def test_a_draw_that_starves_a_node_is_redrawn() -> None:
+def test_draw_that_starves_a_node_is_redrawn() -> None:
     labels = np.arange(400) % 10
     starved = 0
     for seed in range(20):
@@ -83,7 +83,7 @@ def test_more_batches_than_examples_is_an_error_that_names_the_numbers() -> None
         by_writer(np.arange(100), 21, 5, 0)
 
 
-def test_a_hopeless_dirichlet_split_ends_with_advice() -> None:
+def test_hopeless_dirichlet_split_ends_with_advice() -> None:
     with pytest.raises(ValueError, match=r"after 100 redraws with alpha 0.01 .* larger alpha"):
         dirichlet(np.arange(200) % 2, nodes=20, alpha=0.01, batch=10, seed=0)
 
@@ -177,7 +177,7 @@ def test_virtual_draw_for_some_nodes_is_the_same_as_for_all() -> None:
         shared.draw(uniform[some], np.arange(10))
 
 
-def test_virtual_mixtures_are_one_dirichlet_draw_however_many_nodes_are_drawn_at_once() -> None:
+def test_virtual_mixtures_do_not_depend_on_the_block_of_nodes() -> None:
     nodes = 40_000  # more than are drawn together
     shared = virtual(np.arange(30) % 3, nodes, alpha=0.7, seed=4)
     expected = stream(4, ("partition", 0)).dirichlet(np.full(3, 0.7), size=nodes).astype(np.float32)
@@ -185,7 +185,7 @@ def test_virtual_mixtures_are_one_dirichlet_draw_however_many_nodes_are_drawn_at
     np.testing.assert_array_equal(shared.mixture, expected)
 
 
-def test_with_infinite_alpha_every_node_draws_evenly_from_all_examples_and_no_table_is_kept() -> None:
+def test_infinite_alpha_draws_evenly_without_a_table() -> None:
     labels = np.repeat([0, 2, 3], [5, 20, 75])
     shared = virtual(labels, nodes=10**9, alpha=float("inf"), seed=0)
     assert (shared.mixture, shared.numbers) == (None, 1)

@@ -39,7 +39,7 @@ def test_small_settings_of_the_paper_meet_all_attackers_for_certain(n: int, b: i
     assert (p.b_hat, p.probability, p.feasible) == (b, 1.0, True)
 
 
-def test_a_billion_nodes_are_planned_exactly() -> None:
+def test_billion_nodes_are_planned_exactly() -> None:
     p = plan(nodes=10**9, byzantine=10**8, rounds=200)
     assert (p.pull, p.b_hat, f"{p.probability:.6f}") == (52, 26, "0.993179")
 
@@ -53,7 +53,7 @@ def exact_tail(population: int, marked: int, draws: int, k: int) -> Fraction:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_the_comfortable_plan_is_the_smallest_with_a_third_and_three_left_or_leaves_most(silent: bool) -> None:
+def test_comfortable_plan_is_smallest_with_a_third_and_three_left(silent: bool) -> None:
     for nodes, share in product((4, 5, 7, 12, 20, 33, 60), (0.0, 0.1, 0.2, 0.3, 0.4, 0.45)):
         sizes: dict[str, Any] = {"nodes": nodes, "byzantine": int(share * nodes), "rounds": 50}
         choices = [(s, rpel.plan(**sizes, pull=s, silent=silent)) for s in range(1, nodes)]
@@ -70,7 +70,7 @@ def test_the_comfortable_plan_is_the_smallest_with_a_third_and_three_left_or_lea
         assert [None if choice is None else choice.pull for choice in named] == [found.pull] * 2
 
 
-def test_another_largest_share_is_kept_to_or_refused() -> None:
+def test_max_fraction_is_respected_or_refused() -> None:
     sizes: dict[str, Any] = {"nodes": 100, "byzantine": 10, "rounds": 200}
     found = [comfortable(**sizes, max_fraction=share) for share in (0.25, 1 / 3, 0.45)]
     assert [p.pull for p in found] == [39, 26, 18]
@@ -97,7 +97,7 @@ def test_tails_agree_with_integer_arithmetic(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_the_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> None:
+def test_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> None:
     n = data.draw(st.integers(3, 120))
     b = data.draw(st.integers(0, (n - 1) // 2))
     fraction = data.draw(st.sampled_from([Fraction(1, 2), Fraction(1, 3), Fraction(3, 10), Fraction(9, 20)]))
@@ -123,14 +123,14 @@ def test_the_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> Non
         assert p.feasible
 
 
-def test_the_search_looks_back_over_the_rounding_of_the_pull() -> None:
+def test_search_looks_back_over_the_rounding_of_the_pull() -> None:
     """P(max ≤ k) at the smallest pull for k does not rise with every k: bisection alone stops at pull 14,868."""
     p = plan(nodes=47_468, byzantine=20_420, rounds=200, max_fraction=0.45)
     assert (p.pull, p.b_hat) == (14_859, 6_687)
 
 
 @pytest.mark.parametrize(("n", "b", "fraction"), [(20_000, 9_300, 0.5), (30_000, 9_600, 1 / 3), (40_000, 11_500, 0.3)])
-def test_the_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, fraction: float) -> None:
+def test_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, fraction: float) -> None:
     p = plan(nodes=n, byzantine=b, rounds=200, max_fraction=fraction)
     assert p.b_hat > 1500, "the setting must reach the bisection"
     exact = Fraction(fraction).limit_denominator(1000)
@@ -156,7 +156,7 @@ def test_no_shows_are_planned_for_on_top_of_silence() -> None:
 
 
 @pytest.mark.parametrize(("silent", "no_shows"), [(False, 0), (False, 1), (True, 0), (True, 2)])
-def test_a_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, no_shows: int) -> None:
+def test_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, no_shows: int) -> None:
     """2b̂ answers must come when F honest peers are late and, under silence, b̂ hostile ones say nothing."""
     answers = 3 if silent else 2
     judged = {}
@@ -170,7 +170,7 @@ def test_a_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, n
 @pytest.mark.parametrize(
     ("n", "p", "s", "b_hat"), [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)]
 )
-def test_the_lemma_gives_the_reference_plans(n: int, p: float, s: int, b_hat: int) -> None:
+def test_lemma_gives_the_reference_plans(n: int, p: float, s: int, b_hat: int) -> None:
     found = plan(nodes=n, byzantine=n // 10, rounds=200, confidence=p, method="bound")
     assert (found.pull, found.b_hat) == (s, b_hat)
     assert p <= found.probability <= max_byzantine_cdf(n, n // 10, s, 200)[min(b_hat, n // 10)]
@@ -197,13 +197,13 @@ def test_simulation_and_exact_law_agree_in_distribution() -> None:
     assert stats.chisquare(observed, expected).pvalue > 1e-6
 
 
-def test_a_simulated_plan_states_the_exact_probability_of_its_b_hat() -> None:
+def test_simulated_plan_states_the_exact_probability() -> None:
     p = plan(nodes=1000, byzantine=100, rounds=200, method="simulate", grid=[10, 20, 30, 40], seed=3)
     assert p.pull in (20, 30)
     assert p.probability == max_byzantine_cdf(1000, 100, p.pull, 200)[p.b_hat]
 
 
-def test_the_papers_own_setting_is_judged_not_refused() -> None:
+def test_paper_setting_is_judged_and_not_refused() -> None:
     p = plan(nodes=100, byzantine=10, rounds=200, pull=15)
     assert (p.b_hat, p.feasible, p.kappa, p.theorem_applies) == (8, False, None, False)
     assert p.best_below_half is not None
@@ -211,7 +211,7 @@ def test_the_papers_own_setting_is_judged_not_refused() -> None:
     assert f"{p.best_below_half['probability']:.6f}" == "0.973938"
 
 
-def test_thirty_neighbours_at_a_hundred_thousand_nodes_need_thirty_four_for_99_percent() -> None:
+def test_plan_for_100_000_nodes_needs_pull_34_for_99_percent() -> None:
     p = plan(nodes=100_000, byzantine=10_000, rounds=200)
     assert (p.pull, p.b_hat) == (34, 17)
 
@@ -230,7 +230,7 @@ def test_costs_are_counted_in_models_and_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(("wire", "message"), [("float32", 704_200), ("bfloat16", 352_100), ("int8", 178_802)])
-def test_a_code_makes_messages_smaller_and_the_period_shorter(wire: WireName, message: int) -> None:
+def test_code_makes_messages_smaller_and_the_period_shorter(wire: WireName, message: int) -> None:
     p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050, wire=wire, upstream="20Mbit")
     assert (p.bytes_per_message, p.bytes_per_round) == (message, 1500 * message)
     asked = stats.binom.ppf(0.99, 99, 15 / 99)
@@ -248,16 +248,16 @@ def test_pullers_are_the_quantile_of_a_binomial(nodes: int, share: float) -> Non
     [({"wire": "int4"}, "int8"), ({"upstream": "20MB"}, "20Mbit"), ({"upstream": "-1"}, "-1"),
      ({"upstream": "20Mbit", "parameters": None}, "parameters")],
 )  # fmt: skip
-def test_a_line_that_cannot_be_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+def test_line_that_cannot_be_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         plan(**{"nodes": 10, "byzantine": 1, "rounds": 5, "parameters": 9, **fields})
 
 
-def test_a_third_given_as_a_float_is_a_third() -> None:
+def test_third_given_as_a_float_is_a_third() -> None:
     assert plan(nodes=100, byzantine=10, rounds=200, max_fraction=1 / 3).fraction == 1 / 3
 
 
-def test_the_plan_is_public_and_frozen() -> None:
+def test_plan_is_public_and_frozen() -> None:
     p = rpel.plan(nodes=30, byzantine=6, rounds=200)
     assert isinstance(p, rpel.Plan)
     with pytest.raises(AttributeError):
@@ -283,7 +283,7 @@ def test_the_plan_is_public_and_frozen() -> None:
         ({"nodes": 3, "byzantine": 1, "rounds": 9, "silent": True}, ["leaves 2 b_hat answers", "1 of 2 answers"]),
     ],
 )
-def test_bad_input_is_one_sentence_with_the_nearest_choice(question: dict[str, float], words: list[str]) -> None:
+def test_bad_plan_input_names_the_nearest_choice(question: dict[str, float], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         plan(**question)  # type: ignore[arg-type]
     sentence = str(caught.value)
@@ -291,7 +291,7 @@ def test_bad_input_is_one_sentence_with_the_nearest_choice(question: dict[str, f
     assert all(word in sentence for word in words), sentence
 
 
-def test_the_default_grid_of_algorithm_2_ends_where_it_must_return() -> None:
+def test_algorithm_2_default_grid_ends_at_a_feasible_pull() -> None:
     for n in (2, 10, 300, 10**6):
         grid = list(planning.default_grid(n))
         assert grid == sorted(set(grid))

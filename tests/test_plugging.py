@@ -34,7 +34,7 @@ def backwards(view: rpel.View, speed: float = 2.0) -> Array:
     return forged
 
 
-def test_an_attack_from_outside_says_what_it_is_and_keeps_what_it_says() -> None:
+def test_plugin_attack_keeps_what_it_declares() -> None:
     made = rpel.attack(backwards, speed=3.0)
     assert made.per_victim
     assert made.needs == {"before"}
@@ -46,7 +46,7 @@ def test_an_attack_from_outside_says_what_it_is_and_keeps_what_it_says() -> None
 quickly = rpel.attack(backwards, speed=5.0)
 
 
-def test_an_attack_with_its_parameters_is_found_by_name() -> None:
+def test_plugin_attack_with_parameters_is_found_by_name() -> None:
     made = rpel.attack("test_plugging:quickly")
     assert made.parameters == {"speed": 5.0}
     assert made.name == "test_plugging:quickly"
@@ -54,7 +54,7 @@ def test_an_attack_with_its_parameters_is_found_by_name() -> None:
         rpel.attack("test_plugging:quickly", speed=1.0)
 
 
-def test_a_run_is_attacked_from_outside_and_declaring_nothing_changes_no_byte() -> None:
+def test_run_is_attacked_from_outside_and_declaring_nothing_changes_no_byte() -> None:
     def slowly(view: rpel.View, speed: float = 2.0) -> Array:
         return np.asarray(view.moments() - (speed * view.change).astype(view.out.dtype))
 
@@ -66,7 +66,7 @@ def test_a_run_is_attacked_from_outside_and_declaring_nothing_changes_no_byte() 
 
 
 @pytest.mark.parametrize("poison", ["labels", "patch"])
-def test_an_attack_from_outside_may_train_instead_of_forging(poison: str) -> None:
+def test_attack_from_outside_may_train_instead_of_forging(poison: str) -> None:
     @declare(poisons=poison)
     def mine(target: int = 0, share: float = 0.5) -> None:
         """Trains on examples that are not what they seem."""
@@ -94,14 +94,14 @@ def slow_half(x: Array, f: int) -> Array:
     return np.asarray(x[near].mean(axis=0))
 
 
-def test_a_rule_from_outside_runs_for_all_victims_at_once_and_keeps_the_promises() -> None:
+def test_rule_from_outside_runs_for_all_victims_at_once_and_keeps_the_promises() -> None:
     fast = rpel.simulate("linear", attack="foe", rule=NearestHalf("nearest_half"), out=None, **SMALL)
     slow = rpel.simulate("linear", attack="foe", rule=slow_half, out=None, **SMALL)
     np.testing.assert_allclose(fast.models, slow.models, atol=1e-5)
     testing.check_rule(NearestHalf("nearest_half", f=2, pivot=0))
 
 
-def test_a_callable_is_what_its_call_form_says() -> None:
+def test_plugin_callable_is_classified_by_its_signature() -> None:
     x = np.random.default_rng(0).normal(size=(7, 4))
     assert rpel.rule(lambda f: rpel.rule("nnm+median", f=f), f=2).name == "nnm+median"
     assert rpel.rule(lambda size=2: rpel.rule("bucketing", size=size), size=3)(x).shape == (3, 4)
@@ -126,7 +126,7 @@ def towards_own(share: float = 0.5) -> PreAggregation:
     return PreAggregation("towards_own", mix)
 
 
-def test_a_pre_aggregation_from_outside_is_taken_into_the_kernel_of_the_rule_after_it() -> None:
+def test_plugin_pre_aggregation_is_fused_into_the_next_rule() -> None:
     x = np.random.default_rng(1).normal(size=(5, 4))
     made = rpel.chain(towards_own(), rpel.rule("trimmed_mean", f=1))
     expected = rpel.rule("trimmed_mean", f=1)((x + x[0]) / 2)
@@ -141,7 +141,7 @@ def test_a_pre_aggregation_from_outside_is_taken_into_the_kernel_of_the_rule_aft
 
 
 @pytest.mark.parametrize("method", ["rpel", "cs-plus"])
-def test_a_round_looks_for_non_finite_models_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_looks_for_non_finite_models_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, looked, look = simulation(BASE.replace(method=method)), [], compiled.finite_rows
 
     def counted(table: Array) -> Array:
@@ -218,7 +218,7 @@ class Deaf:
         return replace(received, index=received.index[:, :1]), state
 
 
-def test_a_delivery_from_outside_decides_what_arrives() -> None:
+def test_delivery_from_outside_decides_what_arrives() -> None:
     deaf = rpel.simulate("linear", problem=lambda p: replace(p, deliver=Deaf(p.deliver)), out=None, **SMALL)
     assert [row["degraded"] for row in deaf.history] == [8] * SMALL["rounds"]  # nobody can aggregate
 
@@ -234,7 +234,7 @@ class HalfWay:
         return x + 0.5 * (z - x), state
 
 
-def test_an_outer_step_from_outside_is_checkpointed_with_the_run(tmp_path: Path) -> None:
+def test_outer_step_from_outside_is_checkpointed_with_the_run(tmp_path: Path) -> None:
     changed: dict[str, Any] = {"problem": lambda p: replace(p, outer=HalfWay()), **SMALL}
     whole = rpel.simulate("linear", out=None, **changed)
     assert not np.allclose(whole.models, rpel.simulate("linear", out=None, **SMALL).models)
@@ -264,13 +264,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.EmbeddingBag(4, 8, mode="mean"), nn.Linear(8, 2))
 
 
-def test_a_task_with_integer_inputs_trains_from_outside() -> None:
+def test_task_with_integer_inputs_trains_from_outside() -> None:
     task = rpel.tasks.Task(network(), letters())
     run = rpel.simulate(task=task, out=None, lr=1.0, **SMALL | {"rounds": 60})
     assert run.accuracy_worst > 0.8
 
 
-def test_a_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
+def test_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"dataset": f"{__name__}:letters", "model": network(), **SMALL}
     run = rpel.simulate(**fields, out=tmp_path)
     assert list(run.certificate["data"]) == [f"{__name__}:letters"]
@@ -281,7 +281,7 @@ def test_a_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
 # --- a callback ------------------------------------------------------------------------------------------------------
 
 
-def test_a_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path) -> None:
+def test_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path) -> None:
     def norms(state: Any, info: Any, row: dict[str, Any]) -> None:
         row["norm_mean"] = float(np.linalg.norm(state.x, axis=1).mean())
         assert row["round"] == info.round
@@ -293,7 +293,7 @@ def test_a_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Pat
     assert rpel.load(run.path).history["norm_mean"].tolist() == run.history["norm_mean"].tolist()
 
 
-def test_a_column_that_is_no_number_is_refused() -> None:
+def test_column_that_is_no_number_is_refused() -> None:
     def wrong(state: Any, info: Any, row: dict[str, Any]) -> None:
         row["norms"] = np.linalg.norm(state.x, axis=1)
 

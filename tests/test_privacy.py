@@ -70,7 +70,7 @@ def test_planned_noise_keeps_the_target_and_a_little_less_does_not(target: float
     assert direct(noise, rate, steps, 1e-5) <= target < direct(noise * 0.997, rate, steps, 1e-5)
 
 
-def test_steps_within_a_target_are_as_many_as_it_allows() -> None:
+def test_steps_within_target_epsilon_are_maximal() -> None:
     allowed = privacy.steps_within(0.5, 4.0, 0.1, 45, 1e-4)
     assert 1 < allowed < 45
     assert direct(4.0, 0.1, allowed, 1e-4) <= 0.5 < direct(4.0, 0.1, allowed + 1, 1e-4)
@@ -78,7 +78,7 @@ def test_steps_within_a_target_are_as_many_as_it_allows() -> None:
     assert privacy.steps_within(0.001, 4.0, 0.1, 45, 1e-4) == 0
 
 
-def test_each_node_has_its_own_epsilon_and_the_run_the_largest_and_the_median() -> None:
+def test_run_reports_largest_and_median_epsilon_of_the_nodes() -> None:
     rates = [0.2, 0.05, 0.1, 0.1]
     each = privacy.epsilons(4.0, rates, 30, 1e-4)
     assert each.tolist() == [direct(4.0, rate, 30, 1e-4) for rate in rates]
@@ -97,19 +97,19 @@ def test_each_node_has_its_own_epsilon_and_the_run_the_largest_and_the_median() 
         (lambda: privacy.rate(50, 31), "batch 50 is larger than the 31 examples of a node: the nearest is 31"),
     ],
 )
-def test_bad_privacy_numbers_are_refused_in_one_sentence(call: "object", words: str) -> None:
+def test_bad_privacy_numbers_are_refused(call: "object", words: str) -> None:
     assert callable(call)
     with pytest.raises(ValueError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
 
 
-def test_a_delta_that_lets_a_whole_example_go_is_warned_of() -> None:
+def test_delta_that_lets_a_whole_example_go_is_warned_of() -> None:
     assert privacy.weak_delta(1e-5, 1400) is None
     assert "1/1400" in (privacy.weak_delta(1e-3, 1400) or "")
 
 
-def test_missing_accountant_is_one_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_accountant_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[privacy\]'"):
         privacy.epsilon(1.234, 0.1, 7, 1e-5)
@@ -161,7 +161,7 @@ def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(capsys: pyt
         ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10", "--batch is missing"),
     ],
 )
-def test_plan_refuses_bad_privacy_in_one_sentence(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses_bad_privacy_options(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = rpel(*PLAN, *options.split(), capsys=capsys, code=2)
     assert words in err
     assert not out
@@ -237,7 +237,7 @@ def test_examples_at_once_equal_one_by_one_with_frozen_layers_and_dropout() -> N
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_an_engine_keeps_to_the_examples_that_are_there() -> None:
+def test_engine_keeps_to_the_examples_that_are_there() -> None:
     for network in ("linear", "mnist", GROUPED):
         private = PrivateGradients(task(network), 0.5)
         x, rows = torch.from_numpy(at(private.task)[:1]), private.task.examples.held[0][None, :6]
@@ -265,7 +265,7 @@ def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explod
     assert (np.linalg.norm(g, axis=1) <= 1.0001 * 0.01 * counts / BATCH).all()
 
 
-def test_poisson_batches_have_each_example_with_its_rate_and_independently() -> None:
+def test_poisson_batches_draw_each_example_independently() -> None:
     made = task()
     sizes = made.examples.size[:NODES]
     private, rounds = PrivateGradients(made, 1.0), 400
@@ -301,7 +301,7 @@ def test_noise_is_gaussian_with_the_multiplier_times_the_norm_over_the_nominal_b
     assert abs(np.corrcoef(z[0], again[0] - noisy[0])[0, 1]) < 0.75  # and each round
 
 
-def test_an_empty_batch_gives_noise_all_the_same() -> None:
+def test_empty_batch_gives_noise_all_the_same() -> None:
     made = task()
 
     def draw(purpose: str, t: int, k: int, node: int) -> np.random.Generator:
@@ -340,7 +340,7 @@ def test_examples_that_are_not_alike_are_clipped_one_by_one() -> None:
         ("linear", 1.0, math.inf, "noise_multiplier 1 needs a max_grad_norm"),
     ],
 )
-def test_what_cannot_be_private_is_refused_in_one_sentence(
+def test_tasks_that_cannot_be_private_are_refused(
     network: "str | nn.Module", noise: float, norm: float, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words) as caught:
@@ -356,7 +356,7 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_private_run_certifies_the_epsilon_that_a_direct_call_gives(
+def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = package.simulate(**RUN, out=tmp_path)
@@ -388,16 +388,14 @@ def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
     assert "epsilon" in rpel("compare", str(a.path), str(b.path), capsys=capsys)[0]
 
 
-def test_a_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
+def test_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
     fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5, "sampling": "poisson"}
     stated = package.simulate(**fields).certificate["privacy"]
     assert 0.99 * 0.5 < stated["epsilon"] <= 0.5
     assert stated["epsilon_median"] < stated["epsilon"]
 
 
-def test_a_run_that_would_pass_its_target_stops_before_the_step_and_stays_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_stops_before_exceeding_target_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     column = [row["epsilon"] for row in package.simulate(**RUN).history]
     with pytest.raises(BudgetSpentError, match="stopped before round 3 of 4, which would pass target_epsilon"):
         package.simulate(**RUN, target_epsilon=column[1], out=tmp_path)
@@ -407,7 +405,7 @@ def test_a_run_that_would_pass_its_target_stops_before_the_step_and_stays_stoppe
     assert "stopped before round 3" in rpel("resume", str(folder), capsys=capsys, code=1)[1]
 
 
-def test_a_run_without_noise_states_no_epsilon() -> None:
+def test_run_without_noise_states_no_epsilon() -> None:
     public = {key: value for key, value in RUN.items() if not key.startswith(("max_grad", "noise", "target"))}
     for fields in (public, {**public, "max_grad_norm": 1.0}):
         run = package.simulate(**fields)
@@ -440,9 +438,7 @@ UNEQUAL = [(X[:20], Y[:20])] * 4 + [(X[:9], Y[:9])]
         ({"model": nn.Linear(3, 2), "train": UNEQUAL, "test": OTHERS}, "a node holds 9 examples, .* batch_size 9"),
     ],
 )
-def test_what_does_not_go_with_privacy_is_refused_before_the_first_round(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_options_incompatible_with_privacy_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, BudgetSpentError), match=words) as caught:
         package.simulate(**{**RUN, **changes}, out=tmp_path)
     assert "\n" not in str(caught.value)
@@ -456,7 +452,7 @@ def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
     assert one.accuracy_worst > 0.5
 
 
-def test_other_optimisers_outer_steps_and_codes_see_only_what_is_noisy_already() -> None:
+def test_optimisers_outer_steps_and_codes_see_only_noisy_gradients() -> None:
     fields = {**RUN, "rounds": 2, "partition": "iid", "optimizer": "adamw", "lr": 0.01}
     run = package.simulate(**fields, outer="nesterov", wire="int8")
     examples = [len(part) for part in iid(np.zeros(load().size, np.int64), 5, 20, seed=0)]

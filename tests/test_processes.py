@@ -40,7 +40,7 @@ def ended(pid: int) -> bool:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_whose_starter_is_killed_saves_and_ends(tmp_path: Path, number: signal.Signals) -> None:
+def test_run_whose_starter_is_killed_saves_and_ends(tmp_path: Path, number: signal.Signals) -> None:
     run = ["run", "quickstart", "--rounds", "1000000", "--out", str(tmp_path / "runs")]
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), *run], stdout=subprocess.PIPE, text=True)
     try:
@@ -65,9 +65,7 @@ SLEEP = ["-n", "1", "-r", "1", "import time; time.sleep(600)"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
-def test_started_processes_are_forked_by_one_and_tell_status_output_and_end_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_processes_report_their_status_and_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
     assert start(["--version"], out, err).wait(PATIENCE) == 0
     monkeypatch.chdir(tmp_path)

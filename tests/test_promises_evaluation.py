@@ -62,7 +62,7 @@ def test_nodes_that_flip_labels_change_no_label_of_the_test_set(flipped: rpel.Re
     assert accuracies == pytest.approx([np.mean(right), min(right), np.median(right)])
 
 
-def test_each_honest_node_keeps_its_own_batchnorm_statistics(flipped: rpel.Result) -> None:
+def test_each_honest_node_keeps_separate_batchnorm_statistics(flipped: rpel.Result) -> None:
     """The loss is right only if every node is evaluated, and handed over, with its own and nobody else's."""
     statistics = np.array([flipped.state_dict(i)["norm.running_mean"].numpy() for i in range(6)])
     assert len(np.unique(statistics.round(6), axis=0)) == 6
@@ -71,7 +71,7 @@ def test_each_honest_node_keeps_its_own_batchnorm_statistics(flipped: rpel.Resul
     assert flipped.final["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_the_gradient_norm_is_that_of_honest_nodes_each_with_its_own_statistics(flipped: rpel.Result) -> None:
+def test_gradient_norm_uses_each_honest_nodes_statistics(flipped: rpel.Result) -> None:
     x, _ = examples(60)
     norms = []
     for i in np.linspace(0, 5, SHOWN).astype(int):
@@ -82,7 +82,7 @@ def test_the_gradient_norm_is_that_of_honest_nodes_each_with_its_own_statistics(
     assert flipped.final["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
 
 
-def test_the_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() -> None:
+def test_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() -> None:
     """With this seed the three honest nodes hold class 0 alone, and the two hostile ones the two others."""
     x, _ = examples(3)
     y = np.repeat([0, 1, 2], 5)
@@ -95,7 +95,7 @@ def test_the_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold(
     assert result.final["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
 
 
-def test_a_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None:
+def test_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None:
     """Fifty images between, all of them at the end; those of the target's own class do not count."""
     result = rpel.simulate(
         "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, attack="backdoor", attack_params={"target": 3},
@@ -115,7 +115,7 @@ def test_a_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> No
     assert last["attack_success_worst"] == pytest.approx(max(shares), abs=1e-3)
 
 
-def test_a_run_that_overflows_counts_the_nodes_and_writes_null(tmp_path: Path) -> None:
+def test_run_that_overflows_counts_the_nodes_and_writes_null(tmp_path: Path) -> None:
     """Two nodes hold an example of very large numbers: their models are infinite after one step."""
     x, y = examples(6)
     x[[1, 4]] = 3e38

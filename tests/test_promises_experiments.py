@@ -13,7 +13,7 @@ from support.commands import rpel as command
 from support.plain import examples, network
 
 
-def test_an_impossible_cell_of_a_sweep_is_never_passed_off_as_done(
+def test_impossible_cell_of_a_sweep_is_never_passed_off_as_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the sweep refuses it at once or lists it as failed: the sentence is there, a result is not."""
@@ -54,7 +54,7 @@ def test_runs_on_other_data_are_not_averaged_as_if_they_were_seeds(
     assert settings(tmp_path / "other", capsys) == 2
 
 
-def test_a_figure_at_full_scale_takes_in_no_panel_made_smaller(
+def test_figure_at_full_scale_takes_in_no_panel_made_smaller(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, scale in (("fraction-10000", "smoke"), ("fraction-1000", "full")):

@@ -7,7 +7,7 @@ import rpel
 
 
 @pytest.mark.parametrize("name", ["cs_plus", "clipped_gossip_adaptive", "rtc"])
-def test_an_answer_that_is_not_finite_is_part_of_the_hostile_weight(name: str) -> None:
+def test_answer_that_is_not_finite_is_part_of_the_hostile_weight(name: str) -> None:
     """The weight .25 that may be hostile is the infinite neighbour's: nothing is left to cut, so it is plain gossip."""
     rule = rpel.rule(name, byzantine_weight=0.25)
     models, weights = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.full(4, 0.25)

@@ -32,7 +32,7 @@ GUARANTEES = {
 
 
 @pytest.mark.parametrize("method", GUARANTEES)
-def test_a_certificate_says_what_the_plan_is_worth_under_each_method(method: str) -> None:
+def test_certificate_says_what_the_plan_is_worth_under_each_method(method: str) -> None:
     everybody = method in ("all-to-all", "nna")
     result = tiny(None, method=method, pull=None if everybody else 4, rounds=1)
     assert result.certificate["guarantee"] == GUARANTEES[method]
@@ -45,7 +45,7 @@ def test_attackers_who_choose_their_places_are_all_counted_on() -> None:
     assert {placed: found["plan"]["b_hat"] for placed, found in planned.items()} == {"random": 2, "adversarial": 3}
 
 
-def test_a_plan_with_a_chosen_b_hat_has_that_b_hats_constants() -> None:
+def test_plan_with_a_chosen_b_hat_has_that_b_hats_constants() -> None:
     """Twelve nodes, three hostile, six pulled, one round; nine in ten would need b_hat = 3. By hand for b_hat = 2."""
     plan = tiny(None, nodes=12, byzantine=3, pull=6, rounds=1, confidence=0.9, b_hat=2).certificate["plan"]
     kappa = 8 * 2 / (7 - 2) * (6 * (2 / 3) * (1 + 2 / 3) + 1)  # nnm, then trimmed mean with f/(m − 2f) = 2/3
@@ -66,7 +66,7 @@ def test_several_seeds_hold_only_if_every_seed_does() -> None:
     assert (result.certificate["violations_total"], result.certificate["max_observed"]) == (2, 3)
 
 
-def test_the_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
+def test_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
     """A copy of the package is the same code; with a comment more in one file deep inside it is another."""
     package = Path(str(rpel.__file__)).parent
     copied = Path(shutil.copytree(package, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
@@ -94,7 +94,7 @@ def code_of(top: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["counts.npz", "models.safetensors"])
-def test_a_file_that_is_gone_from_a_finished_run_is_noticed(
+def test_file_that_is_gone_from_a_finished_run_is_noticed(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tiny(tmp_path, rounds=1).path
@@ -107,7 +107,7 @@ def test_a_file_that_is_gone_from_a_finished_run_is_noticed(
     assert [message for message in caplog.messages if "edited" in message and name in message]
 
 
-def test_other_float_test_data_make_another_run(tmp_path: Path) -> None:
+def test_changed_float_test_data_makes_another_run(tmp_path: Path) -> None:
     x, _ = examples(12)
     y = x.sum(axis=1, keepdims=True)
     model, data = nn.Linear(FEATURES, 1), []
@@ -123,7 +123,7 @@ def test_other_float_test_data_make_another_run(tmp_path: Path) -> None:
     assert data[0] == data[1] != data[2]
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
+def test_run_that_another_process_finished_meanwhile_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one finishes after this one has found the folder unfinished and before it holds the lock."""
@@ -149,7 +149,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
 
 
 @pytest.mark.integration
-def test_a_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_path: Path) -> None:
+def test_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_path: Path) -> None:
     """Two workers hold five units of work; what a node will output may have been drawn before the interruption."""
     fields: dict[str, Any] = {
         "dataset": "mnist-sample-8x8", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2, "batch_size": 800,
@@ -165,7 +165,7 @@ def test_a_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_
 
 
 @pytest.mark.integration
-def test_workers_on_one_machine_share_its_memory() -> None:
+def test_worker_memory_check_counts_the_shared_machine() -> None:
     """What one worker may take, two may not. As torchrun places them; the free memory is made up."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
-def test_a_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp_path: Path) -> None:
     result = Case(fields).run(tmp_path)
     graph = result.path / "graph.npz"
     adjacency = Graph(Case(fields)["nodes"], np.load(graph)["pairs"]).adjacency if graph.is_file() else None
@@ -72,7 +72,7 @@ def assert_spread_is_told(rows: list[dict[str, Any]], played: list[tuple[Any, An
     assert rows[-1]["lambda_realised"] == pytest.approx(moved / before, rel=1e-4, abs=1e-9)
 
 
-def test_the_cases_have_what_they_are_named_for() -> None:
+def test_cases_have_what_they_are_named_for() -> None:
     """Padding beside a hostile node 0; nodes that meet nobody hostile beside those that do."""
     assert 0 in hostile(AT_NODE_0, 12, 3)
     pushed = Case(CASES["push, node 0 hostile"])
@@ -81,13 +81,13 @@ def test_the_cases_have_what_they_are_named_for() -> None:
         assert {0, 1} == set(Case(CASES[name]).counts().ravel().tolist())
 
 
-def test_who_is_hostile_follows_from_the_seed_in_every_version() -> None:
+def test_hostile_nodes_follow_from_the_seed_in_every_version() -> None:
     fixed, roaming = (Case({"roaming": roams, "rounds": 1, "rule": "mean"}).run() for roams in (False, True))
     assert fixed.tensors["ids"].tolist() == [0, 1, 2, 3, 7, 8, 9, 10, 11]
     assert roaming.tensors["ids"].tolist() == [0, 1, 2, 3, 5, 7, 8, 9, 11]
 
 
-def test_a_search_for_one_vector_for_many_looks_at_sixteen_drawn_victims() -> None:
+def test_search_for_one_vector_for_many_looks_at_sixteen_drawn_victims() -> None:
     """Of 22 or so that pull the one hostile node; seen by a rule that is asked what it would do with each factor."""
     asked: list[Any] = []
 
@@ -156,7 +156,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tupl
     [{}, {"attack": "label_flip"}, {"attack": "backdoor"}, {"method": "gts"}],
     ids=lambda fields: "-".join(map(str, fields.values())) or "alie",
 )
-def test_attack_and_network_are_built_once_and_non_finite_rows_looked_for_once_a_round(
+def test_attack_is_built_once_and_finiteness_checked_once_a_round(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, drawn = counted(monkeypatch, Attack, "__init__"), counted(monkeypatch, Roster, "__init__")
@@ -173,7 +173,7 @@ def test_seeds_of_one_setting_load_their_data_once(monkeypatch: pytest.MonkeyPat
     assert [run.spec.seed for run in both.runs] == [0, 1]
 
 
-def test_a_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     deep, primitives = list[int](), ("coordinatewise", "moments", "momentum_step", "finite_rows")
     ours = str(Path(data.__file__).parents[1])
 

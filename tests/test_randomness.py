@@ -27,7 +27,7 @@ def test_many_nodes_draw_what_each_would_draw_alone(
     np.testing.assert_array_equal(together, np.array(alone).reshape(together.shape))
 
 
-def test_other_coordinates_give_other_numbers() -> None:
+def test_different_coordinates_give_different_numbers() -> None:
     base = draws(0, "batch", 1, np.arange(20), 4)
     for other in (draws(1, "batch", 1, np.arange(20), 4), draws(0, "pull", 1, np.arange(20), 4)):
         assert not np.intersect1d(base, other).size
@@ -58,7 +58,7 @@ def test_samples_are_distinct_others_and_do_not_depend_on_who_else_is_asked(
     )
 
 
-def test_so_it_is_for_tens_of_thousands_who_are_drawn_for_in_blocks() -> None:
+def test_peers_of_tens_of_thousands_of_nodes_are_uniform() -> None:
     """What one block of rows has taken is not taken for the next, whichever thread draws it."""
     ids, size = np.arange(20_000), 6
     whole = sample_without_replacement(4, "pull", 2, ids, 20_000, size)
@@ -101,6 +101,6 @@ def test_impossible_samples_are_refused() -> None:
         sample_without_replacement(0, "pull", 0, np.array([7]), 5, 2)
 
 
-def test_importing_it_imports_neither_numba_nor_torch() -> None:
+def test_importing_randomness_imports_neither_numba_nor_torch() -> None:
     code = "import sys, rpel.randomness; sys.exit(bool({'numba', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

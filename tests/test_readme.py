@@ -23,7 +23,7 @@ CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize(("arguments", "expected"), CONSOLE)
-def test_the_command_line_example_prints_what_the_readme_shows(arguments: str, expected: str) -> None:
+def test_command_line_example_prints_what_the_readme_shows(arguments: str, expected: str) -> None:
     found = subprocess.run([sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True)
     assert found.returncode == 0
     assert found.stdout.strip() == expected.strip()
@@ -59,7 +59,7 @@ NAMED: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
+def test_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
     """Its options exist, its values are of the right kind, and the panels, presets and files it names are there."""
     _, name, *arguments = shlex.split(line.partition(" > ")[0].removesuffix(" &"), comments=True)
     arguments = [word for argument in arguments for word in expanded(argument.replace("…", "x"))]
@@ -71,13 +71,13 @@ def test_a_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> Non
     assert name not in NAMED or NAMED[name](given)
 
 
-def test_the_python_example_gives_what_the_readme_shows() -> None:
+def test_python_example_gives_what_the_readme_shows() -> None:
     found = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert found.attempted > 0
     assert found.failed == 0
 
 
-def test_the_readme_has_both_kinds_of_example_and_no_dead_link() -> None:
+def test_readme_has_both_kinds_of_example_and_no_dead_link() -> None:
     assert CONSOLE
     links = re.findall(r"\]\(([^)h][^)]*)\)", README)
     assert links
@@ -103,7 +103,7 @@ def test_files_of_this_repository_that_a_page_names_are_there() -> None:
 
 
 @pytest.mark.full
-def test_the_first_picture_is_what_make_demo_draws_and_its_caption_what_it_prints(tmp_path: Path) -> None:
+def test_first_picture_and_caption_are_what_make_demo_produces(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "quickstart.py"], cwd=tmp_path, capture_output=True, text=True, check=True
     )

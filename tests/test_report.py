@@ -128,7 +128,7 @@ def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_a_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path) -> None:
+def test_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path) -> None:
     for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1.0, 10.0), (1, 3)):
         put(tmp_path, attack=attack, alpha=alpha, local_steps=steps)
     put(tmp_path, byzantine=3, alpha=0.5)
@@ -148,13 +148,13 @@ def test_many_values_of_one_field_stay_together(tmp_path: Path) -> None:
     assert [len(panel.groups) for panel in chart_groups(group_runs(collect([tmp_path]).runs))] == [10]
 
 
-def test_a_chosen_b_hat_tells_settings_apart(tmp_path: Path) -> None:
+def test_chosen_b_hat_tells_settings_apart(tmp_path: Path) -> None:
     put(tmp_path, b_hat=1)
     put(tmp_path, b_hat=2)
     assert [setting.label[-7:] for setting in group_runs(collect([tmp_path]).runs)] == ["b_hat 1", "b_hat 2"]
 
 
-def test_a_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Path) -> None:
+def test_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Path) -> None:
     put(tmp_path / "a")
     put(tmp_path / "b")
     put(tmp_path / "c", worst=0.7)
@@ -164,7 +164,7 @@ def test_a_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: 
     assert "1 more are copies" in page(found)
 
 
-def test_numbers_that_overflowed_are_said_to_have(tmp_path: Path) -> None:
+def test_overflowed_numbers_are_named_in_the_report(tmp_path: Path) -> None:
     for seed in range(3):
         path = put(tmp_path, seed=seed)
         text = (path / "metrics.jsonl").read_text()
@@ -172,7 +172,7 @@ def test_numbers_that_overflowed_are_said_to_have(tmp_path: Path) -> None:
     assert "overflowed" in page(collect([tmp_path]))
 
 
-def test_the_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
+def test_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
     path = put(tmp_path)  # its worst: .1 and .2
     put_nodes(path, [[0.1, 0.35], [0.6, 0.2]])
     (setting,) = group_runs(collect([tmp_path]).runs)
@@ -187,7 +187,7 @@ def test_the_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["none", "short", "nan", "text"])
-def test_without_its_nodes_a_run_shows_the_worst_of_each_round_and_says_so(tmp_path: Path, damage: str) -> None:
+def test_run_without_node_metrics_shows_the_worst_of_each_round(tmp_path: Path, damage: str) -> None:
     path = put(tmp_path)
     if damage == "text":
         (path / "nodes.npz").write_text("no archive")
@@ -219,7 +219,7 @@ def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
         assert "SMOKE" in path.read_text()
 
 
-def test_a_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
+def test_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
     put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2, scale="short")
     put(tmp_path, name="mnist-n10-b2-s4-rpel-alie")
     (panel,) = chart_groups(group_runs(collect([tmp_path]).runs))
@@ -251,7 +251,7 @@ def test_equal_runs_give_equal_bytes_wherever_they_lie(runs: Path, tmp_path: Pat
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_nothing_leads_outside_the_page(runs: Path) -> None:
+def test_report_links_to_nothing_outside_the_page(runs: Path) -> None:
     text = page(collect([runs]))
     targets = re.findall(r"""(?:src|href|action|poster|data)\s*=\s*["']?([^"'\s>]*)""", text)
     inside = set(re.findall(r'<path id="([^"]+)"', text))
@@ -277,7 +277,7 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     assert str(markupsafe.escape(HOSTILE)) in text
 
 
-def test_a_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path) -> None:
+def test_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path) -> None:
     put_nodes(put(tmp_path, seed=1), [[0.2, 0.1], [0.4, 0.3]])
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)})
@@ -318,7 +318,7 @@ def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     assert text.count('class="run"') == 8
 
 
-def test_what_a_run_does_not_write_does_not_come_through(tmp_path: Path) -> None:
+def test_report_drops_unexpected_values_of_a_run(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff")  # a folder's name need not be Unicode
     path = put(tmp_path / "runs", folder=name)
     text = (path / "metrics.jsonl").read_text()
@@ -329,7 +329,7 @@ def test_what_a_run_does_not_write_does_not_come_through(tmp_path: Path) -> None
     assert "extra" not in (tmp_path / "all.csv").read_text().splitlines()[0]
 
 
-def test_no_runs_is_one_sentence_that_names_the_path(tmp_path: Path) -> None:
+def test_report_without_runs_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ValueError, match=r"there is no run in '.*nothing'"):
         rpel_report(str(tmp_path / "nothing"))
@@ -340,7 +340,7 @@ def test_no_runs_is_one_sentence_that_names_the_path(tmp_path: Path) -> None:
         rpel_report(str(tmp_path / "some"), "-o", str(tmp_path))
 
 
-def test_a_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path) -> None:
+def test_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path) -> None:
     path = put(tmp_path)
     violations = [{"round": 3, "node": 5, "count": 2}, {"round": 4, "node": 6, "count": 2}]
     change(path, "certificate.json", held=False, violations=violations, violations_total=2, histogram=[20, 10, 2])
@@ -371,7 +371,7 @@ def test_that_the_sampling_held_never_says_that_the_rule_does(
     assert green == (robustness is not Robustness.NONE), "nothing about mean is green"
 
 
-def test_curves_begin_in_round_0_where_it_was_evaluated(tmp_path: Path) -> None:
+def test_curves_begin_in_round_0_if_evaluated(tmp_path: Path) -> None:
     path = put(tmp_path)
     accuracy = np.array([[0.05, 0.15], [0.1, 0.35], [0.6, 0.2]])
     RunFolder(path).write_arrays("nodes.npz", {"round": np.array([0, 2, 4]), "accuracy": accuracy})
@@ -387,7 +387,7 @@ def test_curves_begin_in_round_0_where_it_was_evaluated(tmp_path: Path) -> None:
 # --- numbers, commands, figures --------------------------------------------------------------------------------------
 
 
-def test_the_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> None:
+def test_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> None:
     rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
     lines = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
     for path in runs.rglob("quickstart-*"):
@@ -444,7 +444,7 @@ def test_paper_figures_are_one_column_wide_and_embed_their_letters(tmp_path: Pat
         assert b"STIXGeneral" in path.read_bytes()
 
 
-def test_the_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_path: Path) -> None:
+def test_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_path: Path) -> None:
     put(runs, rule="nnm+trimmed_mean", seed=0)
     rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex"))
     text = (tmp_path / "table.tex").read_text()
@@ -456,7 +456,7 @@ def test_the_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_p
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-def test_the_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> None:
+def test_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> None:
     for attack in ("alie", r"100% of_it & {more} #1 ^ ~ \end $x$ <ü>"):
         put(tmp_path / "runs", attack=attack)
     rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex"))
@@ -476,7 +476,7 @@ def test_the_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> N
         load("cifar10-20").replace(name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"),
     ],
 )
-def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
+def test_command_of_a_run_means_the_same_run(spec: Spec) -> None:
     line = command(spec)
     assert line is not None
     rpel, run, base, *flags = shlex.split(line)
@@ -490,7 +490,7 @@ def test_the_command_of_a_run_means_the_same_run(spec: Spec) -> None:
     assert (again.name, again.threads) == (spec.name, spec.threads)
 
 
-def test_a_run_with_objects_from_python_has_no_command(tmp_path: Path) -> None:
+def test_run_with_objects_from_python_has_no_command(tmp_path: Path) -> None:
     put(tmp_path, dataset="own", model="own")
     assert "rpel.simulate" in page(collect([tmp_path]))
 
@@ -505,7 +505,7 @@ def test_reading_runs_needs_no_torch() -> None:
 DRIVE = (Path(__file__).parent / "browser" / "report.js").read_text("utf-8")
 
 
-def test_in_a_browser_a_toggle_hides_its_curve_a_sort_sorts_and_nothing_complains(runs: Path, tmp_path: Path) -> None:
+def test_report_toggles_and_sorts_in_a_browser(runs: Path, tmp_path: Path) -> None:
     found = in_chromium(page(collect([runs])), DRIVE, tmp_path)
     assert found["problems"] == []
     assert found["charts"] == 6
@@ -533,7 +533,7 @@ def test_in_a_browser_a_toggle_hides_its_curve_a_sort_sorts_and_nothing_complain
     assert found["width"] <= found["window"], "the page does not scroll sideways"
 
 
-def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
+def test_report_runs_no_hostile_text_in_a_browser(tmp_path: Path) -> None:
     for seed in range(2):
         put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=f"<img src=x onerror=alert({seed})>")
     found = in_chromium(page(collect([tmp_path / "runs"])), DRIVE, tmp_path)
@@ -541,7 +541,7 @@ def test_in_a_browser_hostile_texts_run_nothing(tmp_path: Path) -> None:
     assert found["images"] == 0
 
 
-def test_a_real_run_is_reported(tmp_path: Path) -> None:
+def test_real_run_is_reported(tmp_path: Path) -> None:
     from rpel.simulation.api import simulate
 
     result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
@@ -555,7 +555,7 @@ def test_a_real_run_is_reported(tmp_path: Path) -> None:
     assert f"by quarters: {result.accuracy_worst:.4f}" in text
 
 
-def test_a_column_that_nobody_declared_stands_in_table_report_and_compare(tmp_path: Path) -> None:
+def test_column_that_nobody_declared_stands_in_table_report_and_compare(tmp_path: Path) -> None:
     for seed in range(2):
         path = put(tmp_path / "runs", seed=seed)
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

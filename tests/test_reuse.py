@@ -37,7 +37,7 @@ def of_other_code(path: Path) -> None:
 # --- by other code ---------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_of_other_code_is_run_again_in_a_folder_of_its_own(
+def test_finished_run_of_other_code_is_run_again_in_a_new_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = place(tiny(tmp_path))
@@ -72,7 +72,7 @@ def test_versions_code_is_a_whole_digest_that_depends_on_libraries_and_device(mo
     assert versions()["code"] != ours
 
 
-def test_a_run_on_cuda_never_returns_the_result_of_the_cpu(tmp_path: Path) -> None:
+def test_run_on_cuda_never_returns_the_result_of_the_cpu(tmp_path: Path) -> None:
     tiny(tmp_path)
     if torch.cuda.is_available():
         assert not tiny(tmp_path, device="cuda").reused
@@ -94,9 +94,7 @@ def begun_by_other_code(out: Path) -> Path:
     return path
 
 
-def test_an_unfinished_run_of_other_code_goes_on_only_if_forced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unfinished_run_of_other_code_goes_on_only_if_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = begun_by_other_code(tmp_path)
     with pytest.raises(ValueError, match=r"was begun by other code .*--force goes on with it"):
         resume(path)
@@ -122,7 +120,7 @@ def test_resume_takes_the_run_of_the_running_code_and_else_names_all(tmp_path: P
     assert resume(mine).path == mine, "named in full"
 
 
-def test_a_report_shows_the_run_of_the_running_code_and_else_all(
+def test_report_shows_the_run_of_the_running_code_and_else_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = place(tiny(tmp_path / "runs"))
@@ -144,9 +142,7 @@ def test_a_report_shows_the_run_of_the_running_code_and_else_all(
     assert "by several other codes, all shown" in said
 
 
-def test_reproduce_takes_the_runs_of_the_running_code_and_others_only_if_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reproduce_uses_runs_of_other_code_only_with_reuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def folders(**more: Any) -> list[Path]:
         return list(prepare(["alie-mean-s3-b1"], "smoke", tmp_path, **more).specs)
 
@@ -201,27 +197,25 @@ def from_text(factor: float) -> Any:
     return eval(f"lambda o, t: {factor} * torch.nn.functional.cross_entropy(o, t)", {"torch": torch})
 
 
-def test_a_loss_without_source_and_another_constant_is_another_run(tmp_path: Path) -> None:
+def test_loss_without_source_and_another_constant_is_another_run(tmp_path: Path) -> None:
     a, b = (own(tmp_path, loss=from_text(factor)) for factor in (1.0, 0.0))
     assert not b.reused
     assert not np.array_equal(a.models, b.models)
 
 
-def test_a_loss_that_reads_a_changed_global_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_that_reads_a_changed_global_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = own(tmp_path, loss=scaled)
     monkeypatch.setitem(globals(), "FACTOR", 0.0)
     assert not np.array_equal(a.models, own(tmp_path, loss=scaled).models)
 
 
-def test_a_model_whose_base_class_changed_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_base_class_changed_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = own(tmp_path)
     monkeypatch.setattr(Base, "forward", lambda self, x: self.layer(x) * 0.0)
     assert not np.array_equal(a.models, own(tmp_path).models)
 
 
-def test_objects_run_again_in_folders_of_their_own_unless_reuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runs_with_user_objects_are_repeated_unless_reuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     results = [own(tmp_path) for _ in range(3)]
     assert len({result.path for result in results}) == 3
     assert not any(result.reused for result in results)
@@ -241,7 +235,7 @@ def test_data_from_python_are_known_by_their_content(tmp_path: Path) -> None:
     assert not run((Y + 1) % 3).reused
 
 
-def test_a_rule_and_an_attack_that_are_both_lambdas_stay_apart(tmp_path: Path) -> None:
+def test_rule_and_an_attack_that_are_both_lambdas_stay_apart(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def rule(x: Any, f: int = 0) -> Any:
@@ -266,7 +260,7 @@ MEAN = "from helper import weight\n\n\ndef agg(x, f=0):\n    return weight() * x
 
 
 @pytest.mark.parametrize("edited", ["helper.py", "ruleofmine.py"])
-def test_an_edited_module_or_one_it_imports_makes_another_run(
+def test_edited_user_module_or_import_makes_another_run(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"ruleofmine.py": MEAN, "helper.py": "def weight():\n    return 1.0\n", "bystander.py": "x = 1\n"}
@@ -291,7 +285,7 @@ def test_an_edited_module_or_one_it_imports_makes_another_run(
     assert not np.array_equal(again.models, first.models)
 
 
-def test_a_file_edited_after_its_import_is_not_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_file_edited_after_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "loadedrule.py"
     file.write_text("def agg(x, f=0):\n    return x.mean(axis=0)\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -158,7 +158,7 @@ def test_cge_gives_nothing_longer_than_the_longest_honest_vector(content: str) -
 
 @pytest.mark.parametrize("content", HOSTILE)
 @pytest.mark.parametrize("hostile", [1, 5])
-def test_balance_moves_at_most_half_its_own_reach_whatever_comes(content: str, hostile: int) -> None:
+def test_balance_moves_at_most_half_its_reach(content: str, hostile: int) -> None:
     x = cloud(21, 8, 12)
     x[8 - hostile :] = HOSTILE[content]
     moved = np.linalg.norm(A.balance()(x) - x[0])
@@ -197,7 +197,7 @@ def test_non_finite_vectors_count_among_the_f() -> None:
     np.testing.assert_allclose(A.mean()(x), rest.mean(axis=0), atol=1e-12)
 
 
-def test_a_non_finite_centre_is_refused() -> None:
+def test_non_finite_centre_is_refused() -> None:
     x = cloud(24, 5, 3)
     x[0, 0] = np.nan
     for rule in (A.monna(1), A.centered_clipping()):
@@ -205,14 +205,14 @@ def test_a_non_finite_centre_is_refused() -> None:
             rule(x)
 
 
-def test_a_pivot_stays_the_pivot_when_vectors_before_it_are_left_out() -> None:
+def test_pivot_stays_the_pivot_without_earlier_vectors() -> None:
     x = cloud(27, 8, 4)
     x[1] = np.nan
     rest = np.delete(x, 1, axis=0)
     np.testing.assert_allclose(A.monna(3, pivot=4)(x), A.monna(2, pivot=3)(rest), atol=1e-12)
 
 
-def test_a_pre_aggregation_alone_hands_non_finite_rows_through() -> None:
+def test_pre_aggregation_alone_hands_non_finite_rows_through() -> None:
     x = cloud(25, 7, 3)
     x[2] = np.inf
     rows = A.nnm(2)(x)

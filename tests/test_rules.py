@@ -49,7 +49,7 @@ def test_half_precision_comes_back_as_half_precision(name: str, parameters: dict
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), DEALT_ALIKE)
-def test_a_batch_is_its_entries_one_by_one(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+def test_batched_rule_equals_entries_one_by_one(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
     rule = rpel.rule(name, **parameters)
     x = np.stack([[cloud(10 * a + b, m, 17) for b in range(3)] for a in range(2)])
     found = rule(x)
@@ -92,7 +92,7 @@ def test_absent_answers_are_as_if_never_asked(name: str, parameters: dict[str, A
         np.testing.assert_allclose(found[i], rule(table[row[row >= 0]]), rtol=0, atol=1e-12)
 
 
-def test_a_torch_table_and_a_torch_out_work_without_a_copy() -> None:
+def test_torch_table_and_a_torch_out_work_without_a_copy() -> None:
     rule = rpel.rule("nnm+trimmed_mean", f=2)
     table, index = table_and_index(7, np.float32)
     out = torch.empty(12, 41)
@@ -101,7 +101,7 @@ def test_a_torch_table_and_a_torch_out_work_without_a_copy() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(DEALT_ALIKE))
-def test_the_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
+def test_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
     name, parameters, m, _ = case
     rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
     order = np.random.default_rng(seed).permutation(m)
@@ -134,7 +134,7 @@ def test_smea_picks_the_subset_with_the_calmest_covariance() -> None:
     np.testing.assert_allclose(A.smea(2)(x), x[list(best)].mean(axis=0), atol=1e-12)
 
 
-def test_caf_follows_its_definition_in_the_full_space() -> None:
+def test_caf_equals_its_definition_in_the_full_space() -> None:
     x, f = cloud(8, 9, 4), 2
     x[1] += 4
     c, best, least = np.ones(9), x.mean(axis=0), np.inf
@@ -148,7 +148,7 @@ def test_caf_follows_its_definition_in_the_full_space() -> None:
     np.testing.assert_allclose(A.caf(f)(x), best, atol=1e-9)
 
 
-def test_bulyan_follows_its_definition() -> None:
+def test_bulyan_equals_its_definition() -> None:
     x, f = cloud(9, 12, 7), 2
     remaining, picked = list(range(12)), []
     for _ in range(12 - 2 * f):
@@ -169,7 +169,7 @@ def test_meamed_and_bulyan_break_ties_by_index() -> None:
     assert A.bulyan(1)(x[[2, 1, 0, 3, 4, 5, 6]])[0] == pytest.approx(-2 / 3)
 
 
-def test_the_converged_geometric_median_minimises_the_sum_of_distances() -> None:
+def test_converged_geometric_median_minimises_the_sum_of_distances() -> None:
     x = cloud(11, 9, 4)
     z = A.geometric_median(tol=1e-10)(x)
 
@@ -180,7 +180,7 @@ def test_the_converged_geometric_median_minimises_the_sum_of_distances() -> None
         assert total(z) <= total(z + 1e-3 * direction)
 
 
-def test_the_truncated_geometric_median_is_broken_by_zeros_and_the_converged_one_is_not() -> None:
+def test_zeros_break_only_the_truncated_geometric_median() -> None:
     x = np.concatenate([np.full((9, 3), 10.0), np.zeros((7, 3))])
     assert np.linalg.norm(A.geometric_median()(x) - 10) > 5
     assert np.linalg.norm(A.geometric_median(tol=1e-9)(x) - 10) < 1e-2
@@ -225,7 +225,7 @@ def test_dnc_drops_along_the_direction_of_largest_variance() -> None:
     np.testing.assert_allclose(A.dnc(2)(x), [1.0, 0.0], atol=1e-12)
 
 
-def test_dnc_follows_its_definition_on_drawn_coordinates() -> None:
+def test_dnc_equals_its_definition_on_drawn_coordinates() -> None:
     x = cloud(31, 9, 50)
     x[3] += 2
     rule = A.dnc(2, passes=3, coordinates=7).at(round=4, rounds=10, seed=5, ids=np.array([6]))
@@ -241,7 +241,7 @@ def test_dnc_follows_its_definition_on_drawn_coordinates() -> None:
     np.testing.assert_allclose(rule(x), x[kept].mean(axis=0), atol=1e-12)
 
 
-def test_dnc_falls_back_to_the_median_when_its_passes_leave_too_few() -> None:
+def test_dnc_falls_back_to_the_median_when_too_few_are_left() -> None:
     x = cloud(32, 9, 60)
     rule, found = A.dnc(3, passes=8, coordinates=2), 0
     for node in range(40):
@@ -305,7 +305,7 @@ def test_gts_exact_with_equal_weights_is_nearest_neighbour_averaging() -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), [case for case in GRAPH_RULES if case[0] != "gts"])
-def test_without_hostile_weight_every_graph_rule_but_gts_is_plain_gossip(name: str, parameters: dict[str, Any]) -> None:
+def test_graph_rules_without_hostile_weight_are_plain_gossip(name: str, parameters: dict[str, Any]) -> None:
     rule = rpel.rule(name, byzantine_weight=0.0)
     x, w = cloud(15, 8, 5), metropolis_like(1, 8)[0]
     expected = x[0] + (w[:, None] * (x - x[0])).sum(axis=0)
@@ -326,7 +326,7 @@ def published_gts(x: Array, w: Array, b_w: float) -> Array:
 
 
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 12), b_hat=st.integers(0, 4), equal=st.booleans())
-def test_gts_gives_what_its_authors_code_gives(seed: int, m: int, b_hat: int, equal: bool) -> None:
+def test_gts_equals_its_authors_code(seed: int, m: int, b_hat: int, equal: bool) -> None:
     coins = np.random.default_rng(seed)
     x = coins.normal(size=(m, 3))
     w = np.full(m, 1 / m) if equal else coins.dirichlet(np.ones(m))
@@ -346,7 +346,7 @@ def test_gts_with_equal_weights_keeps_one_neighbour_fewer_than_gts_exact() -> No
 
 
 @pytest.mark.parametrize("neighbours", ["m-f-1", "m-f-2"])
-def test_krum_sums_as_many_neighbours_as_it_is_told(neighbours: str) -> None:
+def test_krum_sums_the_requested_number_of_neighbours(neighbours: str) -> None:
     differs = 0
     for seed in range(30):
         x, m, f = cloud(seed, 9, 4), 9, 3
@@ -448,13 +448,13 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
         (lambda: A.clipping(c=-1.0), ["-1"]),
     ],
 )
-def test_errors_name_the_rule_and_the_numbers(call: Any, words: list[str]) -> None:
+def test_rule_errors_name_the_rule_and_the_numbers(call: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_a_chain_by_name_is_the_chain_by_hand() -> None:
+def test_chain_by_name_is_the_chain_by_hand() -> None:
     x = cloud(17, 16, 20)
     by_name, by_hand = rpel.rule("nnm+trimmed_mean", f=7), rpel.chain(A.nnm(7), A.trimmed_mean(7))
     assert by_name.name == by_hand.name
@@ -464,7 +464,7 @@ def test_a_chain_by_name_is_the_chain_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_a_result_is_delivered_where_the_caller_wants_it(dtype: torch.dtype) -> None:
+def test_rule_writes_into_the_given_out_array(dtype: torch.dtype) -> None:
     table, index = table_and_index(9)
     models, out = torch.from_numpy(table).to(dtype), torch.zeros((len(index), table.shape[1]), dtype=dtype)
     for kept, rows in ((out, models), (np.zeros(out.shape, models.numpy().dtype), models.numpy())):

@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return tiny(tmp_path_factory.mktemp("runs"))
 
 
-def test_a_run_folder_holds_what_is_promised(finished: Result) -> None:
+def test_run_folder_holds_what_is_promised(finished: Result) -> None:
     path = finished.path
     assert path is not None
     assert {p.name for p in path.iterdir()} - {".lock"} == FILES
@@ -77,7 +77,7 @@ def test_equal_runs_give_equal_bytes_and_learning_happens(finished: Result, tmp_
     assert again.accuracy_mean > again.history["accuracy_mean"][1] > 0.2
 
 
-def test_a_result_is_a_table_models_and_a_picture(finished: Result) -> None:
+def test_result_is_a_table_models_and_a_picture(finished: Result) -> None:
     assert finished.history.columns == COLUMNS
     assert np.isnan(finished.history["loss"][0])
     assert len(finished.history.where("loss")) == 3
@@ -93,7 +93,7 @@ def test_a_result_is_a_table_models_and_a_picture(finished: Result) -> None:
         finished.history["accuracy"]
 
 
-def test_a_finished_run_is_not_repeated_unless_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_finished_run_is_not_repeated_unless_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tiny(tmp_path)
     ticks: list[Tick] = []
     with caplog.at_level(logging.INFO):
@@ -113,7 +113,7 @@ def test_different_specifications_never_share_a_folder(finished: Result, tmp_pat
     assert len(names) == 4
 
 
-def test_nothing_is_kept_when_out_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_out_none_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = tiny(None)
     assert result.path is None
@@ -136,7 +136,7 @@ def test_nothing_is_kept_when_out_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "plain",
 )
-def test_a_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", **fields).path
     with pytest.raises(CrashError):
         tiny(tmp_path / "crashed", **fields, progress=crash_after(5))
@@ -150,7 +150,7 @@ def test_a_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tm
 
 
 @pytest.mark.parametrize("damage", ["no checkpoint", "truncated checkpoint", "short metrics"])
-def test_without_a_good_checkpoint_a_run_begins_again(
+def test_run_without_a_valid_checkpoint_begins_again(
     finished: Result, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert finished.path is not None
@@ -168,7 +168,7 @@ def test_without_a_good_checkpoint_a_run_begins_again(
     assert expected[damage] in caplog.text
 
 
-def test_a_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path: Path) -> None:
+def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path: Path) -> None:
     def interrupt(tick: Tick) -> None:
         if tick.round == 3:
             signal.raise_signal(signal.SIGINT)
@@ -185,7 +185,7 @@ def test_a_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_pa
     same_bytes(finished.path, path)
 
 
-def test_a_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "LONG", 0.0)
     many: dict[str, Any] = {"nodes": 90, "byzantine": 1, "pull": 4, "b_hat": 1, "rounds": 3, "eval_every": 2}
     shares: list[float] = []
@@ -218,7 +218,7 @@ def test_resuming_a_finished_run_returns_it(finished: Result, caplog: pytest.Log
     assert "finished" in caplog.text
 
 
-def test_a_changed_specification_is_not_resumed(tmp_path: Path) -> None:
+def test_changed_specification_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         tiny(tmp_path, progress=crash_after(3))
     (path,) = tmp_path.iterdir()
@@ -231,7 +231,7 @@ def test_a_changed_specification_is_not_resumed(tmp_path: Path) -> None:
         resume(renamed)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = np.savez
 
     def full(file: Any, **arrays: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert len(resume(path).history) == 6
 
 
-def test_a_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[set[str]] = []
     real = RunFolder.write_json
 
@@ -263,7 +263,7 @@ def test_a_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: 
     assert "certificate.json" not in there[0]
 
 
-def test_the_lines_are_durable_before_the_checkpoint_that_relies_on_them(
+def test_lines_are_durable_before_the_checkpoint_that_relies_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fsync by what is synced: metrics.jsonl with its lines, then the checkpoint's file."""
@@ -283,7 +283,7 @@ def test_the_lines_are_durable_before_the_checkpoint_that_relies_on_them(
         assert ("metrics.jsonl", t) in seen[:at], seen
 
 
-def test_the_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
+def test_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
     *before, last = finished.nodes["accuracy"]
     size = len(dataset("mnist-sample").test_y)
     assert size > TINY["eval_size"]
@@ -318,7 +318,7 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
         simulate(nods=3)  # type: ignore[call-overload]
 
 
-def test_one_seed_gives_a_run_and_several_a_run_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_gives_a_run_and_seeds_a_run_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = simulate("linear", nodes=6, byzantine=1, rounds=1, eval_size=50)
     both = simulate("linear", nodes=6, byzantine=1, rounds=1, eval_size=50, seeds="0,1")
@@ -333,7 +333,7 @@ def test_one_seed_gives_a_run_and_several_a_run_set(tmp_path: Path, monkeypatch:
         rpel.load(one.path)
 
 
-def test_what_lies_on_disk_is_read_when_it_is_asked_for(finished: Result, tmp_path: Path) -> None:
+def test_run_reads_its_files_lazily(finished: Result, tmp_path: Path) -> None:
     assert finished.path is not None
     path = shutil.copytree(finished.path, tmp_path / finished.path.name)
     loaded = rpel.load(path)
@@ -344,7 +344,7 @@ def test_what_lies_on_disk_is_read_when_it_is_asked_for(finished: Result, tmp_pa
         _ = loaded.models
 
 
-def test_a_finished_folder_is_sealed_and_an_edited_one_is_said_to_be_edited(
+def test_finished_run_folder_is_sealed_and_edits_are_reported(
     finished: Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert finished.path is not None
@@ -395,7 +395,7 @@ OWN: dict[str, Any] = {**TINY, "batch_size": 10, "rounds": 12, "lr": 1.0}
 del OWN["model"]
 
 
-def test_any_module_any_data_any_loss(tmp_path: Path) -> None:
+def test_simulate_takes_any_module_data_and_loss(tmp_path: Path) -> None:
     def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return ((output - nn.functional.one_hot(target, 3)) ** 2).mean()
 
@@ -461,7 +461,7 @@ def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 REGRESSION: dict[str, Any] = {**OWN, "partition": "iid", "lr": 0.1, "rounds": 40, "eval_every": 10}
 
 
-def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_path: Path) -> None:
+def test_float_targets_are_learned_with_user_loss_and_metric(tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = simulate(Line(), numbers(0), numbers(1), squared_error, **REGRESSION, out=tmp_path)
     losses = plain.history.where("loss")["loss"]
@@ -484,7 +484,7 @@ def test_float_targets_are_learned_with_a_loss_and_a_metric_of_one_s_own(tmp_pat
     assert np.array_equal(ours.models, plain.models)
 
 
-def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Path) -> None:
+def test_result_gives_node_models_with_buffers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Line()
     result = simulate(net, numbers(0), numbers(1), squared_error, **REGRESSION, out=tmp_path)
@@ -505,7 +505,7 @@ def test_a_result_gives_its_nodes_as_torch_models_buffers_included(tmp_path: Pat
         result.model(7)
 
 
-def test_the_uniform_output_keeps_local_state_of_its_round_and_both_accuracies_are_told(tmp_path: Path) -> None:
+def test_uniform_output_keeps_local_state_and_reports_both_accuracies(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
     fields = OWN | {"output": "uniform", "checkpoint_every": 3, "lr": 0.02, "rounds": 40, "eval_every": 10}
@@ -526,7 +526,7 @@ def test_the_uniform_output_keeps_local_state_of_its_round_and_both_accuracies_a
     assert all(torch.equal(value, again.state_dict(3)[key]) for key, value in result.state_dict(3).items())
 
 
-def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
+def test_every_honest_node_may_bring_separate_data(tmp_path: Path) -> None:
     x, y = blobs(0, 210)
     parts = [(x[i::7], y[i::7]) for i in range(7)]
     dataset_of = [torch.utils.data.TensorDataset(torch.from_numpy(a), torch.from_numpy(b)) for a, b in parts]
@@ -569,7 +569,7 @@ def test_every_honest_node_may_bring_its_own_data(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_data_that_do_not_fit_are_one_sentence(arguments: dict[str, Any], words: str) -> None:
+def test_user_data_that_do_not_fit_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         simulate(fixed_net(), **{"test": blobs(1), **OWN, **arguments}, out=None)
     assert "\n" not in str(caught.value)
@@ -594,7 +594,7 @@ def test_pandas_gets_all_rounds_of_all_seeds(finished: Result) -> None:
     assert frame.groupby("seed")["accuracy_mean"].count().tolist() == [len(finished.evaluated)] * 2
 
 
-def test_a_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpel.runs.table.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
         finished.history.to_pandas()
@@ -656,7 +656,7 @@ def test_several_seeds_are_several_runs_with_intervals(tmp_path: Path) -> None:
 # --- certificate, faults, methods ------------------------------------------------------------------------------------
 
 
-def test_a_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
+def test_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
     result = tiny(tmp_path, nodes=20, byzantine=6, pull=6, b_hat=1, confidence=0.01, rounds=3)
     proof = result.certificate
     assert not proof["held"]
@@ -695,7 +695,7 @@ def test_threads_are_pinned_recorded_and_given_back() -> None:
     assert (threads(), torch.get_num_threads()) == before
 
 
-def test_what_cannot_be_had_is_one_sentence() -> None:
+def test_missing_result_files_are_named() -> None:
     with pytest.raises(ValueError, match="partition 'writer'"):
         tiny(None, partition="writer")
     if not torch.cuda.is_available():
@@ -719,7 +719,7 @@ def test_ctrl_c_in_the_last_round_of_a_seed_stops_before_the_next(tmp_path: Path
     assert len(list(tmp_path.glob("*/certificate.json"))) == 1
 
 
-def test_a_backdoor_succeeds_with_averaging_and_less_with_a_robust_rule_and_both_are_shown() -> None:
+def test_backdoor_succeeds_less_with_a_robust_rule_than_with_averaging() -> None:
     shared: dict[str, Any] = {
         "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 3, "pull": 8, "b_hat": 3, "rounds": 30, "lr": 0.5,
         "partition": "iid", "attack": "backdoor", "attack_params": {"target": 7}, "eval_every": 30, "out": None,

@@ -52,7 +52,7 @@ def test_every_key_of_a_file_is_in_the_reference(where: str, names: list[str]) -
     assert set(names) <= in_code(page(where))
 
 
-def test_the_table_of_columns_is_on_the_page_of_runs_and_says_what_each_means() -> None:
+def test_table_of_columns_is_on_the_page_of_runs_and_says_what_each_means() -> None:
     assert "../_generated/columns.md" in page("reference/runs")
     assert {column.name for column in DECLARED if column.meaning} == set(COLUMNS)
 
@@ -64,7 +64,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert {entry for entry in listed if "/" in entry} <= pages
 
 
-def test_names_in_the_tables_of_other_libraries_are_names_of_rpel_and_of_its_import() -> None:
+def test_bridge_tables_use_existing_rpel_names() -> None:
     lines = page("bridges").split("## In a loop")[0].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     rules, forged = ({row[0].strip("`"): row[1] for row in rows if len(row) == n} for n in (6, 5))
@@ -87,7 +87,7 @@ def test_python_on_a_page_is_python(path: Path) -> None:
 
 
 @needs_node
-def test_the_figure_in_the_page_answers_as_the_planner_does() -> None:
+def test_figure_in_the_page_answers_as_the_planner_does() -> None:
     coins = random.Random(0)
     cases = [
         (nodes, max(1, int(nodes * coins.uniform(0.01, 0.3))), coins.choice([10, 200, 2000]), confidence)

@@ -45,7 +45,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD, ids=lambda value: str(value)[:40])
-def test_a_wrong_field_is_one_sentence_with_the_value_and_the_nearest(fields: dict[str, Any], words: list[str]) -> None:
+def test_wrong_spec_field_names_value_and_nearest(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         Spec(**fields)
     sentence = str(error.value)
@@ -70,7 +70,7 @@ def test_a_wrong_field_is_one_sentence_with_the_value_and_the_nearest(fields: di
         ({"pull": 6, "b_hat": 4}, ["b_hat 4", "best_below_half is b_hat 3"]),
     ],
 )
-def test_parts_that_do_not_exist_or_fit_are_one_sentence(fields: dict[str, Any], words: list[str]) -> None:
+def test_unknown_or_unfit_spec_parts_are_refused(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         resolve(Spec(**fields))
     assert all(word in str(error.value) for word in words), error.value
@@ -82,14 +82,14 @@ def test_numpy_numbers_and_lists_of_seeds_are_taken_as_they_are_meant() -> None:
     assert given == Spec(nodes=30, lr=0.5, attack_params="z=1.5", seeds="0,1,2")
 
 
-def test_what_is_left_out_is_planned() -> None:
+def test_omitted_pull_and_b_hat_are_planned() -> None:
     resolved = resolve(Spec(nodes=100, byzantine=10, rounds=200))
     assert (resolved.pull, resolved.b_hat) == (26, 9)
     assert resolve(Spec(nodes=30, byzantine=6, rounds=200, pull=15)).b_hat == 6
     assert resolve(Spec(nodes=30, byzantine=6, b_hat="plan", pull="plan")).pull == 17
 
 
-def test_a_chosen_b_hat_is_certified_with_its_own_probability() -> None:
+def test_chosen_b_hat_is_certified_with_its_probability() -> None:
     plan = resolve(load("mnist-100")).plan
     assert (plan.pull, plan.b_hat) == (15, 7)
     assert plan.probability == pytest.approx(0.973938, abs=1e-6)
@@ -117,7 +117,7 @@ def test_presets_hold_the_paper_s_settings() -> None:
     assert all(load(name).rule is None for name in presets())
 
 
-def test_the_quickstart_is_what_one_gets_without_saying_anything() -> None:
+def test_quickstart_is_what_one_gets_without_saying_anything() -> None:
     assert load("quickstart").replace(name="run", eval_every=20) == Spec()
 
 
@@ -130,7 +130,7 @@ def test_toml_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     assert load(tmp_path / "mine.toml") == spec
 
 
-def test_a_file_may_begin_with_a_preset(tmp_path: Path) -> None:
+def test_file_may_begin_with_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('preset = "mnist-30"\nattack = "foe"\n')
     assert load(file) == load("mnist-30").replace(name="mine", attack="foe")
@@ -139,7 +139,7 @@ def test_a_file_may_begin_with_a_preset(tmp_path: Path) -> None:
         load(file)
 
 
-def test_a_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
+def test_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("nods = 5\n")
     with pytest.raises(ValueError, match=r"'nods'.*'nodes'"):
@@ -186,14 +186,14 @@ def test_every_field_either_changes_the_hash_or_is_known_not_to() -> None:
 
 
 @given(st.sampled_from(sorted(MEANT)), st.dictionaries(st.sampled_from(sorted(NOT_MEANT)), st.none()))
-def test_the_hash_differs_exactly_when_the_meaning_does(changed: str, others: dict[str, None]) -> None:
+def test_hash_differs_exactly_when_the_meaning_does(changed: str, others: dict[str, None]) -> None:
     base = Spec(**{"pull": 13, "b_hat": 4} | NEEDED.get(changed, {}))
     elsewhere = {key: NOT_MEANT[key] for key in others}
     assert hashed(base) == hashed(base.replace(**elsewhere))
     assert hashed(base) != hashed(base.replace(**elsewhere, **{changed: MEANT[changed]}))
 
 
-def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> None:
+def test_spec_hash_covers_data_and_user_objects_not_spelling() -> None:
     base = Spec(attack="sf", lr=0.5)
     assert spec_hash(resolve(base), {"a": "1"}) != spec_hash(resolve(base), {"a": "2"})
     assert spec_hash(resolve(base), {}) != spec_hash(resolve(base), {}, {"model": "1"})
@@ -201,7 +201,7 @@ def test_the_hash_covers_data_and_own_objects_and_sees_through_spelling() -> Non
 
 
 @pytest.mark.parametrize("written", ["inf", float("inf"), "1.0"])
-def test_alpha_is_a_number_or_infinite_however_it_is_written(written: Any) -> None:
+def test_infinite_alpha_is_accepted_in_every_spelling(written: Any) -> None:
     spec = Spec(alpha=written)
     assert spec.alpha == (1.0 if written == "1.0" else "inf")
     assert load_text(to_toml(spec)).alpha == spec.alpha
@@ -217,13 +217,13 @@ def load_text(text: str) -> Spec:
     return Spec(**tomllib.loads(text))
 
 
-def test_the_presets_with_many_nodes_are_the_plans_own() -> None:
+def test_large_presets_use_the_planned_pull() -> None:
     for name, pull, b_hat in (("scale-100k", 34, 17), ("scale-1m", 36, 18)):
         plan = resolve(load(name)).plan
         assert (plan.pull, plan.b_hat, plan.feasible) == (pull, b_hat, True)
 
 
-def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a_warning(
+def test_small_mnist_falls_back_to_the_sample_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "cache"))
@@ -240,7 +240,7 @@ def test_where_mnist_is_missing_the_sample_takes_the_place_of_small_mnist_with_a
         available(load("scale-100k").replace(data_dir=str(tmp_path / "data")))
 
 
-def test_an_evaluation_takes_250_examples_and_the_paper_s_presets_1000() -> None:
+def test_evaluation_takes_250_examples_and_the_paper_s_presets_1000() -> None:
     assert Spec().eval_size == 250
     paper = {name: load(name).eval_size for name in ("mnist-100", "mnist-30", "cifar10-20", "femnist-30")}
     assert set(paper.values()) == {1000}

@@ -39,7 +39,7 @@ def started(file: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
+def test_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
     file = tmp_path / "attacks.toml"
     grid = '[grid]\nattack = ["alie", "foe"]\nbyzantine = [1, 5]\n[[cells]]\nattack = "alie"\nbyzantine = 1\n'
     file.write_text(SMALL + grid + "[[cells]]\nrounds = 7\n", "utf-8")
@@ -68,7 +68,7 @@ def test_a_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
         ("[grid", "is not TOML"),
     ],
 )
-def test_bad_files_are_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_bad_sweep_files_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text, "utf-8")
     with pytest.raises(ValueError) as told:
@@ -76,9 +76,7 @@ def test_bad_files_are_one_sentence(tmp_path: Path, text: str, sentence: str) ->
     assert sentence in str(told.value)
 
 
-def test_the_whole_grid_is_checked_before_the_first_cell_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_grid_is_checked_before_the_first_cell_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "grid.toml"
     file.write_text(SMALL + 'byzantine = 1\nrounds = 1\n[grid]\nrule = ["mean", "krumm"]\n', "utf-8")
     said = rpel("sweep", str(file), "--out", str(tmp_path / "out"), capsys=capsys, code=2)[1]
@@ -89,7 +87,7 @@ def test_the_whole_grid_is_checked_before_the_first_cell_runs(
     assert "best_below_half" in found[2].error
 
 
-def test_a_cell_is_another_one_with_other_code_and_with_other_data(
+def test_cell_is_another_one_with_other_code_and_with_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sweptrule.py").write_text("def agg(x, f=0):\n    return x.mean(axis=0)\n")
@@ -137,7 +135,7 @@ def test_two_by_two_with_one_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_an_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     file, out = tmp_path / "long.toml", tmp_path / "out"
     text = SMALL + "byzantine = 1\nrounds = 600\ncheckpoint_every = 0\n[grid]\nattack = ['foe']\n"
     file.write_text(text, "utf-8")
@@ -173,7 +171,7 @@ def finished(file: Path, out: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("seeds", [pytest.param("0", marks=pytest.mark.full), "0,1"])
-def test_a_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str) -> None:
+def test_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str) -> None:
     file, out = tmp_path / "grid.toml", tmp_path / "out"
     file.write_text(SMALL + f"rounds = 1\nseeds = '{seeds}'\n[grid]\nbyzantine = [0, 1]\n", "utf-8")
     runs = finished(file, out)
@@ -183,7 +181,7 @@ def test_a_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str
     assert [state.status for state in again.states] == ["done", "waiting"]
 
 
-def test_the_table_fits_80_columns_and_shows_parameters_as_they_are_written(
+def test_table_fits_80_columns_and_shows_parameters_as_they_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = {"attack": ["strongest"], "attack_params": [{"of": "alie"}, {"of": "bogus"}], "local_steps": [1, 3]}

@@ -236,7 +236,7 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str, thread_counts
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_any_step_replays_alone_for_any_of_its_nodes(name: str) -> None:
+def test_step_replays_alone_for_any_subset_of_nodes(name: str) -> None:
     t = task(name, dropout=0.3)
     x, local = models(t), t.local_state(NODES)
     g, after = t.gradient(x, local, np.arange(NODES), 4, 1)
@@ -250,7 +250,7 @@ def test_any_step_replays_alone_for_any_of_its_nodes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "mixed"])
-def test_other_coordinates_give_other_gradients(name: str) -> None:
+def test_different_coordinates_give_different_gradients(name: str) -> None:
     t = task(name, dropout=0.3, shards=[np.arange(90)] * NODES)
     x, local = np.tile(t.initial(), (NODES, 1)), t.local_state(NODES)
     g, _ = t.gradient(x, local, np.arange(NODES), 4, 1)
@@ -259,7 +259,7 @@ def test_other_coordinates_give_other_gradients(name: str) -> None:
         assert not (t.gradient(x, local, np.arange(NODES), round, k)[0] == g).all(axis=1).any()
 
 
-def test_batches_come_from_the_nodes_own_shard_evenly() -> None:
+def test_batches_come_evenly_from_the_nodes_shard() -> None:
     data = dataset((1, 6, 5))
     t = Classification(data, {3: np.arange(10, 20), 8: np.arange(50, 53)}, network("linear"), batch_size=400, seed=0)
     rows = t.examples.indices(np.array([3, 8]), 0, 0)
@@ -283,7 +283,7 @@ def test_nodes_that_flip_labels_train_on_everything_with_mirrored_labels() -> No
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_nodes_with_a_backdoor_patch_a_share_of_their_images_and_call_them_the_target(kind: Any) -> None:
+def test_backdoored_nodes_patch_and_relabel_a_share_of_their_images(kind: Any) -> None:
     data = dataset((2, 8, 9))
     data = replace(data, train_x=data.train_x.astype(kind), test_x=data.test_x.astype(kind))
     trigger, ids = Trigger(target=2, share=0.25), np.array([1, 3])
@@ -309,7 +309,7 @@ def test_nodes_with_a_backdoor_patch_a_share_of_their_images_and_call_them_the_t
     assert relative(g[1], other[1]) > 0.01
 
 
-def test_attack_success_is_the_share_of_patched_images_of_other_classes_called_the_target() -> None:
+def test_attack_success_counts_patched_images_of_other_classes() -> None:
     data = dataset((1, 6, 5))
     t = task("linear", flipped=[5], trigger=Trigger(target=1))
     x, local = models(t), t.local_state(NODES)
@@ -325,7 +325,7 @@ def test_attack_success_is_the_share_of_patched_images_of_other_classes_called_t
     assert task("linear").attack_success(x, local) is None
 
 
-def test_a_backdoor_needs_images_and_a_class_that_there_is() -> None:
+def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
     data = dataset((1, 6, 5))
     with pytest.raises(ValueError, match="target 4 is not a class of own: they go to 3"):
         Classification(data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4))
@@ -414,7 +414,7 @@ class _Noisy(nn.Module):
         return out
 
 
-def test_a_module_with_hidden_noise_still_replays() -> None:
+def test_module_with_hidden_noise_still_replays() -> None:
     data = dataset((1, 6, 5))
     t = Classification(data, [np.arange(90)] * 20, _Noisy, batch_size=BATCH, seed=1)
     x, local, ids = models(t, 20), t.local_state(20), np.arange(20)
@@ -425,7 +425,7 @@ def test_a_module_with_hidden_noise_still_replays() -> None:
     np.testing.assert_array_equal(t.gradient(x[7:9], local[7:9], ids[7:9], 0, 0)[0], g[7:9])
 
 
-def test_a_module_made_by_a_function_comes_from_the_seed() -> None:
+def test_module_made_by_a_function_comes_from_the_seed() -> None:
     data = dataset((1, 6, 5))
     first, again, other = (
         Classification(data, [np.arange(90)], _Noisy, batch_size=BATCH, seed=seed).initial() for seed in (1, 1, 2)
@@ -461,7 +461,7 @@ def test_many_nodes_are_evaluated_as_few_are() -> None:
     assert len(np.unique(loss)) > 5
 
 
-def test_any_loss_can_be_given() -> None:
+def test_task_accepts_any_loss() -> None:
     def squares(output: Tensor, target: Tensor) -> Tensor:
         return ((output.exp() - F.one_hot(target, 4)) ** 2).sum(dim=1).mean()
 
@@ -479,7 +479,7 @@ def test_any_loss_can_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "linear"])
-def test_the_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) -> None:
+def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) -> None:
     data = dataset(NETWORKS[name][1])
     shards = [np.arange(5), np.arange(5, 30), np.arange(30, 90)]
     t = task(name, shards=shards, flipped=[3])
@@ -498,7 +498,7 @@ def test_the_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) 
         assert relative(g[i], np.mean(parts, axis=0)) < 1e-5
 
 
-def test_the_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:
+def test_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:
     data = dataset((1, 6, 5))
     shared = virtual(data.train_y, 5, 0.3, seed=2)
     t = task("linear", shards=shared)
@@ -513,7 +513,7 @@ def test_the_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture()
     assert relative(t.full_gradient(x, t.local_state(1))[0], np.sum(parts, axis=0)) < 1e-5
 
 
-def test_the_full_gradient_of_nodes_that_draw_from_all_data_is_that_of_all_data() -> None:
+def test_full_gradient_of_nodes_that_draw_from_all_data_is_that_of_all_data() -> None:
     data = dataset((1, 6, 5))
     t = task("linear", shards=virtual(data.train_y, 5, float("inf"), seed=2))
     x = models(t, 1)
@@ -522,7 +522,7 @@ def test_the_full_gradient_of_nodes_that_draw_from_all_data_is_that_of_all_data(
     assert relative(t.full_gradient(x, t.local_state(1))[0], expected) < 1e-5
 
 
-def test_a_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
+def test_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
     t = task("linear")
     x, local = models(t, 1), t.local_state(1)
     exact, near = t.full_gradient(x, local), t.full_gradient(x, local, size=3000)
@@ -531,7 +531,7 @@ def test_a_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_broken_model_is_not_made_to_look_whole(name: str) -> None:
+def test_broken_model_is_not_made_to_look_whole(name: str) -> None:
     t = task(name)
     x = models(t)
     x[1] = np.nan
@@ -541,7 +541,7 @@ def test_a_broken_model_is_not_made_to_look_whole(name: str) -> None:
     assert np.isnan(t.evaluate(x, local)[1][1])
 
 
-def test_a_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(thread_counts: list[int]) -> None:
+def test_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(thread_counts: list[int]) -> None:
     set_threads(1)
     notation = "C(3)-R-M-C(5)-R-M-C(6)-R-M-L(4)-S"  # filters that do not fill a vector, borders between stages
     module, data = build(notation, (1, 16, 16), kernel=3, padding=1, seed=3), dataset((1, 16, 16))
@@ -553,7 +553,7 @@ def test_a_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(
     np.testing.assert_array_equal(t.gradient(x, local, np.arange(2), 0, 0)[0][1:], expected)
 
 
-def test_a_rectifier_at_exactly_zero_has_no_gradient() -> None:
+def test_rectifier_at_exactly_zero_has_no_gradient() -> None:
     t = task("mnist")
     x = models(t, 1)
     x[0, : 5 * 25 + 5] = 0  # the first convolution: all its sums are zero, and the layers above ask for more
@@ -566,7 +566,7 @@ def test_a_rectifier_at_exactly_zero_has_no_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("p", [0.25, 0.4, 1e-3, 0.999])
-def test_dropout_drops_each_value_with_its_probability_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
+def test_dropout_drops_with_its_probability_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     x = torch.ones(40, 16, 25, 25, dtype=dtype).contiguous(memory_format=torch.channels_last)
     masks = [dropout_mask(p, x, generator) for _ in range(4)]
@@ -581,7 +581,7 @@ def test_dropout_drops_each_value_with_its_probability_and_keeps_the_mean(p: flo
         assert abs(((left - p) * (right - p)).mean()) < 5 * spread**2 / left.numel() ** 0.5
 
 
-def test_dropout_takes_any_layout_and_the_ends_of_its_range() -> None:
+def test_dropout_takes_any_layout_and_probability_0_and_1() -> None:
     generator = torch.Generator().manual_seed(4)
     for x in (torch.ones(0), torch.ones(()), torch.ones(7), torch.ones(3, 1).expand(3, 5), torch.ones(9, 4)[::2, 1:]):
         assert dropout_mask(0.5, x, generator).shape == x.shape
@@ -600,7 +600,7 @@ def test_dropout_differs_between_nodes_rounds_and_steps(hidden: bool) -> None:
     assert len(np.unique(np.concatenate(steps), axis=0)) == 9
 
 
-def test_the_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
+def test_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
     module = network("cifar10").eval()
     state = {name: value.clone() for name, value in module.state_dict().items()}
     data = dataset((3, 8, 8))
@@ -616,7 +616,7 @@ def test_the_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_task_can_be_sent_to_another_process(name: str) -> None:
+def test_task_can_be_sent_to_another_process(name: str) -> None:
     t = task(name, dropout=0.3)
     x, local, ids = models(t), t.local_state(NODES), np.arange(NODES)
     g, _ = t.gradient(x, local, ids, 2, 0)
@@ -679,7 +679,7 @@ def test_many_at_once_equal_one_by_one_with_dropout_and_batchnorm(name: str) -> 
     assert relative(many.full_gradient(x, local), plain.full_gradient(x, local)) < 1e-10
 
 
-def test_a_frozen_layer_has_no_gradient_many_at_once() -> None:
+def test_frozen_layer_has_no_gradient_many_at_once() -> None:
     module = network("mixed")
     frozen = next(module.parameters())
     frozen.requires_grad_(False)
@@ -708,7 +708,7 @@ class _Branching(nn.Module):
     [_Branching(), nn.Sequential(nn.Flatten(), nn.Linear(30, 1700), nn.Tanh(), nn.Linear(1700, 4))],
     ids=["branches", "large"],
 )
-def test_what_cannot_be_computed_many_at_once_or_gains_nothing_is_computed_one_by_one(module: nn.Module) -> None:
+def test_networks_that_cannot_be_batched_are_computed_one_by_one(module: nn.Module) -> None:
     t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     assert type(t.engine) is AutogradEngine
     assert np.isfinite(t.gradient(models(t, 2), t.local_state(2), np.arange(2), 0, 0)[0]).all()
@@ -750,7 +750,7 @@ def _altered(way: str) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("way", ["hook", "pre-hook", "backward hook", "parametrisation", "call", "order", "more"])
-def test_networks_that_only_look_like_known_ones_are_computed_as_they_are(way: str) -> None:
+def test_lookalike_networks_do_not_take_the_fast_path(way: str) -> None:
     data, module = dataset((1, 6, 5)), _altered(way)
     plain, fast = (
         Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast) for fast in (False, True)
@@ -771,14 +771,14 @@ def test_hooks_are_called_for_every_node() -> None:
     assert seen == [(BATCH, 5)] * 3
 
 
-def test_a_hook_on_dropout_is_called() -> None:
+def test_hook_on_dropout_is_called() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.Dropout(0.5))
     module[2].register_forward_hook(lambda layer, given, output: 0 * output)
     t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     assert not t.gradient(models(t, 2), t.local_state(2), np.arange(2), 0, 0)[0].any()
 
 
-def test_a_forward_put_on_a_layer_itself_is_the_one_that_counts() -> None:
+def test_forward_put_on_a_layer_itself_is_the_one_that_counts() -> None:
     module = _altered("")
     module[3].forward = lambda x: x[:, :4] * 0.5
     t = Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
@@ -797,7 +797,7 @@ def test_a_forward_put_on_a_layer_itself_is_the_one_that_counts() -> None:
     ],
     ids=["no flattening", "width", "channels", "float64"],
 )
-def test_networks_that_do_not_fit_are_refused_in_one_sentence(module: nn.Module, said: str) -> None:
+def test_networks_that_do_not_fit_are_refused(module: nn.Module, said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     assert "\n" not in str(error.value)
@@ -835,14 +835,14 @@ def test_bfloat16_that_fails_on_a_processor_is_refused_with_the_nearest(monkeypa
         task("wide", precision="bfloat16")
 
 
-def test_a_hook_on_a_parameter_is_refused() -> None:
+def test_hook_on_a_parameter_is_refused() -> None:
     module = _altered("")
     module[1].weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"'1\.weight' of the model has a hook"):
         Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
 
 
-def test_a_bare_linear_layer_is_computed_like_one_in_a_row() -> None:
+def test_bare_linear_layer_is_computed_like_one_in_a_row() -> None:
     x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
     data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
     bare = nn.Linear(7, 3)
@@ -852,7 +852,7 @@ def test_a_bare_linear_layer_is_computed_like_one_in_a_row() -> None:
     np.testing.assert_array_equal(results[0], results[1])
 
 
-def test_a_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None:
+def test_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None:
     data = dataset((1, 6, 5))
     logits = nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
     x = None
@@ -867,7 +867,7 @@ def test_a_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None
 
 
 @pytest.mark.full
-def test_the_papers_mnist_network_learns(shared_data: Any) -> None:
+def test_papers_mnist_network_learns(shared_data: Any) -> None:
     from rpel.data import load
 
     data = load("mnist", shared_data)
@@ -891,7 +891,7 @@ class Doubling(nn.Module):
         return out
 
 
-def test_a_module_that_writes_into_its_input_spoils_no_other_nodes_evaluation() -> None:
+def test_in_place_module_does_not_spoil_other_nodes_evaluation() -> None:
     data = load("mnist-sample-8x8")
     task = Classification(data, virtual(data.train_y, 3, math.inf, seed=0), Doubling, batch_size=5, seed=0)
     x = np.tile(task.initial(), (3, 1))

@@ -71,7 +71,7 @@ def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
     assert [step for step, _ in found["accuracy/worst"]] == [2, 4, 6]
 
 
-def test_every_tag_shows_the_column_that_it_is_named_for(tmp_path: Path) -> None:
+def test_every_tensorboard_tag_shows_its_column(tmp_path: Path) -> None:
     """In a run in which no two columns are equal: a backdoor, and so many late nodes that some keep their half-step."""
     path = tiny(tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2).path
     assert path is not None
@@ -83,7 +83,7 @@ def test_every_tag_shows_the_column_that_it_is_named_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("began", [True, False], ids=["began with", "began without"])
-def test_a_resumed_run_has_each_round_once(tmp_path: Path, began: bool) -> None:
+def test_resumed_run_has_each_round_once(tmp_path: Path, began: bool) -> None:
     path = crashed(tmp_path, tensorboard=began)  # and at once again: names of event files have whole seconds
     looking_on = accumulator(path)
     if began:
@@ -106,7 +106,7 @@ def test_rounds_can_be_watched_as_they_pass(tmp_path: Path) -> None:
     assert seen == [4]
 
 
-def test_a_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> None:
+def test_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> None:
     path = tiny(tmp_path).path
     assert path is not None
     assert tiny(tmp_path, tensorboard=True).reused
@@ -117,7 +117,7 @@ def test_a_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> No
     assert list((path / "tensorboard").iterdir()) == []
 
 
-def test_what_overflowed_is_infinite(tmp_path: Path) -> None:
+def test_overflowed_metrics_are_infinite_in_tensorboard(tmp_path: Path) -> None:
     row = {"round": 1, "loss": sys.float_info.max, "consensus": 1.0, "seconds": 0.1}
     journal.Events(tmp_path / "tensorboard", [row]).close()
     assert scalars(accumulator(tmp_path)) == {"loss": [(1, math.inf)], "consensus": [(1, 1.0)]}
@@ -143,7 +143,7 @@ def test_reproduce_and_sweep_write_them_too(tmp_path: Path, capsys: pytest.Captu
     assert scalars(accumulator(Path(state.result["path"]))) == expected(path)
 
 
-def test_without_the_package_it_is_one_sentence_and_status_2(
+def test_tensorboard_option_without_the_package_exits_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = crashed(tmp_path / "runs")

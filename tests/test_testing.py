@@ -34,7 +34,7 @@ FORGING = [name for name in ATTACKS if not rpel.attack(name).trains]
 
 
 @testing.parametrize(rules=[*RULES, *GRAPH_RULES], attacks=[*FORGING, ("strongest", {"of": "all"})])
-def test_everything_of_ours_keeps_the_promises(check: Callable[[], None]) -> None:
+def test_built_in_rules_and_attacks_pass_the_checks(check: Callable[[], None]) -> None:
     assert check() is None  # type: ignore[func-returns-value]
 
 
@@ -59,7 +59,7 @@ class Broken(Rule):
         (Broken("broken", f=1), {}, "kappa"),
     ],
 )
-def test_a_broken_rule_is_found_and_the_promise_named(rule: Any, parameters: dict[str, Any], words: str) -> None:
+def test_broken_rule_is_found_and_the_promise_named(rule: Any, parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         testing.check_rule(rule, **parameters)
 
@@ -103,7 +103,7 @@ def outermost(view: View) -> Array:
         (secretive, "before"),
     ],
 )
-def test_a_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -> None:
+def test_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         testing.check_attack(attack)
 
@@ -117,7 +117,7 @@ def middle(x: Array, f: int, share: float = 0.5) -> Array:
     return np.asarray(share * np.median(x, axis=0) + (1 - share) * kept)
 
 
-def test_a_function_is_a_rule_its_slowness_is_said_once_and_f_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_function_rule_passes_and_its_slowness_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     x = np.random.default_rng(0).normal(size=(9, 5))
     with caplog.at_level(logging.WARNING, logger="rpel"):
         rule = rpel.rule(middle, f=2, share=1.0)
@@ -135,7 +135,7 @@ def test_a_function_is_a_rule_its_slowness_is_said_once_and_f_counts(caplog: pyt
     np.testing.assert_allclose(chained(rest), by_name(rpel.rule("nnm", f=2)(rest)))
 
 
-def test_a_rule_a_constructor_and_an_attack_of_ones_own_are_taken_too() -> None:
+def test_user_rule_constructor_and_attack_pass_the_checks() -> None:
     made = rpel.rule("krum", f=1)
     assert rpel.rule(made) is made
     assert rpel.rule(made, f=3).f == 3
@@ -173,7 +173,7 @@ def test_a_rule_a_constructor_and_an_attack_of_ones_own_are_taken_too() -> None:
         (lambda: rpel.rule("mean")([1.0, 2.0]), ["float"]),
     ],
 )
-def test_errors_name_what_is_wrong(call: Any, words: list[str]) -> None:
+def test_failed_checks_name_the_broken_promise(call: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -203,7 +203,7 @@ def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
     assert rows[0]["w"].shape == (4,)
 
 
-def test_every_rule_and_attack_says_in_one_line_what_it_is() -> None:
+def test_every_rule_and_attack_has_a_one_line_description() -> None:
     for name, line in [*about_rules(), *about_attacks()]:
         assert 10 < len(line) < 130, (name, line)
         assert line.endswith((").", ".")), (name, line)
@@ -260,7 +260,7 @@ print("moved", (out != x).any())
 
 
 @pytest.mark.integration
-def test_packages_are_reached_from_rpel_and_the_example_package_gives_a_rule_an_attack_and_a_peer_s_task_by_name(
+def test_installed_plugin_gives_rule_attack_and_task_by_name(
     installed: Path,
 ) -> None:
     done = run(installed, "-c", REACHED)
@@ -273,7 +273,7 @@ def test_packages_are_reached_from_rpel_and_the_example_package_gives_a_rule_an_
 
 
 @pytest.mark.integration
-def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
+def test_example_plugin_passes_its_tests(installed: Path) -> None:
     tests = str(installed / "source" / "tests")
     quietly = ["-q", "-p", "no:cacheprovider", "-c", str(installed / "source" / "pyproject.toml")]
     done = run(installed, "-m", "pytest", *quietly, tests)
@@ -291,7 +291,7 @@ def shrunk(view: View, share: float = 0.5) -> Array:
     return view.moments(mean=share)
 
 
-def test_a_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: Path) -> None:
+def test_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: Path) -> None:
     def accuracy(**given: Any) -> list[float]:
         return rpel.simulate(out=None, **SMALL, **given).models.tolist()  # type: ignore[no-any-return]
 
@@ -302,7 +302,7 @@ def test_a_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: 
     assert accuracy(rule=lambda x: x[0], attack=shrunk) != same
 
 
-def test_the_code_of_ones_own_is_part_of_a_runs_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_code_is_part_of_the_run_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "my_own_rule.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     found = []

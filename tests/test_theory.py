@@ -22,7 +22,7 @@ def test_lemma_noptlog_says_nothing_without_hostile_nodes() -> None:
 
 
 @pytest.mark.parametrize(("pull", "nodes", "alpha"), [(6, 30, 0.68), (15, 100, 0.32), (15, 30, 0.18)])
-def test_without_hostile_nodes_the_round_contracts(pull: int, nodes: int, alpha: float) -> None:
+def test_round_without_hostile_nodes_contracts(pull: int, nodes: int, alpha: float) -> None:
     red = theory.reduction(nodes, 0, pull, 0)
     assert red is not None
     assert round(red.alpha, 2) == alpha
@@ -33,7 +33,7 @@ def test_without_hostile_nodes_the_round_contracts(pull: int, nodes: int, alpha:
     ("nodes", "byzantine", "pull", "b_hat"),
     [(100, 10, 15, 7), (30, 6, 15, 6), (20, 3, 6, 3), (20, 3, 19, 3), (30, 3, 6, 3)],
 )
-def test_the_theorem_applies_to_no_experiment_of_the_paper_with_attackers(
+def test_theorem_applies_to_no_experiment_of_the_paper_with_attackers(
     nodes: int, byzantine: int, pull: int, b_hat: int
 ) -> None:
     red = theory.reduction(nodes, byzantine, pull, b_hat)
@@ -43,7 +43,7 @@ def test_the_theorem_applies_to_no_experiment_of_the_paper_with_attackers(
     assert theory.convergence(red, **sizes, L=1, sigma=1, G=1, gap=1) is None
 
 
-def test_the_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
+def test_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
     """At η = η_max the proof's inequality, c0/ηT + η(noise) + η²(drift) + c3 G², is at most the theorem's bound."""
     sizes = {"nodes": 30, "byzantine": 0, "pull": 29, "b_hat": 0}
     for L, sigma, G, gap, T in [(1.0, 1.0, 0.5, 2.0, 100), (3.0, 0.1, 0.0, 1.0, 5000), (0.5, 5.0, 2.0, 9.0, 10)]:
@@ -65,7 +65,7 @@ def test_the_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
             assert proof <= found.bound * (1 + 1e-12)
 
 
-def test_the_bound_scales_with_length_squared_which_the_printed_cube_would_not() -> None:
+def test_bound_scales_with_length_squared_which_the_printed_cube_would_not() -> None:
     """Measuring the model in other units multiplies gradients by c: a bound on ‖∇F‖² must grow by c² (G², not G³)."""
     red = theory.reduction(30, 0, 15, 0)
     assert red is not None
@@ -114,9 +114,7 @@ def test_lemmas_hit_and_varcov_hold_exactly_under_the_proofs_sampling(n: int, b:
 
 
 @pytest.mark.parametrize(("n", "b", "m", "h_hat"), [(6, 2, 4, 2), (7, 3, 5, 3)])
-def test_lemma_hit_fails_under_algorithm_1_because_the_own_model_is_always_in(
-    n: int, b: int, m: int, h_hat: int
-) -> None:
+def test_lemma_hit_fails_under_algorithm_1(n: int, b: int, m: int, h_hat: int) -> None:
     draws, h = algorithms_sampling(n, b, m, h_hat), n - b
     own = sum(p for p, chosen in draws if 0 in chosen)
     other = sum(p for p, chosen in draws if 1 in chosen)

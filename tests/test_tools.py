@@ -38,12 +38,12 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("source", EMPTY.values(), ids=list(EMPTY))
-def test_a_test_that_may_check_nothing_is_found(source: str) -> None:
+def test_test_that_may_check_nothing_is_found(source: str) -> None:
     assert len(list(check_tests.faults(source, {}))) == 1
 
 
 @pytest.mark.parametrize("source", WHOLE.values(), ids=list(WHOLE))
-def test_a_test_that_always_checks_is_left_alone(source: str) -> None:
+def test_test_that_always_checks_is_left_alone(source: str) -> None:
     assert list(check_tests.faults(source, {})) == []
 
 
@@ -65,7 +65,7 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
         ("exchange_results", "results/memory.md results/asynchrony.md results/wire.md"),
     ],
 )
-def test_the_tables_of_a_page_are_what_its_kept_runs_say(tool: str, pages: str, tmp_path: Path) -> None:
+def test_results_page_tables_match_the_archived_runs(tool: str, pages: str, tmp_path: Path) -> None:
     for folder in ("docs", "tools"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     subprocess.run([sys.executable, str(tmp_path / "tools" / f"{tool}.py")], check=True)
@@ -73,7 +73,7 @@ def test_the_tables_of_a_page_are_what_its_kept_runs_say(tool: str, pages: str, 
         assert (tmp_path / "docs" / page).read_text("utf-8") == (ROOT / "docs" / page).read_text("utf-8")
 
 
-def test_the_shape_counts_modules_and_lines_and_finds_no_import_cycle_it_does_not_name() -> None:
+def test_shape_tool_counts_modules_and_names_import_cycles() -> None:
     command = [sys.executable, str(ROOT / "tools" / "shape.py"), "--json"]
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     files = list((ROOT / "src" / "rpel").rglob("*.py"))
@@ -82,7 +82,7 @@ def test_the_shape_counts_modules_and_lines_and_finds_no_import_cycle_it_does_no
     assert told["longest_files"][0][0] == max(len(path.read_text("utf-8").splitlines()) for path in files)
 
 
-def test_the_definitions_compute_what_they_say() -> None:
+def test_definitions_compute_what_they_say() -> None:
     found = doctest.testfile(str(ROOT / "docs" / "reference.md"), module_relative=False)
     assert found.attempted >= 4
     assert found.failed == 0

@@ -41,7 +41,7 @@ FASTER |= {"shakespeare": {"rounds": "1", "local-steps": "1", "eval-size": "2"}}
 @pytest.mark.parametrize(
     "page", [page if page == "heart" else pytest.param(page, marks=pytest.mark.full) for page in FASTER]
 )
-def test_the_commands_and_the_python_of_a_federation_s_tutorial_run(
+def test_commands_and_the_python_of_a_federation_s_tutorial_run(
     page: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

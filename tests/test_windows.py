@@ -26,7 +26,7 @@ def test_window_probability_has_the_published_values(
 
 
 @given(st.integers(4, 60), st.data())
-def test_a_window_of_one_round_is_the_law_of_algorithm_1(nodes: int, data: st.DataObject) -> None:
+def test_window_of_one_round_is_the_law_of_algorithm_1(nodes: int, data: st.DataObject) -> None:
     byzantine = data.draw(st.integers(0, (nodes - 1) // 2))
     pull, rounds = data.draw(st.integers(1, nodes - 1)), data.draw(st.integers(1, 300))
     cdf = max_byzantine_cdf(nodes, byzantine, pull, rounds)
@@ -35,7 +35,7 @@ def test_a_window_of_one_round_is_the_law_of_algorithm_1(nodes: int, data: st.Da
 
 
 @pytest.mark.parametrize(("memory", "pull"), [(2, 5), (3, 4)])
-def test_the_law_of_windows_is_that_of_disjoint_draws(memory: int, pull: int) -> None:
+def test_law_of_windows_is_that_of_disjoint_draws(memory: int, pull: int) -> None:
     """3,000 histories of one node; a share 5 σ off would be one false alarm in a million."""
     nodes, byzantine, rounds, histories = 30, 6, 12, 3_000
     source, worst = np.random.default_rng(0), np.zeros(histories, int)
@@ -53,7 +53,7 @@ def test_the_law_of_windows_is_that_of_disjoint_draws(memory: int, pull: int) ->
         assert abs((worst <= k).mean() - p) < 5 * np.sqrt(p * (1 - p) / histories) + 1e-9
 
 
-def test_longer_windows_are_bounded_from_below_and_too_long_ones_refused() -> None:
+def test_long_windows_are_bounded_from_below_or_refused() -> None:
     exact, bound = (window_probability(1000, 100, 9, 500, c, 15) for c in (3, 4))
     assert bound < exact
     assert window_quantile(100, 10, 8, 200, 2, 0.99) == 8
@@ -65,7 +65,7 @@ def test_longer_windows_are_bounded_from_below_and_too_long_ones_refused() -> No
 
 
 @pytest.mark.parametrize(("nodes", "byzantine", "memory"), [(100, 10, 2), (60, 9, 3), (40, 4, 4)])
-def test_a_plan_with_memory_has_the_smallest_pull_whose_window_is_feasible(
+def test_plan_with_memory_has_the_smallest_pull_whose_window_is_feasible(
     nodes: int, byzantine: int, memory: int
 ) -> None:
     found = plan(nodes=nodes, byzantine=byzantine, rounds=50, memory=memory)
@@ -90,7 +90,7 @@ def test_bounds_decide_about_windows_as_the_chain_does() -> None:
             assert holds == [value >= p for value in exact]
 
 
-def test_a_million_nodes_with_memory_are_planned_in_milliseconds() -> None:
+def test_million_nodes_with_memory_are_planned_in_milliseconds() -> None:
     plan(nodes=1000, byzantine=100, rounds=200, memory=2)
     began = time.process_time()
     found = plan(nodes=10**6, byzantine=10**5, rounds=200, memory=3)
@@ -108,7 +108,7 @@ def test_a_million_nodes_with_memory_are_planned_in_milliseconds() -> None:
         ({"memory": 100}, ["memory 100", "99"]),
     ],
 )
-def test_a_plan_with_memory_that_cannot_be_is_one_sentence(question: dict[str, Any], words: list[str]) -> None:
+def test_impossible_plan_with_memory_is_refused(question: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as refused:
         plan(nodes=100, byzantine=10, rounds=200, **question)
     assert all(word in str(refused.value) for word in words)

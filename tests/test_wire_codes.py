@@ -27,7 +27,7 @@ def drawn(seed: int, d: int) -> Array:
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 1000), st.integers(1, 700))
-def test_what_goes_through_is_what_its_message_says(name: WireName, seed: int, d: int) -> None:
+def test_decoded_model_equals_its_message(name: WireName, seed: int, d: int) -> None:
     x, wire = drawn(seed, d), Wire(name)
     out = np.empty_like(x)
     wire.through(x, out)
@@ -46,7 +46,7 @@ def test_int8_is_within_half_a_step_of_each_block(seed: int, d: int) -> None:
         assert np.abs(came[left : left + 256] - block).max() <= np.abs(block).max() / 127 * 0.5001 + 2.0**-119
 
 
-def test_a_message_that_is_none_is_a_model_without_a_finite_number() -> None:
+def test_message_that_is_none_is_a_model_without_a_finite_number() -> None:
     wire, good = Wire("int8"), bytearray(Wire("int8").encode(np.ones(300, np.float32)))
     assert np.isfinite(wire.decode(bytes(good), 300)).all()
     for at, value in ((0, b"\x80"), (300, np.float32(np.inf).tobytes()), (304, np.float32(-1).tobytes())):

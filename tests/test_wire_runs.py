@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     "changes", [{}, {"method": "cs-plus"}, {"attack": "label_flip"}], ids=["pull", "graph", "train"]
 )
-def test_line_9_sees_coded_answers_beside_the_exact_own_model(wire: WireName, changes: dict[str, Any]) -> None:
+def test_line_9_uses_coded_answers_and_the_exact_own_model(wire: WireName, changes: dict[str, Any]) -> None:
     nodes = 15 if changes.get("attack") == "label_flip" else 12
     run = simulation(BASE.replace(wire=wire, rule=None, **changes), Quadratic(nodes=nodes))
     info = run.advance()
@@ -51,7 +51,7 @@ def test_workers_change_no_byte_of_a_coded_run_that_is_not_kept() -> None:
     assert np.array_equal(runs[0].models, runs[1].models)
 
 
-def test_the_strongest_attack_weighs_only_vectors_that_the_code_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strongest_attack_weighs_only_vectors_that_the_code_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its search gives to the victims' rule are rows that came through the code."""
     seen: list[np.ndarray[Any, Any]] = []
     plain = View.with_forged
@@ -80,7 +80,7 @@ def huge_entry(view: View) -> np.ndarray[Any, Any]:
     return forged
 
 
-def test_a_huge_entry_in_a_block_spoils_the_liars_own_row_and_no_other() -> None:
+def test_huge_entry_in_a_block_spoils_only_the_liars_row() -> None:
     """The scale belongs to a row: what honest nodes say arrives as if nobody had lied."""
     honest = []
     for attack in ("foe", huge_entry):

@@ -1,4 +1,4 @@
-"""Fails when a test can pass without having checked anything.
+"""Fails when a test can pass without having checked anything, or has a name of more than 80 characters.
 
 A test function must not ``return`` early, and every way through it must meet an assertion: an ``assert``, a
 ``pytest.raises`` or ``warns``, a subprocess run with ``check=True``, or a call of a function that asserts. Which do is
@@ -16,6 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+LONGEST = 80  # characters of a test's name
 EXPECTING = {"raises", "warns", "deprecated_call", "fail"}
 
 
@@ -119,6 +120,8 @@ def faults(source: str, support: dict[str, set[str]]) -> Iterator[str]:
             for inside in own_nodes(node):
                 if isinstance(inside, ast.Return):
                     yield f"{inside.lineno} {node.name}: returns early; make no such case, or assume, or skip it"
+            if len(node.name) > LONGEST:
+                yield f"{node.lineno} {node.name}: {len(node.name)} characters; say subject and promise in {LONGEST}"
             if not Checker(known - {node.name}).function(node):
                 yield f"{node.lineno} {node.name}: may end without having checked anything"
 
@@ -134,7 +137,7 @@ def main() -> int:
         for path in paths
         for fault in faults(path.read_text("utf-8"), support)
     ]
-    print("\n".join([*found, f"{len(paths)} test files, {len(found)} tests that may pass without checking"]))
+    print("\n".join([*found, f"{len(paths)} test files, {len(found)} faults"]))
     return 1 if found else 0
 
 

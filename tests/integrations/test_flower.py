@@ -43,6 +43,6 @@ def trained(strategy: FedAvg) -> np.ndarray:
     return np.asarray(kept["x"])
 
 
-def test_a_server_with_a_robust_rule_learns_among_hostile_clients() -> None:
+def test_server_with_a_robust_rule_learns_among_hostile_clients() -> None:
     found = trained(RpelStrategy("nnm+trimmed_mean", f=2, fraction_evaluate=0.0))
     assert np.abs(found - TARGET).max() < 0.2

@@ -15,7 +15,7 @@ SETTINGS = [
 
 @pytest.mark.filterwarnings("ignore")  # Opacus suggests more orders
 @pytest.mark.parametrize(("noise", "batch", "examples", "steps", "delta"), SETTINGS)
-def test_the_epsilon_of_opacus_is_never_below_ours(
+def test_epsilon_of_opacus_is_never_below_ours(
     noise: float, batch: int, examples: int, steps: int, delta: float
 ) -> None:
     accountants = pytest.importorskip("opacus.accountants")

@@ -29,7 +29,7 @@ def test_mlflow_has_every_number_of_every_round(tmp_path: Path, monkeypatch: pyt
     assert found.data.metrics["accuracy_mean"] == run.accuracy_mean
 
 
-def test_wandb_writes_its_files_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_writes_offline_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from rpel.integrations.trackers import WandB
 

@@ -135,7 +135,7 @@ def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(t
     assert not np.allclose(results[0][1], flatten(a_model()).numpy())
 
 
-def test_the_model_of_the_last_round_and_its_buffers_are_left_as_a_file_that_loads_strictly(tmp_path: Path) -> None:
+def test_final_model_file_with_buffers_loads_strictly(tmp_path: Path) -> None:
     def normed() -> nn.Sequential:
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))

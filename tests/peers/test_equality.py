@@ -266,9 +266,7 @@ def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(tmp_pat
     assert np.abs(real - simulated).max() <= 1e-6
 
 
-def test_one_task_object_hands_over_the_same_model_from_a_simulation_and_from_a_network(
-    tmp_path: Path, one_thread: None
-) -> None:
+def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Path, one_thread: None) -> None:
     coins = np.random.default_rng(0)
     inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
     parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
@@ -292,9 +290,7 @@ def test_one_task_object_hands_over_the_same_model_from_a_simulation_and_from_a_
 
 
 @pytest.mark.full
-def test_tasks_of_members_with_their_own_data_agree_with_one_task_of_all_in_the_simulator(
-    tmp_path: Path, one_thread: None
-) -> None:
+def test_members_tasks_agree_with_one_joint_task_in_the_simulator(tmp_path: Path, one_thread: None) -> None:
     """The network's models travel in another order than the task's: values are matched by name."""
     coins = np.random.default_rng(0)
     inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]

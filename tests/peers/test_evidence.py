@@ -212,7 +212,7 @@ def test_of_one_reply_no_more_is_verified_than_a_peer_may_have_pulled() -> None:
     assert len(here.excluded(here.roster)) == 8
 
 
-def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one_is_not(network: Network) -> None:
+def test_foreign_use_of_the_own_key_is_noticed(network: Network) -> None:
     two = proof(network, member=0)
     here = witness(network, last=3)
     here.told(4, told((0, Signed(two.first.digest, b"forged"))))
@@ -229,7 +229,7 @@ def test_an_own_signature_that_the_peer_did_not_make_is_noticed_and_a_forged_one
     assert signing.duplicate_key == 4
 
 
-def test_a_proof_against_the_own_key_from_the_time_of_this_peer_is_noticed_if_both_signatures_are_right(
+def test_valid_proof_against_the_own_key_is_noticed(
     network: Network,
 ) -> None:
     two = proof(network, member=0, round=4)

@@ -76,7 +76,7 @@ def test_whoever_sent_no_hello_gives_way_the_oldest_of_the_busiest_address_first
     assert member.stage is Stage.MUTE
 
 
-def test_an_address_of_which_a_member_came_lately_gives_way_last_while_it_takes_less_than_half() -> None:
+def test_recent_members_address_is_dropped_last() -> None:
     found, dropped = gate(mute=100)
     came, _ = spoken(found, "10.0.0.1")
     assert found.begin(came)
@@ -202,7 +202,7 @@ def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
     assert passed >= HANDSHAKES - 1
 
 
-def test_a_membership_that_shrinks_under_load_shuts_out_whoever_left_and_serves_the_others(tmp_path: Path) -> None:
+def test_membership_that_shrinks_under_load_shuts_out_former_members(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, n=4) as net:
             serving, left = net.transports[1], net.membership.members[0].fingerprint

@@ -268,7 +268,7 @@ def test_a_sound_membership_gives_no_cautions() -> None:
     assert list(cautions(network(epoch=datetime.now(UTC).timestamp()))) == []
 
 
-def test_a_plan_that_does_not_hold_and_a_certificate_that_ends_early_are_warned_about() -> None:
+def test_weak_plan_and_expiring_certificate_are_warned_about() -> None:
     soon = datetime.now(UTC)
     assert "holds with probability 0" in next(cautions(network(b_hat=0, epoch=soon.timestamp())))
     (early,) = cautions(

@@ -46,7 +46,7 @@ def found(folder: Path, **options: Any) -> Founded:
     return new(Founding(**terms), out=folder, **ours)
 
 
-def test_founding_says_where_pulling_saves_nothing_and_from_how_many_peers_on_it_does() -> None:
+def test_network_new_says_from_how_many_peers_pulling_saves_messages() -> None:
     seven = Founding(run="", nodes=7, byzantine=2, rounds=100, epoch=EPOCH)
     assert seven.plan.pull == 6
     (said,) = [note for note in notes(seven) if "saves nothing" in note]

@@ -302,9 +302,7 @@ NEEDED = 2 * 4 * 12 + 256 + 256 + 64 + 256  # connections of members both ways, 
 @pytest.mark.parametrize(
     ("soft", "hard", "may"), [(256, 2000, NEEDED), (1500, 2000, 1500), (256, 600, 600), (600, 600, 600)]
 )
-def test_a_peer_reserves_the_descriptors_that_its_limits_may_take_and_says_if_it_may_not(
-    soft: int, hard: int, may: int
-) -> None:
+def test_peer_raises_the_descriptor_limit_or_says_why_not(soft: int, hard: int, may: int) -> None:
     command = [sys.executable, "-c", RESERVING, str(soft), str(hard)]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert made.stdout.split() == [str(min(NEEDED, hard)), str(may)]

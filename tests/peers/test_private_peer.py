@@ -48,7 +48,7 @@ def half(of: TaskLearner, round: int = 1) -> np.ndarray:
     return np.asarray(out - x)
 
 
-def test_noise_and_batches_of_a_peer_come_from_the_system_and_are_as_large_as_planned(tmp_path: Path) -> None:
+def test_private_peer_draws_planned_noise_and_batches_from_the_system(tmp_path: Path) -> None:
     settings = config(tmp_path, max_grad_norm=0.8, noise_multiplier=3.0, target_delta=1e-5)
     first, second = (half(learner(settings)) for _ in range(2))
     z = (first - second) / (0.5 * 0.1 * 3.0 * 0.8 / BATCH * math.sqrt(2))  # lr, 1 - momentum, noise, norm, two of them
@@ -91,7 +91,7 @@ def test_a_target_alone_plans_the_noise_for_all_rounds_of_the_network(tmp_path: 
         ),
     ],
 )
-def test_noise_that_is_incomplete_or_less_than_members_ask_is_refused_in_one_sentence(
+def test_incomplete_or_too_little_noise_is_refused(
     said: dict[str, Any], asked: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=words) as caught:

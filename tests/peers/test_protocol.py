@@ -49,9 +49,7 @@ POINTS: dict[str, Callable[[VirtualNetwork], None]] = {
 @pytest.mark.integration  # for its seconds of computing
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 50), marks=pytest.mark.full)], ids=len)
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_at_any_point_never_makes_two_versions_of_a_round_and_the_peer_comes_back(
-    point: str, seeds: range
-) -> None:
+def test_killed_peer_never_serves_two_versions_of_a_round(point: str, seeds: range) -> None:
     for seed in seeds:
         net = hostile(VirtualNetwork(seed, rounds=9), forging)
         POINTS[point](net)
@@ -63,7 +61,7 @@ def test_kill_at_any_point_never_makes_two_versions_of_a_round_and_the_peer_come
         assert peer.reports[-1].outcome == "aggregated"
 
 
-def test_a_restart_in_the_same_round_asks_the_same_peers_and_uses_the_persisted_half_step() -> None:
+def test_restart_reuses_the_persisted_draw_and_half_step() -> None:
     net = VirtualNetwork(3, rounds=5)
     net.at(2 * PERIOD + 1.4, lambda: net.peers[0].crash(1.0))
     net.run(until=2 * PERIOD + 1.39)
@@ -123,7 +121,7 @@ INTERRUPTIONS: dict[str, tuple[Callable[[VirtualNetwork], None], int]] = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", INTERRUPTIONS)
-def test_20_rounds_after_an_interruption_the_spread_is_within_a_tenth_of_what_it_would_be(name: str) -> None:
+def test_spread_recovers_within_20_rounds_of_an_interruption(name: str) -> None:
     fault, last = INTERRUPTIONS[name]
     interrupted, calm = spreads(fault, last + 20), calm_spreads(last + 20)
     chance = float(np.sqrt((interrupted.var(ddof=1) + calm.var(ddof=1)) / len(calm)))  # one standard error
@@ -143,7 +141,7 @@ def test_a_peer_cut_off_stops_stepping_says_so_and_catches_up() -> None:
     assert {r.outcome for r in reports[21:]} == {"aggregated"}
 
 
-def test_after_missing_several_rounds_a_peer_takes_the_others_model_and_serves_nothing_meanwhile() -> None:
+def test_peer_that_missed_rounds_catches_up_and_serves_nothing_meanwhile() -> None:
     net = VirtualNetwork(1, rounds=12)
     net.at(4 * PERIOD + 8, lambda: net.peers[0].crash(4.3 * PERIOD))
     net.run()
@@ -352,7 +350,7 @@ def test_a_peer_that_is_forced_to_catch_up_again_and_again_stays_with_the_others
     assert all(set(net.outcomes(peer.number)) == {"aggregated"} for peer in net.peers[1:])
 
 
-def test_a_peer_whose_step_is_never_finite_catches_up_in_every_round_and_harms_nobody() -> None:
+def test_peer_with_non_finite_steps_catches_up_and_harms_nobody() -> None:
     net = hostile(VirtualNetwork(4, rounds=12), forging)
     sick = net.peers[0]
     sick.target = np.full(3, np.nan)
@@ -368,7 +366,7 @@ def test_a_peer_whose_step_is_never_finite_catches_up_in_every_round_and_harms_n
 # --- 10: accountability ----------------------------------------------------------------------------------------------
 
 
-def test_whoever_tells_every_victim_something_else_is_convicted_and_its_answers_count_no_longer() -> None:
+def test_equivocating_member_is_excluded_and_its_answers_ignored() -> None:
     net = hostile(VirtualNetwork(3, rounds=12), equivocating)
     net.signs = True
     net.run()
@@ -501,7 +499,7 @@ def test_a_second_peer_with_the_same_key_stops_before_it_has_served_anything() -
         assert all(peer.proofs == [] for peer in net.peers)
 
 
-def test_two_live_peers_with_one_key_from_the_start_both_stop_and_that_key_alone_is_convicted() -> None:
+def test_two_live_peers_with_one_key_both_stop() -> None:
     for seed in range(10):
         net = doubled(seed, -1.0)
         assert net.peers[0].stops > 0

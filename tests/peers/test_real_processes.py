@@ -42,7 +42,7 @@ def records(member: Member) -> dict[int, str]:
     return found
 
 
-def test_kill_at_any_point_of_the_round_never_makes_two_versions_of_it_and_the_peer_comes_back(tmp_path: Path) -> None:
+def test_killed_real_peer_never_serves_two_versions_of_a_round(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path) as net, Observer(net, net.members[11]) as observer:
         victims = dict(zip(net.members, POINTS, strict=False))
         for place, (victim, point) in enumerate(victims.items()):
@@ -127,9 +127,7 @@ def fill(place: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_full_disk_serves_nothing_and_loses_nothing_and_the_peer_goes_on_when_there_is_room(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_full_disk_serves_and_loses_nothing_and_the_peer_resumes(tmp_path: Path, small_disk: Path) -> None:
     home = tmp_path / "net"
     home.mkdir()
     with ProcessNetwork(home) as net, Observer(net, net.members[11]) as observer:
@@ -231,7 +229,7 @@ def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> se
 
 
 @pytest.mark.full
-def test_a_rotated_key_takes_effect_while_training_goes_on_and_whoever_lacks_the_file_is_told_and_harms_nobody(
+def test_rotated_key_takes_effect_during_training(
     tmp_path: Path,
 ) -> None:
     with ProcessNetwork(tmp_path) as net:

@@ -64,7 +64,7 @@ def test_a_rehearsal_splits_one_s_own_data_and_begins_with_the_network_s_model(
     assert not any(path.name in ("state", "runs") for path in tmp_path.iterdir()), "nothing is written"
 
 
-def test_a_rehearsal_of_a_regression_says_its_measure_and_of_another_object_what_it_needs(
+def test_rehearsal_of_a_regression_names_its_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "rehearsed", raising=False)

@@ -107,7 +107,7 @@ def test_a_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoi
     assert saved.x == pytest.approx(2 - 0.5 * ((2 - 1) + 0.9 * v))
 
 
-def test_a_round_that_did_not_end_keeps_the_outer_step_s_v_and_goes_on_from_the_half_step() -> None:
+def test_unfinished_round_keeps_the_outer_velocity() -> None:
     record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
     memory = Memory(None, record, last_round=5, published=(5,))
     driver = Driver(now=49.0, memory=memory, enter=lambda round: OUTER).to(6)  # after the deadline of round 5

@@ -17,7 +17,7 @@ def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
     assert desk.request(7, round=1).kind == "wait"
 
 
-def test_initial_models_are_given_as_often_as_half_steps_and_again_in_the_next_period() -> None:
+def test_initial_models_are_limited_like_half_steps_per_period() -> None:
     desk = ServePolicy()
     for period in (-3, -2, 1):  # before the first round, too
         for _ in range(2):

@@ -92,7 +92,7 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     assert kept == ["checkpoint-4.ckpt", "checkpoint-5.ckpt", "half-3.rec", "half-4.rec", "half-5.rec", "lock"]
 
 
-def test_what_the_outer_step_needs_is_kept_with_the_half_step_and_with_the_round_s_end(tmp_path: Path) -> None:
+def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -> None:
     first = replace(record(1), before=model(7))  # no v yet
     second = replace(record(2), before=model(8), v=model(9))
     with Store(tmp_path, SIG) as store:
@@ -356,7 +356,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
         yield
 
 
-def test_a_record_that_the_disk_refused_costs_no_older_one_and_its_round_is_never_recorded_again(
+def test_failed_write_keeps_older_records_and_retires_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path / "state", range(1, 4))

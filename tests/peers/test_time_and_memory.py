@@ -34,7 +34,7 @@ def slow(periods: float, max_age: int, memory: int = 1, rounds: int = 13) -> Vir
 
 
 @pytest.mark.parametrize("memory", [1, 2])
-def test_a_member_that_needs_two_periods_takes_part_in_every_second_round_and_keeps_its_momentum(memory: int) -> None:
+def test_member_slower_than_a_period_takes_part_in_every_second_round(memory: int) -> None:
     net = slow(1.3, max_age=1, memory=memory)
     late = net.peers[0]
     assert [report.round for report in late.reports] == list(range(3, 14, 2))
@@ -75,7 +75,7 @@ class Slow(QuadraticLearner):
 
 @pytest.mark.full
 @pytest.mark.integration
-def test_a_real_peer_slower_than_the_period_aggregates_and_the_others_have_its_models(tmp_path: Path) -> None:
+def test_real_peer_slower_than_the_period_aggregates_and_is_pulled(tmp_path: Path) -> None:
     make_ready(rule("nnm+trimmed_mean", f=0), 6, 6, np.float64)  # before round 1 has a time
     files = found(tmp_path, 4, rounds=9, period=1.5, soon=3.0, linger=5.0, max_age=1, memory=1, wire="int8")
     learners = [Slow(i) for i in range(4)]

@@ -277,7 +277,7 @@ def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None
         TaskLearner(a_task(Swapped("b", "a")), 0, SAMPLE).restore(kept)
 
 
-def test_the_state_of_an_optimiser_with_parameters_in_another_order_is_not_taken_over() -> None:
+def test_optimiser_state_of_another_parameter_order_is_not_restored() -> None:
     network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     signature = Signature.of(network.named_parameters())
     parameters = list(network.parameters())

@@ -491,6 +491,15 @@ def test_a_peer_that_starts_after_the_change_begins_with_the_new_membership(tmp_
     assert Node(files.configs[0]).now.membership.hash == new.hash
 
 
+def test_a_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path: Path) -> None:
+    files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
+    later = successor(files, from_round=2)
+    paused = later.paced(files.membership.timetable.changed(2, later.period, "", pause=1e5))
+    paused.save(tmp_path / "members.next.toml")
+    node = Node(files.configs[0])
+    assert (node.now.membership.hash, node.clock.round(), node.clock.open_round()) == (paused.hash, 1, 2)
+
+
 # --- starting --------------------------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,16 @@ def test_spread_recovers_within_20_rounds_of_an_interruption(name: str) -> None:
     assert interrupted.mean() <= 1.1 * calm.mean() + chance
 
 
+def test_who_restarts_or_wakes_while_rounds_pause_plays_the_first_round_after() -> None:
+    """By the times of before the pause it seems to be round 6."""
+    net = VirtualNetwork(1, rounds=5)
+    net.repace(3, PERIOD, pause=7 * PERIOD)
+    net.at(5 * PERIOD, lambda: net.peers[0].crash(PERIOD / 2))
+    net.at(1.5 * PERIOD, lambda: setattr(net.peers[1], "paused_until", 5.5 * PERIOD))
+    assert net.run().broken == []
+    assert [[report.round for report in peer.reports] for peer in net.peers[:3]] == [[1, 2, 3, 4, 5]] * 3
+
+
 def test_a_peer_cut_off_stops_stepping_says_so_and_catches_up() -> None:
     net = VirtualNetwork(1, rounds=30)
     net.cut(5 * PERIOD, 20 * PERIOD, lambda a, c: 0 in (a, c))
@@ -260,7 +270,7 @@ def test_every_fault_is_really_injected(fault: Fault) -> None:
 
 def test_the_invariants_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer with an emptied disk that serves the running round again is noticed."""
-    monkeypatch.setattr(protocol, "_running", lambda clock: 0)
+    monkeypatch.setattr(protocol, "_sat_out", lambda clock: float("-inf"))
     net = VirtualNetwork(12, rounds=6)
     for late in net.peers[5:]:
         late.compute = 4.0

@@ -11,6 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,10 @@ class Roster:
     ids: tuple[int, ...]
     keys: tuple[str, ...]
 
+    @cached_property
+    def hash(self) -> str:
+        return repr(self)
+
 
 @dataclass
 class Asking:
@@ -169,20 +174,15 @@ class Peer:
         self.wants = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
         self.momentum, self.v = np.zeros((3, D)), None
         self.witness = Witness(last=max(self.disk.records, default=0))
-        self.roster = self.net.roster(self.clock.round())
+        self.join(self.net.roster(self.clock.round()))
         for proof in self.proofs:
             self.witness.restore(proof)
         self.go(None)
 
-    @property
-    def members(self) -> evidence.Roster:
-        """The membership in force, as its witness sees it."""
-        return evidence.Roster(self.place, self.roster.keys, self.signed_by)
-
-    @property
-    def place(self) -> int:
-        """Its number in the membership in force."""
-        return self.roster.ids.index(self.number)
+    def join(self, roster: Roster) -> None:
+        """This membership is in force: with its number there, and as its witness sees it."""
+        self.roster, self.place = roster, roster.ids.index(self.number)
+        self.members = evidence.Roster(self.place, roster.keys, self.signed_by)
 
     def leave(self) -> None:
         """It is a member no longer."""
@@ -221,7 +221,7 @@ class Peer:
             else:
                 action(*arguments)
 
-        self.net.after(max(0.0, seconds), act)
+        self.net.after(seconds, act)
 
     # --- driving the protocol ---
 
@@ -237,7 +237,7 @@ class Peer:
             return
         kind = type(want).__name__
         self.wanted.append(kind)
-        if self.crash_at == (kind, self.clock.round()):
+        if self.crash_at is not None and self.crash_at == (kind, self.clock.round()):
             self.crash_at = None
             self.crash(self.net.coins.uniform(0.1, 2.5 * PERIOD))
             return
@@ -274,12 +274,12 @@ class Peer:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     def on_enter(self, want: protocol.Enter) -> None:
-        terms, roster = self.net.terms(self, want.round), self.net.roster(want.round)
+        terms = self.net.terms(self, want.round)
         if terms is None:
             self.go(None)
             self.leave()
             return
-        self.roster = roster
+        self.join(self.net.roster(want.round))
         self.clock.timetable = self.net.timetable(want.round)
         self.later(0.001, self.go, terms)
 
@@ -430,7 +430,7 @@ class Peer:
             return
         member = puller.number
         max_age = self.net.max_age
-        decision = self.policy.request(member, t, max_age=max_age, late=self.late(t) <= 0)
+        decision = self.policy.request(member, t, max_age=max_age, late=max_age > 0 and self.late(t) <= 0)
         if decision.kind == "refuse":
             reply(decision.code, None, self.clock.position())
         elif decision.kind == "serve":
@@ -510,6 +510,7 @@ class VirtualNetwork:
         self.outer: NesterovOuter | None = None
         self.max_age, self.memory = 0, 1
         self.trace: list[tuple[Any, ...]] = []
+        self._rosters: dict[tuple[int, int, int], Roster] = {}
         self._draws: dict[tuple[Peer, int], tuple[int, ...]] = {}
         self._versions: dict[tuple[Peer, int], bytes] = {}
         self._durable: defaultdict[Peer, int] = defaultdict(int)
@@ -547,7 +548,7 @@ class VirtualNetwork:
 
     def send(self, a: int, c: int) -> float | None:
         """How long a message takes, or None when it does not arrive."""
-        if any(first <= self.now < last and which(a, c) for first, last, which in self.cuts):
+        if self.cuts and any(first <= self.now < last and which(a, c) for first, last, which in self.cuts):
             return None
         return self.latency(a, c)
 
@@ -583,9 +584,12 @@ class VirtualNetwork:
 
     def roster(self, t: int) -> Roster:
         """The membership of a round."""
-        ids = tuple(i for i in range(self.n) if t < self.leaving.get(i, t + 1))
-        turns = Counter(number for first, number in self.rotations if first <= t)
-        return Roster(ids, tuple(f"{i}{chr(39) * turns[i]}" for i in ids))
+        known = (t, len(self.rotations), len(self.leaving))
+        if known not in self._rosters:
+            ids = tuple(i for i in range(self.n) if t < self.leaving.get(i, t + 1))
+            turns = Counter(number for first, number in self.rotations if first <= t)
+            self._rosters[known] = Roster(ids, tuple(f"{i}{chr(39) * turns[i]}" for i in ids))
+        return self._rosters[known]
 
     def timetable(self, t: int) -> Timetable:
         """The one of the membership of a round, which knows of no pace to come."""
@@ -597,12 +601,13 @@ class VirtualNetwork:
 
     def terms(self, peer: Peer, t: int) -> Terms | None:
         """What the membership of a round says to a peer; None: it is not one of its members."""
-        ids = self.roster(t).ids
+        roster = self.roster(t)
+        ids = roster.ids
         if peer.number not in ids:
             return None
         return Terms(
             ids.index(peer.number), len(ids), self.b, self.pull, self.rule, SHARE * self.times.period(t), self.rounds,
-            outer=self.outer, linger=self.linger, membership=repr(self.roster(t)),
+            outer=self.outer, linger=self.linger, membership=roster.hash,
             max_age=self.max_age, memory=self.memory,
         )  # fmt: skip
 

@@ -126,7 +126,7 @@ class Timetable:
         """The newest round that has begun by then; 0 or less before the first."""
         place = max(0, bisect_right(self._at, position) - 1)
         found = self._from[place] + self.paces[place].number(position - self._at[place])
-        return min([found, *(first - 1 for first in self._from[place + 1 : place + 2])])
+        return min(found, self._from[place + 1] - 1) if place + 1 < len(self._from) else found
 
     def before(self, t: int) -> tuple[Pace, ...]:
         """The paces of the rounds before t."""

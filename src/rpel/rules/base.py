@@ -349,7 +349,8 @@ class Rule(Stage, ABC):
     def _groups(self, asked: Group) -> Iterator[Group]:
         """Victims with equally many present and equally many non-finite vectors, their scratch 4 % of the table."""
         index, finite = asked.index, asked.finite_rows()
-        if finite[:-1].all() and index.min(initial=0) >= 0:  # nothing to leave out, nothing to copy
+        everything = finite[:-1].all() and index.min(initial=0) >= 0
+        if everything or finite[index].all():  # nothing to leave out, nothing to copy
             self.check(index.shape[1], asked.f)
             yield from asked.pieces(self.scratch(asked.m), 25)
             return

@@ -47,6 +47,16 @@ class RoundClock:
         """The round that runs now, or at that position, or ran last before it; 0 or less before the first."""
         return self.timetable.round(self.position() if position is None else position)
 
+    def open_round(self) -> int:
+        """The round that runs now or, while rounds pause, the next one.
+
+        >>> times = Timetable.steady(0.0, 10.0).changed(3, 10.0, "", pause=70.0)
+        >>> [RoundClock(times, wall=lambda: now, ticks=lambda: 0.0).open_round() for now in (15.0, 25.0, 95.0)]
+        [2, 3, 3]
+        """
+        t = self.round()
+        return t if self.position() < self.end(t) else t + 1
+
     def start(self, t: int) -> float:
         """Where round t begins."""
         return self.timetable.start(t)

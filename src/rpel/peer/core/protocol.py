@@ -309,23 +309,29 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
     told = yield from _agree(clock, terms)
     if told is None:
         return
-    running = _running(clock)
+    sat_out = _sat_out(clock)
     if 0 < told <= 2 * terms.byzantine:
-        running = max(running, clock.round(began + clock.period))
+        sat_out = max(sat_out, began + clock.period)
     state = _restored(memory, initial)
     if memory.record is not None and memory.record.round > state.round:
         state = yield from _resumed(memory.record, state, terms, clock)
-    while (t := max(clock.round(), state.last + 1)) <= terms.rounds:
+    while True:
+        t, entered = yield from _next(state, terms, clock)
+        if entered is None:
+            return
+        terms = entered
+        if t > terms.rounds:
+            break
         began, half, early = clock.position(), None, bool(state.slow and terms.max_age and _may_step(t, state, terms))
         if early:
             half, t, state = yield from _stepped(t, state, terms, clock)
             if t > terms.rounds:
                 break
-        entered = yield from _entered(t, clock)
+        t, entered = yield from _entered(t, state, clock)
         if entered is None:
             return
         terms = entered
-        if t <= running:
+        if clock.start(t) <= sat_out:
             yield Publish(t, served=False)
             state = replace(state, last=t)
             continue
@@ -337,7 +343,7 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
             if later > t:  # not ready in time: it belongs to the next round
                 if later > terms.rounds:
                     break
-                entered = yield from _entered(t := later, clock)
+                t, entered = yield from _entered(later, state, clock)
                 if entered is None:
                     return
                 terms = entered
@@ -348,13 +354,30 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
     yield Linger(terms.rounds, end)
 
 
-def _entered(t: int, clock: RoundClock) -> Generator[Effect, Any, Terms | None]:
-    """Wait for a round and begin it; None: this peer is a member no longer."""
+def _next(state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
+    """The round to play next, more than T when the last is over, and the terms; None: this peer is a member no longer.
+
+    Whoever slept through the end of the last round may have slept through a membership that pauses before it.
+    """
+    t, entered = max(clock.open_round(), state.last + 1), terms
+    if state.last < terms.rounds < t:
+        entered = yield Enter(terms.rounds)
+        t = max(clock.open_round(), state.last + 1)
+    return t, entered
+
+
+def _entered(t: int, state: State, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
+    """Wait for a round and begin it, under its terms; None: this peer is a member no longer.
+
+    A membership that takes effect may begin it later, and rounds that were not played before it: then the first of them
+    is begun.
+    """
     yield Sleep(clock.start(t))
     entered: Terms | None = yield Enter(t)
-    if entered is not None and clock.position() < clock.start(t):  # a membership that takes effect begins it later
+    if entered is not None and clock.position() < clock.start(t):
+        t = max(clock.open_round(), state.last + 1)
         yield Sleep(clock.start(t))
-    return entered
+    return t, entered
 
 
 def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None]:
@@ -395,14 +418,12 @@ def _check_over(clock: RoundClock, terms: Terms, told: Sequence[float]) -> None:
         )
 
 
-def _running(clock: RoundClock) -> int:
-    """The newest round in which this peer may have taken part before: the running one, or one about to begin.
+def _sat_out(clock: RoundClock) -> float:
+    """Up to where this peer may have begun rounds before: now, or a little later.
 
     A clock that was ahead before the restart may have begun the next round already; before the epoch nobody has.
     """
-    now = clock.round()
-    about = clock.start(now + 1) - clock.position() < _AHEAD * clock.period
-    return now + 1 if now >= 1 and about else now
+    return clock.position() + (_AHEAD * clock.period if clock.round() >= 1 else 0.0)
 
 
 def _restored(memory: Memory, initial: Callable[[], Models]) -> State:

@@ -1,5 +1,6 @@
 """Members come and go by command, and the clock changes by command, while rounds go on; nobody edits a file by hand."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any
 import pytest
 
 from rpel.config.membership import Membership
+from rpel.config.peer import Config
 from rpel.peer.ops.change import change, joining, leaving, pacing
 from rpel.peer.ops.join import join
+from rpel.peer.ops.watch import Observer, look
 from support.commands import rpel
 from support.process_network import Member, Plan, ProcessNetwork
 from support.thread_network import NetworkFiles, found
+from support.waiting import PATIENCE
 
 
 def entry(folder: Path, id: str, url: str, **options: Any) -> Path:
@@ -120,10 +124,17 @@ def in_force(net: ProcessNetwork, *members: Member, since: int) -> None:
 def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ProcessNetwork(tmp_path, Plan(peers=5, byzantine=1)) as net:
+    with ProcessNetwork(tmp_path, Plan(peers=5, byzantine=1)) as net, asyncio.Runner() as runner:
         first, turning, leaver = net.members[0], net.members[1], net.members[2]
         net.start()
         net.wait_aggregated(times=1)
+        watching = Observer.of(Config.load(first.config))
+
+        def watched() -> dict[str, str]:
+            watching.follow()
+            return {one.id: one.state.value for one in runner.run(look(watching, within=PATIENCE))}
+
+        assert watched() == {member.id: "training" for member in net.members}
 
         def ahead() -> tuple[str, str]:
             return "--from-round", str(max(member.last for member in net.members) + 4)
@@ -146,6 +157,7 @@ def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         net.start(newcomer)
         in_force(net, *net.members, since=int(round[1]) + 1)
         assert "joins with round" in newcomer.errors
+        assert watched() == {member.id: "training" for member in net.members}
         assert turning.id in {id for line in newcomer.lines for id, how in line["results"].items() if how == "ok"}
 
         round = ahead()
@@ -163,10 +175,11 @@ def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         assert "is not a member from round" in leaver.errors
         assert {line["asked"] for member in staying for line in member.lines[-1:]} == {4}
         assert all(member.rounds == sorted(set(member.rounds)) for member in staying)
+        assert watched() == {member.id: "training" for member in staying}
+        runner.run(watching.close())
 
 
 def test_a_newcomer_that_is_not_announced_is_told_so(net: NetworkFiles, tmp_path: Path) -> None:
-    from rpel.config.peer import Config
     from rpel.peer.io.node import Node
 
     entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")

@@ -64,7 +64,7 @@ def test_every_metric_has_the_name_that_dashboards_rely_on() -> None:
     assert value(metrics, "rpel_model_age_rounds") == 0
     metrics.scored(Measured(0.5, 1.5))
     assert (value(metrics, "rpel_accuracy"), value(metrics, "rpel_loss")) == (0.5, 1.5)
-    metrics.ended(a_report(4, outcome="local_only"), NAMES)
+    metrics.ended(a_report(4, outcome="local_only", degraded=1), NAMES)
     assert value(metrics, "rpel_model_age_rounds") == 1
     metrics.asked("bob")
     assert value(metrics, "rpel_asked_total", peer="bob") == 1
@@ -115,8 +115,10 @@ def test_a_line_holds_what_is_promised_and_nothing_else(tmp_path: Path) -> None:
     first, second = (json.loads(text) for text in (tmp_path / "rounds.jsonl").read_text().splitlines())
     assert list(first) == [
         "time", "round", "outcome", "asked", "received", "trim", "results", "digest", "seconds", "frozen",
+        "model_age",
     ]  # fmt: skip
     assert first["results"] == {"bob": "ok", "cyd": "late"}
+    assert json.loads(line(a_report(5, degraded=3), NAMES, "d3", now=3.5))["model_age"] == 3
     assert (first["time"], second["round"]) == ("1970-01-01T00:00:01.500+00:00", 4)
 
 

@@ -11,6 +11,7 @@ from rpel.peer.io.journal import history
 from rpel.peer.io.node import Node, Round
 from rpel.peer.io.page import drawn
 from rpel.types import Measured, Models, Outcome
+from rpel.version import __version__
 from support.browser import in_chromium
 from support.thread_network import QuadraticLearner, Running, ended, found
 
@@ -63,6 +64,7 @@ def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     assert "<script>problems.push('ran')</script>" in there["members"][0]
     assert "{{ 7 * 7 }} <b>" in there["members"][2]
     assert there["states"] == ["answered"] * 3 + ["not reached"]
+    assert there["versions"] == [__version__] * 3 + [""]
     assert there["width"] <= there["window"]
     log = [json.loads(line) for line in net.configs[0].log.read_text().splitlines()]  # type: ignore[union-attr]
     assert all((row["accuracy"], row["loss"]) == (1 - 1 / (1 + row["round"]), 1 / row["round"]) for row in log)

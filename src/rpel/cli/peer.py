@@ -158,7 +158,8 @@ def export(
 
 
 def _say_round(report: "Report", scored: "Measured") -> None:
-    measured = "" if scored.accuracy is None else f", accuracy {scored.accuracy:.3f}"
+    measured = f", model age {report.degraded}"
+    measured += "" if scored.accuracy is None else f", accuracy {scored.accuracy:.3f}"
     measured += "" if scored.loss is None else f", loss {scored.loss:.4g}"
     frozen = ", frozen: too few members answer" if report.frozen else ""
     answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
@@ -249,10 +250,11 @@ def watch(
     """Watch a running network: round, accuracy, pulls and state of every member, until Ctrl-C.
 
     Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What is shown of
-    a member is what it says of itself: a hostile one may lie. After the last round peers leave; a member that no longer
-    answers then is shown as finished. The columns ok, late, refused and failed count pulls; degraded counts rounds that
-    ended with too few answers. A member is shown as convicted when more than b others say that they have proof that its
-    key signed two models of one round (see rpel verify).
+    a member is what it says of itself: a hostile one may lie. A change of membership is followed when its round comes.
+    After the last round peers leave; a member that no longer answers then is shown as finished, with its last numbers.
+    The columns ok, late, refused and failed count pulls; degraded counts rounds that ended with too few answers. A
+    member is shown as convicted when more than b others say that they have proof that its key signed two models of one
+    round (see rpel verify).
 
     Example: rpel watch --config peer.toml
     """
@@ -265,12 +267,13 @@ def watch(
 async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
     from rpel.peer.ops.watch import Seen, convicted, look, remembering
 
-    console, m = Console(highlight=False), observer.now.membership
+    console = Console(highlight=False)
     found: list[Seen] = []
     with nullcontext() if once or as_json else terminal.live(console) as place:
         try:
             while True:
-                found = remembering(found, await look(observer))
+                observer.follow()
+                found, m = remembering(found, await look(observer)), observer.now.membership
                 facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": found}
                 table = members_now(_title(observer), found, convicted=convicted(found, m.byzantine))
                 if place is not None:

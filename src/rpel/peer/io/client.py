@@ -45,6 +45,7 @@ from rpel.types import Models, PullResult
 _CONNECT = 5.0
 _NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")  # what TLS takes for a host's name
 _ADDRESS = re.compile("[0-9a-fA-F:.]{2,45}")
+_VERSION = re.compile("[0-9A-Za-z.+-]{1,20}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
@@ -67,7 +68,8 @@ class Answer:
 
     ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
     for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0 ·
-    ``signed``: the hash of the body and its signature, where half-steps are signed · ``round``: which one it is of
+    ``signed``: the hash of the body and its signature, where half-steps are signed · ``round``: which one it is of ·
+    ``version``: of rpel, by its own word
     """
 
     result: PullResult
@@ -78,6 +80,7 @@ class Answer:
     status: int = 0
     signed: Signed | None = None
     round: int = 0
+    version: str = ""
 
 
 class _Metered:
@@ -274,7 +277,10 @@ class RemoteMember:
         signed = self._signed(reception, head, reception.round) if hashed else None
         if hashed and signed is None:
             return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
-        return Answer(PullResult.OK, offset=offset, received=signature.size, signed=signed, round=reception.round)
+        return Answer(
+            PullResult.OK, offset=offset, received=signature.size, signed=signed, round=reception.round,
+            version=version_of(head.headers.get("rpel-version")),
+        )  # fmt: skip
 
     async def seen(self, round: int, deadline: float) -> dict[str, Any] | Answer:
         """What it saw signed in a round; an Answer if it does not say."""
@@ -388,6 +394,15 @@ def _refusal(head: Head) -> Answer:
     other = head.headers.get("rpel-membership", "")
     known = other if re.fullmatch("[0-9a-f]{64}", other) else ""
     return Answer(result, reason=f"status {status}", membership=known, status=status)
+
+
+def version_of(said: object) -> str:
+    """The version of rpel that a member says it has; "" if it says nothing, or what is none.
+
+    >>> version_of("0.3.0"), version_of("<b>"), version_of(None)
+    ('0.3.0', '', '')
+    """
+    return said if isinstance(said, str) and _VERSION.fullmatch(said) else ""
 
 
 def _offset(headers: Mapping[str, str], sent: float, now: float) -> float | None:

@@ -84,11 +84,17 @@ def line(
     ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
     >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
     {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
-    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false}
+    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false, "model_age": 0}
     """
     shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
     results = {names[peer]: result for peer, result in report.results.items()}
-    rest = {"results": results, "digest": digest, "seconds": round(report.seconds, 6), "frozen": report.frozen}
+    rest = {
+        "results": results,
+        "digest": digest,
+        "seconds": round(report.seconds, 6),
+        "frozen": report.frozen,
+        "model_age": report.degraded,
+    }
     more = {
         "remembered": report.remembered or None,
         "accuracy": measured.accuracy,

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class Contact:
     """The last round of which it gave its model; 0: none."""
     offset: float | None = None
     """How far its clock was ahead when it last answered."""
+    version: str = ""
+    """Of rpel, by its own word, when it last answered; "": it does not say."""
     asked_us: int = 0
 
 
@@ -67,8 +69,6 @@ class Metrics:
         self.measured = Measured()
         self.history: deque[Point] = deque(maxlen=_HISTORY)
         self.members: defaultdict[str, Contact] = defaultdict(Contact)
-        self.age: int | None = None
-        """Rounds since others' models were last taken in; None: never since the start."""
         self._saved: float | None = None
         self._asked_now, self.unasked_rounds = False, 0
         self._gauges()
@@ -89,7 +89,7 @@ class Metrics:
         self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
         self._accuracy = self._gauge("rpel_accuracy", "Accuracy on this peer's test data (NaN: not measured)")
         self._loss = self._gauge("rpel_loss", "Loss on this peer's test data (NaN: not measured)")
-        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: never)")
+        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: no round yet)")
         for unknown in (self._accuracy, self._loss, self._age):
             unknown.set(float("nan"))
         self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
@@ -129,11 +129,7 @@ class Metrics:
         self._received.set(report.received)
         self._trim.set(report.trim)
         self._offset.set(report.offset)
-        if report.outcome != Outcome.LOCAL_ONLY:
-            self.age = 0
-        elif self.age is not None:
-            self.age += 1
-        self._age.set(float("nan") if self.age is None else self.age)
+        self._age.set(report.degraded)
         for peer, result in report.results.items():
             self._pull.labels(names[peer], result).inc()
             contact = self.members[names[peer]]
@@ -142,11 +138,11 @@ class Metrics:
             if result == PullResult.OK:
                 contact.answered = report.round
 
-    def clocks(self, offsets: Mapping[str, float | None]) -> None:
-        """How far the clocks of the members that answered are ahead."""
-        for name, offset in offsets.items():
-            if offset is not None:
-                self.members[name].offset = offset
+    def heard(self, name: str, offset: float | None, version: str) -> None:
+        """What a member's answer told beside its model: how far its clock is ahead, and its version of rpel."""
+        contact = self.members[name]
+        contact.offset = contact.offset if offset is None else offset
+        contact.version = version or contact.version
 
     def scored(self, measured: Measured) -> None:
         """The last round's model was measured, or not; the round is part of the history now."""

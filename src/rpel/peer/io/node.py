@@ -343,7 +343,8 @@ class Node:
                 table, seconds = self._rows(1 + len(members) + effect.room, half), deadline - self.clock.position()
                 answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
                 offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
-                self.metrics.clocks({self.now.names[i]: a.offset for i, a in zip(members, answers, strict=True)})
+                for member, answer in zip(members, answers, strict=True):
+                    self.metrics.heard(self.now.names[member], answer.offset, answer.version)
                 return Pulled(table, tuple(answer.result for answer in answers), offsets)
             case protocol.Save(checkpoint):
                 return self._save(checkpoint)

@@ -132,15 +132,15 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
         about = f"in round {last.round}{kept}; {m.enough} are enough"
         yield _tile("answers", f"{last.received} of {last.asked}", about)
         yield _tile("clock", f"{last.offset:+.3f} s", "ahead of (+) or behind the members' median")
-        yield _tile("others' models", _ago(metrics.age), "when this peer's model last took them in")
+        yield _tile("others' models", _ago(last.degraded), "when this peer's model last took them in")
 
 
 def _tile(name: str, value: str, more: str) -> dict[str, str]:
     return {"name": name, "value": value, "more": more}
 
 
-def _ago(rounds: int | None) -> str:
-    return "never" if rounds is None else "this round" if not rounds else f"{count(rounds, 'round')} ago"
+def _ago(rounds: int) -> str:
+    return f"{count(rounds, 'round')} ago" if rounds else "this round"
 
 
 def _rounds(service: PeerService) -> str:
@@ -210,6 +210,7 @@ def _members(service: PeerService) -> Iterator[dict[str, Any]]:
             "age": f"round {seen.answered}" if seen.answered else "none",
             "clock": "" if seen.offset is None else f"{seen.offset:+.3f} s",
             "asked_us": seen.asked_us,
+            "version": seen.version,
         }
 
 

@@ -39,6 +39,7 @@ from rpel.peer.io.identity import leaf_fingerprint
 from rpel.peer.io.limits import Gate, Limits, Pace, Stage, Ticket
 from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body
+from rpel.version import __version__
 
 CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
@@ -405,6 +406,7 @@ class Server:
             "RPEL-Round": str(round),
             "RPEL-Position": f"{self._service.position():.6f}",
             "RPEL-Waited": f"{waited:.6f}",
+            "RPEL-Version": __version__,
         }
         if (signature := self._service.signature_of(round)) is not None:
             headers["RPEL-Signature"] = base64.b64encode(signature).decode()

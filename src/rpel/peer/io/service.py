@@ -21,6 +21,7 @@ from rpel.peer.io.pulls import OthersEnded
 from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body, Store
 from rpel.privacy import Budget
+from rpel.version import __version__
 
 _LATE = 3.0  # periods without the end of a round after which a peer is not ready
 
@@ -83,6 +84,7 @@ class PeerService:
     def status(self) -> dict[str, object]:
         """What `rpel watch` shows of this peer."""
         return self.summary() | {
+            "version": __version__,
             "position": self.position(),
             "ready": not self.why_unready(),
             "convicted": list(self.detector.excluded(self.now)),

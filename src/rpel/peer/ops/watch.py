@@ -16,7 +16,7 @@ from rpel.certificates import check_id
 from rpel.config.peer import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Signature
-from rpel.peer.io.client import Answer, Client, RemoteMember
+from rpel.peer.io.client import Answer, Client, RemoteMember, version_of
 from rpel.peer.io.model_files import initial_model
 from rpel.peer.io.snapshot import Snapshot, take
 from rpel.peer.io.watcher import MembershipWatcher, in_force
@@ -26,10 +26,12 @@ _LARGEST = 10**12
 _MOST_CONVICTED = 1000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Observer:
     """A member that asks the others in its own name without taking part: for watching and checking."""
 
+    config: Config
+    watcher: MembershipWatcher
     now: Snapshot
     signature: Signature
     initial: Models
@@ -39,10 +41,18 @@ class Observer:
     @classmethod
     def of(cls, config: Config) -> "Observer":
         """Everything that a peer.toml names, read and checked; ValueError unless its key is a member's."""
-        now = take(config, in_force(config, MembershipWatcher(config)))
+        watcher = MembershipWatcher(config)
+        now = take(config, in_force(config, watcher))
         clock = RoundClock(now.membership.timetable, wall=time.time, ticks=time.monotonic)
         signature, initial = initial_model(config, now.membership)
-        return cls(now, signature, initial, clock, Client(signature, clock.position))
+        return cls(config, watcher, now, signature, initial, clock, Client(signature, clock.position))
+
+    def follow(self) -> None:
+        """Take the membership that has come into force meanwhile, as peers do; ValueError if this is no member of it."""
+        coming = self.watcher.due(self.now.membership, self.clock.round(), at_start=True)
+        if coming is not None:
+            self.now, self.clock.timetable = take(self.config, coming), coming.timetable
+            self.client.prune(self.now)
 
     def member(self, number: int) -> RemoteMember:
         """A member, to be asked."""
@@ -81,7 +91,8 @@ class Seen:
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
     ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of whom it
-    says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on the time
+    says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on the time ·
+    ``version``: of rpel
     """
 
     id: str
@@ -93,6 +104,7 @@ class Seen:
     caught_up: int = 0
     convicted: tuple[str, ...] = ()
     ready: bool = False
+    version: str = ""
 
     @property
     def answered(self) -> bool:
@@ -130,7 +142,8 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
         return Seen(id, State.MALFORMED)
     state = State.FINISHED if round >= rounds else State.TRAINING
     state = State.FROZEN if frozen else State.STARTING if not round else state
-    return Seen(id, state, round, accuracy, pulls, outcomes["local_only"], outcomes["caught_up"], convicted, ready)
+    degraded, caught_up, version = outcomes["local_only"], outcomes["caught_up"], version_of(said.get("version"))
+    return Seen(id, state, round, accuracy, pulls, degraded, caught_up, convicted, ready, version)
 
 
 def remembering(before: Sequence[Seen], looked: Sequence[Seen]) -> list[Seen]:
@@ -139,14 +152,19 @@ def remembering(before: Sequence[Seen], looked: Sequence[Seen]) -> list[Seen]:
     >>> last, gone = Seen("a", State.TRAINING, round=9, accuracy=0.5), Seen("a", State.FINISHED)
     >>> remembering([last], [gone])[0].accuracy, remembering([last], [gone])[0].state.value
     (0.5, 'finished')
+
+    A peer may leave before the time of the last round is over:
+
+    >>> remembering([replace(last, state=State.FINISHED)], [Seen("a", State.UNREACHABLE)])[0].state.value
+    'finished'
     """
     known = {member.id: member for member in before if member.round}
-    return [
-        replace(known[member.id], state=member.state)
-        if member.state is State.FINISHED and not member.round and member.id in known
-        else member
-        for member in looked
-    ]
+    return [_last_known(known[member.id], member) if member.id in known else member for member in looked]
+
+
+def _last_known(last: Seen, now: Seen) -> Seen:
+    left = now.state is State.FINISHED or now.state is State.UNREACHABLE and last.state is State.FINISHED
+    return replace(last, state=State.FINISHED) if left and not now.round else now
 
 
 def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:

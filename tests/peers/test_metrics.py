@@ -44,7 +44,9 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_every_metric_has_the_name_that_dashboards_rely_on() -> None:
     metrics = Metrics()
-    metrics.identity("abc", 2e9)
+    metrics.identity("abc", 2e9, ["bob", "cyd", "dan"])
+    assert value(metrics, "rpel_pull_total", peer="dan", result="malformed") == 0
+    assert value(metrics, "rpel_asked_total", peer="dan") == 0
     metrics.ended(a_report(), NAMES)
     metrics.pulled(0.1, 400)
     metrics.served("bob", 200, 400)

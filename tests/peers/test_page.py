@@ -10,10 +10,10 @@ import pytest
 from rpel.peer.io.journal import history
 from rpel.peer.io.node import Node, Round
 from rpel.peer.io.page import drawn
-from rpel.types import Measured, Models, Outcome
+from rpel.types import Outcome
 from rpel.version import __version__
 from support.browser import in_chromium
-from support.thread_network import QuadraticLearner, Running, ended, found
+from support.thread_network import Measuring, Running, ended, found
 
 DRIVE = (Path(__file__).parents[1] / "browser" / "peer.js").read_text("utf-8")
 HOSTILE = (
@@ -21,13 +21,6 @@ HOSTILE = (
     '"><img src=x onerror="problems.push(\'ran\')">',
     "{{ 7 * 7 }} <b>\u202e\x1b[2J",
 )
-
-
-class Measuring(QuadraticLearner):
-    """Says how good its model is after every round."""
-
-    def measure(self, x: Models, round: int, last: bool) -> Measured:
-        return Measured(1 - 1 / (1 + round), 1 / round)
 
 
 def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ class QuadraticLearner:
         return Measured(1.0 if last else None)
 
 
+class Measuring(QuadraticLearner):
+    """Says how good its model is after every round."""
+
+    def measure(self, x: Models, round: int, last: bool) -> Measured:
+        return Measured(1 - 1 / (1 + round), 1 / round)
+
+
 def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:
     """init.safetensors; returns its hash."""
     (folder / INIT_FILE).write_bytes(signature.header + bytes(wire.raw(signature, x)))

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Metrics:
         self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
         self._accuracy = self._gauge("rpel_accuracy", "Accuracy on this peer's test data (NaN: not measured)")
         self._loss = self._gauge("rpel_loss", "Loss on this peer's test data (NaN: not measured)")
-        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: no round yet)")
+        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: none yet)")
         for unknown in (self._accuracy, self._loss, self._age):
             unknown.set(float("nan"))
         self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
@@ -113,10 +113,18 @@ class Metrics:
         for direction in ("sent", "received"):
             self._bytes.labels(direction)
 
-    def identity(self, membership: str, expiry: float) -> None:
-        """The membership in force, by its hash, and when the own certificate ends (unix seconds)."""
+    def identity(self, membership: str, expiry: float, others: Iterable[str] = ()) -> None:
+        """The membership in force, by its hash and the other members' ids, and when the own certificate ends.
+
+        Each member's counts are shown as 0 at once: an increase over a series that begins with 1 is 0, so that the
+        first malformed answer would raise no alarm, and a member that never answered would have no line.
+        """
         self._build.info({"version": __version__, "membership": membership})
         self._expiry.set(expiry)
+        for peer in others:
+            self._asked.labels(peer)
+            for result in PullResult:
+                self._pull.labels(peer, result)
 
     def ended(self, report: Report, names: Sequence[str]) -> None:
         """A round ended; ``names`` are the members' ids by number."""

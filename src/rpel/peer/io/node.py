@@ -146,7 +146,7 @@ class Node:
             reserve_descriptors(len(self.now.membership.members))
             service.store = opened.enter_context(Store(folder, self.signature))
             service.detector = EquivocationDetector(folder / "evidence", service.store.last_round)
-            self.metrics.identity(self.now.membership.hash, self.now.own.expires)
+            self._show_identity()
             self._journal = Journal(self.config.log, folder / AUDIT_FILE, self.config.id)
             self._background = Background()
             opened.callback(self._background.close)
@@ -193,6 +193,10 @@ class Node:
     async def _close_network(self) -> None:
         await self.server.stop()
         await self._pulls.stop()
+
+    def _show_identity(self) -> None:
+        now = self.now
+        self.metrics.identity(now.membership.hash, now.own.expires, (now.names[number] for number in now.others))
 
     def _introduce(self) -> None:
         """Say where this peer listens, among how many members, and which round it is."""
@@ -404,7 +408,7 @@ class Node:
                 return None
             self._background.call(self._put_in_force(take(self.config, coming)))
             self.clock.timetable = coming.timetable
-            self.metrics.identity(coming.hash, self.now.own.expires)
+            self._show_identity()
             self._keep(coming)
             log.info("membership %s is in force", coming.hash[:12])
         return self._terms

@@ -48,7 +48,7 @@ class Observer:
         return cls(config, watcher, now, signature, initial, clock, Client(signature, clock.position))
 
     def follow(self) -> None:
-        """Take the membership that has come into force meanwhile, as peers do; ValueError if this is no member of it."""
+        """Take the membership that has come into force meanwhile; ValueError if this is no member of it."""
         coming = self.watcher.due(self.now.membership, self.clock.round(), at_start=True)
         if coming is not None:
             self.now, self.clock.timetable = take(self.config, coming), coming.timetable
@@ -163,7 +163,7 @@ def remembering(before: Sequence[Seen], looked: Sequence[Seen]) -> list[Seen]:
 
 
 def _last_known(last: Seen, now: Seen) -> Seen:
-    left = now.state is State.FINISHED or now.state is State.UNREACHABLE and last.state is State.FINISHED
+    left = now.state is State.FINISHED or (now.state is State.UNREACHABLE and last.state is State.FINISHED)
     return replace(last, state=State.FINISHED) if left and not now.round else now
 
 

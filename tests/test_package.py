@@ -100,6 +100,38 @@ print(plan.pull, rpel.load(result.path).accuracy_worst == result.accuracy_worst)
 """
 
 
+RENDER = """
+import sys
+from readme_renderer import markdown
+print(markdown.render(sys.stdin.read()))
+"""
+
+
+@pytest.mark.full
+def test_wheel_and_sdist_are_fit_for_an_index_and_their_description_renders(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    alone = {**os.environ, "PYTHONPATH": ""}
+    subprocess.run([python, "-m", "pip", "install", "-q", "twine==7.0.0", "readme_renderer[md]"], check=True, env=alone)
+    checked = subprocess.run(
+        [python, "-m", "twine", "check", "--strict", str(sdist), str(wheel)], capture_output=True, text=True, env=alone
+    )
+    assert (checked.returncode, checked.stdout.count("PASSED")) == (0, 2), checked.stdout + checked.stderr
+    with zipfile.ZipFile(wheel) as archive:
+        described = archive.read(f"rpel-{rpel.__version__}.dist-info/METADATA").decode().partition("\n\n")[2]
+    page = subprocess.run(
+        [python, "-c", RENDER], input=described, capture_output=True, text=True, env=alone, check=True
+    ).stdout
+    text = (ROOT / "README.md").read_text("utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    assert len(re.findall(r"<h[123]", page)) == len(re.findall(r"^#{1,3} ", prose, re.M))
+    assert page.count("<img") == text.count("![")
+    assert page.count("<table") == len(re.findall(r"^\|-", prose, re.M))
+    assert page.count("<pre") == text.count("```") // 2
+
+
 @pytest.mark.full
 def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)

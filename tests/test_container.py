@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+from rpel.cli import app
 from rpel.peer.ops.project import create
 from support import namespaces
 from support.paths import ROOT, TESTS
@@ -116,3 +118,9 @@ def test_container_is_unprivileged_read_only_and_checked(tmp_path: Path) -> None
     assert "\nHEALTHCHECK" in dockerfile
     for line in ("read_only: true", "cap_drop: [ALL]", "no-new-privileges:true"):
         assert line in compose
+    assert (tmp_path / "clinic" / ".dockerignore").read_text().splitlines()[1:] == ["*", "!wheels/"]
+    command = json.loads(re.search(r"ENTRYPOINT (\[.*\])", dockerfile)[1])[1:]  # type: ignore[index]
+    command += json.loads(re.search(r"command: (\[.*\])", compose)[1])  # type: ignore[index]
+    found = typer.main.get_command(app).commands["peer"].commands["run"]  # type: ignore[attr-defined]
+    assert command[:2] == ["peer", "run"]
+    assert found.make_context("run", command[2:]).params["metrics_listen"] == "0.0.0.0:9464"

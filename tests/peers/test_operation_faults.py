@@ -196,7 +196,7 @@ def test_a_member_that_stopped_before_the_end_is_told_which_round_its_model_is_o
     with Store(files.configs[0].state_dir, SIGNATURE) as store:
         store.save(Checkpoint(6, np.zeros(SIGNATURE.d, SIGNATURE.dtype), outcome=Outcome.AGGREGATED))
     config = files.configs[0].state_dir.parent / "peer.toml"
-    assert run(config)["model_round"] == 6
+    assert run(files.configs[0])["model_round"] == 6
     with pytest.raises(SystemExit) as left:
         cli.main(["peer", "run", "--config", str(config)])
     assert left.value.code == 3

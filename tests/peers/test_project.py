@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rpel.config.peer import Config
 from rpel.peer.ops.demo import free_ports
 from rpel.peer.ops.project import FILES, create
+from support.commands import rpel
 from support.waiting import PATIENCE
 
 
@@ -66,8 +68,24 @@ def test_four_members_of_a_new_project_learn_on_this_machine(tmp_path: Path) -> 
     assert rest.count("5 aggregated") == 4, rest
 
 
+def test_a_member_of_a_new_project_needs_its_url_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create(tmp_path / "clinic-3")
+    settings = (tmp_path / "clinic-3" / "peer.toml").read_text()
+    init = ("peer", "init", "--dir", str(tmp_path / "clinic-3"), "--url", "https://clinic.example:7443")
+    _, err = rpel(*init, "--task", "mnist", capsys=capsys, code=2)
+    assert "says task = 'training:task', not 'mnist'" in err
+    out, _ = rpel(*init, capsys=capsys)
+    assert 'id = "clinic-3"' in out
+    assert (tmp_path / "clinic-3" / "peer.toml").read_text() == settings
+    own = Config.load(tmp_path / "clinic-3" / "peer.toml")
+    assert (own.task, own.data, own.key.exists()) == ("training:task", tmp_path / "clinic-3" / "data", True)
+    _, err = rpel("peer", "init", "--dir", str(tmp_path), "--url", "https://clinic.example:7443", capsys=capsys, code=2)
+    assert "--id is missing" in err
+
+
 def test_new_project_overwrites_nothing_and_needs_a_members_name(tmp_path: Path) -> None:
-    assert {path.name for path in create(tmp_path / "clinic")} == {*FILES, ".gitignore", "patients.csv"} - {"gitignore"}
+    made = {path.name for path in create(tmp_path / "clinic")}
+    assert {name.removeprefix(".") for name in made} == {*FILES, "patients.csv", "peer.toml"}
     with pytest.raises(ValueError, match="clinic"):
         create(tmp_path / "clinic")
     with pytest.raises(ValueError, match="a clinic"):

@@ -14,7 +14,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from rpel.cli import terminal
-from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, PeerTask, Settings
+from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, Settings
 from rpel.text import count, visible
 
 if TYPE_CHECKING:
@@ -33,13 +33,17 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    id: Annotated[str, Option(help="This peer's name: letters, digits and . _ -")],
     url: Annotated[str, Option(help="Where the others reach it: https://host:port")],
+    id: Annotated[
+        str | None, Option(help="This peer's name: letters, digits and . _ -", show_default="that in peer.toml")
+    ] = None,
     organisation: Annotated[str, Option(help="Who runs it.")] = "",
     members: Annotated[
-        Path, Option(help="The network's members.toml; it may come later.", show_default="members.toml")
-    ] = Path("members.toml"),
-    task: PeerTask = "mnist-sample",
+        Path | None, Option(help="The network's members.toml; it may come later.", show_default="members.toml")
+    ] = None,
+    task: Annotated[
+        str | None, Option(help="mnist-sample, mnist, or your own as module:task.", show_default="mnist-sample")
+    ] = None,
     data: Annotated[Path | None, Option(help="Folder or file with this peer's data.")] = None,
     listen: Annotated[
         str | None,
@@ -64,6 +68,8 @@ def init(
 
     The entry goes to standard output, the rest to standard error. The founder adds it with `rpel network add` and gives
     everybody the same members.toml; then `rpel peer run` takes part, and `rpel network check` asks all the others.
+
+    Where a peer.toml lies already, as `rpel new` writes it, it counts: name, task, data and addresses come from it.
 
     Example: rpel peer init --id clinic-3 --url https://rpel.clinic-3.example:7443 > clinic-3.toml
     """
@@ -98,6 +104,9 @@ def run(
         bool,
         Option("--force", help="Take a coming membership also where that may split this peer off from the others."),
     ] = False,
+    metrics_listen: Annotated[
+        str | None, Option(help="host:port of page and metrics.", show_default="as peer.toml says")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print the results as one line of JSON.")] = False,
 ) -> None:
     """Take part in the network until its last round, with the task that peer.toml names.
@@ -111,19 +120,21 @@ def run(
     """
     from rpel.config.peer import Config
 
-    mixed = Config.load(config).log == "-"  # standard output then belongs to the JSON lines
+    own = Config.load(config)
+    if metrics_listen is not None:
+        own = Config.read("--metrics-listen", own.given() | {"metrics_listen": metrics_listen})
     from rpel.peer.api import run
     from rpel.processes import Terminated
 
     with terminal.heard():
         try:
-            found = run(config, progress=_say_round, force=force)
+            found = run(own, progress=_say_round, force=force)
         except KeyboardInterrupt as error:
             how, status = ("terminated", 0) if isinstance(error, Terminated) else ("interrupted", 130)
             terminal.say(f"{how}; everything is on disk, the same command goes on from there")
             raise typer.Exit(status) from None
     if not terminal.printed(found, as_json, indent=None):
-        print(_ended(found), file=sys.stderr if mixed else sys.stdout)
+        print(_ended(found), file=sys.stderr if own.log == "-" else sys.stdout)  # that is the JSON lines' then
     if found["model_round"] != found["rounds"]:
         raise typer.Exit(BEHIND)
 

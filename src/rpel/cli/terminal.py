@@ -47,7 +47,6 @@ Yes = Annotated[bool, Option("--yes", help="Do not ask before a long run.")]
 Members = Annotated[Path, Option(help="The network's members.toml.", show_default="members.toml")]
 Asking = Annotated[Path, Option(help="The settings of the member that asks.")]
 Settings = Annotated[Path, Option(help="This peer's settings.")]
-PeerTask = Annotated[str, Option(help="mnist-sample, mnist, or your own as module:task.")]
 Late = Annotated[
     int | None, Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small")
 ]

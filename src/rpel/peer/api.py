@@ -94,14 +94,14 @@ class Peer:
         return self._node.summary()
 
 
-def run(path: Path, progress: Progress | None = None, force: bool = False) -> dict[str, Any]:
-    """Run the peer of this peer.toml; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
+def run(config: Config, progress: Progress | None = None, force: bool = False) -> dict[str, Any]:
+    """Run the peer with these settings; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
 
     ``force``: also take a later membership that comes too late, or an older one. SIGTERM raises
     :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before the start,
     ``model`` where the model lies, ``model_round`` after which round (None: there is none).
     """
-    node = Node(Config.load(path), progress=progress, force=force)
+    node = Node(config, progress=progress, force=force)
     over, last = node.over, None
     if over:
         with suppress(ValueError):  # no round ended here

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from rpel import certificates
 from rpel.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
-from rpel.config.peer import LOG_FILE, Config, check_task, listen_address, next_members
+from rpel.config.peer import Config
 from rpel.files import write_text
 from rpel.peer.core.wire import Signature
 from rpel.peer.io import identity
@@ -51,11 +51,11 @@ class Joined:
 
 def join(
     *,
-    id: str,
     url: str,
+    id: str | None = None,
     organisation: str = "",
-    members: Path = Path("members.toml"),
-    task: str = "mnist-sample",
+    members: Path | None = None,
+    task: str | None = None,
     data: Path | None = None,
     listen: str | None = None,
     metrics_listen: str | None = None,
@@ -65,42 +65,61 @@ def join(
 ) -> Joined:
     """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten.
 
-    The key is encrypted by the first line of ``passphrase_file``, if one is given.
+    A peer.toml that is there without a key, as `rpel new` writes it, counts, and what is given must agree with it. The
+    key is encrypted by the first line of ``passphrase_file``, if one is given.
     """
-    url = peer_url(url)
-    listen = listen or usual_listen(url)
-    metrics_listen = metrics_listen or free_metrics(folder)
-    check_task(task)
-    for address in (listen, metrics_listen):
-        listen_address(address)
-    key, certificate, settings = folder / "peer.key", folder / "peer.crt", folder / "peer.toml"
-    for path in (key, certificate, settings):
+    url, settings, there = peer_url(url), folder / "peer.toml", (folder / "peer.toml").exists()
+    own = _agreed(settings, id, url, members, task, data, listen, metrics_listen, passphrase_file)
+    for path in (own.key, own.certificate):
         if path.exists():
-            raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --dir")
-    passphrase = identity.read_passphrase(passphrase_file) if passphrase_file else b""
-    secret, pem = certificates.create(id, days, passphrase=passphrase)
-    member = Member.of(id, url, pem, organisation)
-    notes = _notes(members, member)
-    identity.write_key(key, secret)
-    write_text(certificate, pem)
-    own = Config(
-        id=id,
-        members=members.resolve(),
-        key=key.resolve(),
-        certificate=certificate.resolve(),
-        listen=listen,
-        metrics_listen=metrics_listen,
-        state_dir=folder.resolve() / "state",
-        task=task,
-        task_dir=folder.resolve(),
-        data=None if data is None else data.resolve(),
-        log=folder.resolve() / "state" / LOG_FILE,
-        next_members=next_members(members.resolve()),
-        passphrase_file=None if passphrase_file is None else passphrase_file.resolve(),
-    )
-    own.save(settings)
+            raise ValueError(f"{_near(path)} exists already and is not overwritten: choose another folder with --dir")
+    passphrase = identity.read_passphrase(own.passphrase_file) if own.passphrase_file else b""
+    secret, pem = certificates.create(own.id, days, passphrase=passphrase)
+    member = Member.of(own.id, url, pem, organisation)
+    notes = _notes(_near(own.members), member)
+    identity.write_key(own.key, secret)
+    write_text(own.certificate, pem)
+    if not there:
+        own.save(settings)
     expires = certificates.read_certificate(pem).not_after
-    return Joined(member, settings, key, certificate, expires, notes, _memory(folder, own))
+    return Joined(member, settings, _near(own.key), _near(own.certificate), expires, notes, _memory(folder, own))
+
+
+def _near(path: Path) -> Path:
+    """As it is written from here, if it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _agreed(
+    settings: Path,
+    id: str | None,
+    url: str,
+    members: Path | None,
+    task: str | None,
+    data: Path | None,
+    listen: str | None,
+    metrics_listen: str | None,
+    passphrase_file: Path | None,
+) -> Config:
+    """The settings of a new peer: as given, or as peer.toml says where that is there already."""
+    given: dict[str, Any] = {"id": id, "task": task, "listen": listen, "metrics_listen": metrics_listen}
+    paths = {"members": members, "data": data, "passphrase_file": passphrase_file}
+    given |= {key: None if path is None else path.resolve() for key, path in paths.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    if not settings.exists():
+        if id is None:
+            raise ValueError(f"--id is missing, and there is no {settings} that says it: name this peer, as clinic-3")
+        usual = {"listen": usual_listen(url), "metrics_listen": free_metrics(settings.parent)}
+        members = (members or Path("members.toml")).resolve()
+        return Config.of({**usual, **given, "members": members}, settings.resolve().parent, "the new peer.toml")
+    own = Config.load(settings)
+    for key, value in given.items():
+        if getattr(own, key) != value:
+            raise ValueError(
+                f"{settings} is there and says {key} = {str(getattr(own, key))!r}, not {str(value)!r}: change it "
+                "there, or choose another folder with --dir"
+            )
+    return own
 
 
 def memory_needed(membership: Membership, signature: Signature) -> int:

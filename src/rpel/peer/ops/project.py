@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rpel.config.peer import Config
 from rpel.files import write_text
 
 FILES = (
-    "README.md", "training.py", "test_training.py", "local.sh", "Dockerfile", "compose.yaml", "gitignore",
+    "README.md", "training.py", "test_training.py", "local.sh", "Dockerfile", "compose.yaml", "gitignore", "dockerignore",
 )  # fmt: skip
 _EXAMPLES = 600
 
@@ -31,13 +32,16 @@ def create(folder: Path) -> list[Path]:
         autoescape=False,
     )  # fmt: skip
     texts = {file: templates.get_template(f"{file}.j2").render(name=name) for file in FILES}
-    texts = {f".{file}" if file == "gitignore" else file: text for file, text in texts.items()}
+    texts = {f".{file}" if file.endswith("ignore") else file: text for file, text in texts.items()}
     texts["data/patients.csv"] = example()
     for file, text in texts.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_text(folder / file, text)
     (folder / "local.sh").chmod(0o755)
-    return [folder / file for file in texts]
+    (folder / "state").mkdir()  # so that a container can mount it on a folder that it cannot write
+    settings = {"id": name, "listen": "0.0.0.0:7443", "task": "training:task", "data": "data"}
+    Config.of(settings, folder.resolve()).save(folder / "peer.toml")
+    return [folder / file for file in (*texts, "peer.toml")]
 
 
 def example() -> str:

@@ -93,7 +93,7 @@ def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any]
     index = ids.index(peer.id) if peer.id in ids else 0
     place: dict[str, Any] = {"index": index, "nodes": m.nodes, "seed": seed_of(m.run), "data": peer.data}
     place["hyperparameters"] = dict(m.hyperparameters)
-    found = own_task(peer.task, peer.members.parent.absolute(), place)
+    found = own_task(peer.task, peer.task_dir.absolute(), place)
     if not isinstance(found, Task):
         raise ValueError(
             f"task {peer.task!r} is a {type(found).__name__}, whose data cannot be split: a rehearsal needs a "

@@ -118,10 +118,14 @@ def test_prometheus_scrapes_a_peer_and_evaluates_every_expression(tmp_path: Path
             def rules() -> list[dict[str, Any]]:
                 return [rule for group in ask("rules")["groups"] for rule in group["rules"]]
 
+            def unanswering() -> dict[str, str]:
+                """By member: the state of the alert that it does not answer; one was never started."""
+                alerts = [one for rule in rules() if rule["name"] == "MemberDoesNotAnswer" for one in rule["alerts"]]
+                return {alert["labels"]["peer"]: alert["state"] for alert in alerts}
+
             def evaluated() -> bool:
                 played = value("rpel_round >= 3 and count_over_time(rpel_round[1h]) >= 3 and rpel_accuracy > 0")
-                firing = {rule["name"] for rule in rules() if rule["state"] != "inactive"}
-                return bool(played) and firing == {"MemberDoesNotAnswer"}  # one member is never started
+                return bool(played) and "peer-4" in unanswering()
 
             until = time.monotonic() + PATIENCE
             while True:
@@ -136,9 +140,9 @@ def test_prometheus_scrapes_a_peer_and_evaluates_every_expression(tmp_path: Path
                     assert value(f"{name}{{{matchers}}}"), f"{where}: {name}{{{matchers}}} finds nothing"
             panels = [(where, value(expression)) for where, expression in expressions(alerts=False)]
             assert [where for where, found in panels if not found or any(map(isnan, found.values()))] == []
-            assert dict(panels)["Who answers, share of an hour"] == {f"peer-{i}": float(i < 4) for i in (1, 2, 3, 4)}
-            alerts = [alert for rule in rules() for alert in rule["alerts"]]
-            assert [(one["labels"]["peer"], one["state"]) for one in alerts] == [("peer-4", "pending")]
+            shares = dict(panels)["Who answers, share of an hour"]
+            assert {peer: share > 0 for peer, share in shares.items()} == {f"peer-{i}": i < 4 for i in (1, 2, 3, 4)}
+            assert unanswering()["peer-4"] == "pending"  # it fires after an hour
 
 
 def test_alerts_fire_on_what_they_are_for_and_not_on_a_peer_that_is_well() -> None:

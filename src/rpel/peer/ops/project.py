@@ -12,7 +12,8 @@ from rpel.config.peer import Config
 from rpel.files import write_text
 
 FILES = (
-    "README.md", "training.py", "test_training.py", "local.sh", "Dockerfile", "compose.yaml", "gitignore", "dockerignore",
+    "README.md", "training.py", "test_training.py", "local.sh", "Dockerfile", "compose.yaml", "gitignore",
+    "dockerignore",
 )  # fmt: skip
 _EXAMPLES = 600
 

@@ -20,10 +20,11 @@ from rpel.backend.one_thread import share
 from rpel.data import Dataset, trees
 from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
-from rpel.tasks.autograd import AutogradEngine, altered
+from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.checks import check_bfloat16, check_classes, check_fit, check_module, first_line, refusal
 from rpel.tasks.convolution import ConvolutionEngine
+from rpel.tasks.dropout import altered
 from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.task import Engine, Loss, Metric, metrics, tensor
 from rpel.tasks.vmap import VmapEngine

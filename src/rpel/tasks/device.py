@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from rpel.backend.one_thread import one_torch_thread, share
 from rpel.backend.torch import Torch
 from rpel.data import trees
-from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, altered, with_dropout
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
 from rpel.tasks.batches import Examples
 from rpel.tasks.classification import Classification
+from rpel.tasks.dropout import altered, with_dropout
 from rpel.tasks.task import Engine
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Integers

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rpel.backend.cache import compiled
-from rpel.tasks.autograd import altered
+from rpel.tasks.dropout import altered
 from rpel.tasks.task import Engine, shortened
 from rpel.types import Floats, Integers
 

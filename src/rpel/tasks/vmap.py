@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rpel.data import trees
-from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, dropout_mask, with_dropout
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
+from rpel.tasks.dropout import dropout_mask, with_dropout
 from rpel.tasks.task import Engine, Loss, Metric, parts, shortened
 from rpel.types import Integers
 

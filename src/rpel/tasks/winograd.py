@@ -5,7 +5,9 @@ the place of 144, and over all channels and tiles 36 matrix products. The deriva
 
 Invariants (arrays are flat, positions count elements):
 - images are (rows, columns, channels), so that every step of a transformation runs along contiguous channels;
-- a transformation works on a few images at a time: what it leaves for the matrix products is still in the cache;
+- a few images at a time go through all steps: what one leaves for the next is still in the second cache;
+- layers before and after a convolution that look at single pixels are computed where its transformations read and write
+  them, see `rpel.tasks.blocks`; alone, a convolution has the scale 1, the shift 0 and no floor;
 - what is added to what, and in which order, depends on the shapes alone.
 
 Plain twin: `conv2d(x, weight, bias, padding=1)` of torch, to 1e-4 of the largest value in float32. A pixel that is not
@@ -13,6 +15,7 @@ finite spoils its whole tile instead of its neighbours alone.
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2016.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +23,29 @@ import torch
 from llvmlite import ir
 from torch import Tensor, nn
 
-from rpel.backend.cache import compiled
-from rpel.backend.vectors import Builder, add_product, instruction, integer, load, loop, store, vector_of
+from rpel.backend.cache import compiled, inlined
+from rpel.backend.vectors import (
+    BLOCK,
+    WIDE,
+    Builder,
+    add_product,
+    cgutils,
+    element,
+    instruction,
+    integer,
+    load,
+    loop,
+    spread,
+    store,
+    vector_of,
+    zero,
+)  # fmt: skip
 from rpel.types import Floats
 
-LANES = 8
-TILES = 192  # transformed at a time: with 64 channels they take 1.8 MB, and so do their results
+LANES = BLOCK
+ROOM = 1 << 18  # numbers in the 36 matrices of the images that are taken at once: with their results they fit the cache
 FEWEST = 32  # channels on either side from which on it pays: 1.4 times as fast there, .7 with 16
+ROWS, VECTORS = 4, 4 if WIDE else 2  # of a block of a matrix product: its sums fill half of the registers
 
 # The points 0, ±1, ±2 and ∞. Bᵀ takes pixels to the points, Aᵀ takes products back, G takes filters to the points.
 _B = (
@@ -41,39 +60,52 @@ _ENTER, _ENTER_BACK, _LEAVE, _LEAVE_BACK = range(4)
 
 
 class Sizes(NamedTuple):
-    """Images of that many rows, columns and channels, and the distance from one of their 36 matrices to the next."""
+    """Images of that many rows, columns and channels, and how many are taken at once.
+
+    inner: channels that come in; outer: that go out; tiles: of an image.
+    """
 
     height: int
     width: int
-    channels: int
-    stride: int
+    inner: int
+    outer: int
+    tiles: int
+    images: int
 
 
-# --- one dimension ----------------------------------------------------------------------------------------------------
+def sizes(height: int, width: int, inner: int, outer: int) -> Sizes:
+    """As many images at once as fit `ROOM`.
 
-
-@instruction("matrix")
-def transform(
-    builder: Builder, source: Any, at: Any, step: Any, target: Any, to: Any, jump: Any, count: Any, matrix: int
-) -> None:
-    """target[to + i·jump + c] = Σ_j M[i][j] · source[at + j·step + c] for c < count, a multiple of `LANES`.
-
-    `matrix` is a literal and names M: see MATRICES. With the transpose of Bᵀ the first two rows are added to what the
-    tile before has left in the target.
+    >>> sizes(32, 32, 64, 64).images, sizes(16, 16, 128, 128).images
+    (1, 3)
     """
-    rows = MATRICES[matrix]
-    kind = vector_of(source, LANES)
-    sources = [builder.add(at, builder.mul(step, integer(j))) for j in range(len(rows[0]))]
-    targets = [builder.add(to, builder.mul(jump, integer(i))) for i in range(len(rows))]
-    with loop(builder, integer(0), count, LANES) as (c, _):
-        values = [load(builder, source, builder.add(begin, c), kind) for begin in sources]
-        for i, (row, begin) in enumerate(zip(rows, targets, strict=True)):
-            place = builder.add(begin, c)
-            total = load(builder, target, place, kind) if matrix == _ENTER_BACK and i < 2 else None
-            for factor, value in zip(row, values, strict=True):
-                if factor:
-                    total = _plus(builder, total, factor, value)
-            store(builder, total, target, place)
+    tiles = height * width // 16
+    return Sizes(height, width, inner, outer, tiles, max(1, ROOM // (36 * tiles * max(inner, outer))))
+
+
+def room(z: Sizes, channels: int) -> int:
+    """Numbers in the 36 matrices (tiles, channels) of the images taken at once.
+
+    They are a vector more apart than they are long: at distances of whole pages they would share a few lines of the
+    first cache.
+    """
+    return 36 * (z.images * z.tiles * channels + LANES)
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+
+
+def _times(builder: Builder, matrix: int, values: Sequence[Any]) -> list[Any]:
+    """The rows of a matrix times some vectors."""
+    return [_weighed(builder, row, values) for row in MATRICES[matrix]]
+
+
+def _weighed(builder: Builder, row: Sequence[int], values: Sequence[Any]) -> Any:
+    total = None
+    for factor, value in zip(row, values, strict=True):
+        if factor:
+            total = _plus(builder, total, factor, value)
+    return total
 
 
 def _plus(builder: Builder, total: Any, factor: int, value: Any) -> Any:
@@ -86,101 +118,306 @@ def _plus(builder: Builder, total: Any, factor: int, value: Any) -> Any:
     return builder.fmul(value, constant) if total is None else add_product(builder, total, value, constant)
 
 
-# --- both dimensions, all tiles of some images ------------------------------------------------------------------------
+class _Tile:
+    """Vectors that lie in a square: `down` from row to row and `right` from column to column."""
+
+    def __init__(self, builder: Builder, data: Any, at: Any, down: Any, right: Any, side: int) -> None:
+        self.builder, self.data, self.kind = builder, data, vector_of(data, LANES)
+        rows = [builder.add(at, builder.mul(down, integer(i))) for i in range(side)]
+        self.places = [[builder.add(row, builder.mul(right, integer(j))) for j in range(side)] for row in rows]
+
+    def transformed(self, matrix: int, c: Any) -> list[list[Any]]:
+        """M t Mᵀ at channels c …, row by row."""
+        columns = [
+            _times(
+                self.builder, matrix, [load(self.builder, self.data, self.builder.add(p, c), self.kind) for p in places]
+            )
+            for places in zip(*self.places, strict=True)
+        ]
+        return [_times(self.builder, matrix, row) for row in zip(*columns, strict=True)]
+
+    def put(self, values: list[list[Any]], c: Any, added: bool = False) -> None:
+        for places, row in zip(self.places, values, strict=True):
+            for place, value in zip(places, row, strict=True):
+                at = self.builder.add(place, c)
+                old = load(self.builder, self.data, at, self.kind) if added else None
+                store(self.builder, self.builder.fadd(old, value) if added else value, self.data, at)
 
 
-@compiled
-def enter(images: Floats, z: Sizes, v: Floats) -> None:
-    """Bᵀ d B of every tile d: images (n, height, width, channels) into v, 36 matrices (tiles, channels)."""
-    c, line, row = z.channels, z.width * z.channels, (z.width + 2) * z.channels
-    padded, band = np.zeros((z.height + 2) * row, v.dtype), np.empty(6 * row, v.dtype)
-    tile = 0
-    for n in range(len(images) // (z.height * line)):
+@instruction("matrix")
+def transform(
+    builder: Builder, source: Any, at: Any, down: Any, right: Any, target: Any, to: Any, below: Any, beside: Any,
+    channels: Any, matrix: int,
+) -> None:  # fmt: skip
+    """M t Mᵀ of a tile t, for every channel; what `_ENTER_BACK` makes is added to what is there.
+
+    `matrix` is a literal and names M: see MATRICES.
+    """
+    rows = MATRICES[matrix]
+    tile = _Tile(builder, source, at, down, right, len(rows[0]))
+    found = _Tile(builder, target, to, below, beside, len(rows))
+    with loop(builder, integer(0), channels, LANES) as (c, _):
+        found.put(tile.transformed(matrix, c), c, added=matrix == _ENTER_BACK)
+
+
+@instruction()
+def finish(
+    builder: Builder, source: Any, at: Any, stride: Any, target: Any, to: Any, line: Any, channels: Any, bias: Any,
+    floor: Any, pivot: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Aᵀ m A + bias of a tile m, nothing below the floor; what they are above the pivot, and its square, added to the
+    sums (2, channels)."""
+    tile = _Tile(builder, source, at, builder.mul(stride, integer(6)), stride, 6)
+    found = _Tile(builder, target, to, line, channels, 4)
+    kind = tile.kind
+    least = spread(builder, element(builder, floor, integer(0)), kind)
+    with loop(builder, integer(0), channels, LANES) as (c, _):
+        more, centre = load(builder, bias, c, kind), load(builder, pivot, c, kind)
+        values = [[builder.fadd(value, more) for value in row] for row in tile.transformed(_LEAVE, c)]
+        values = [[raised(builder, value, least) for value in row] for row in values]
+        found.put(values, c)
+        add_moments(builder, [builder.fsub(value, centre) for row in values for value in row], sums, c, channels)
+
+
+def raised(builder: Builder, value: Any, floor: Any) -> Any:
+    """The larger of both; NaN stays."""
+    return builder.select(builder.fcmp_ordered("<", value, floor), floor, value)
+
+
+def add_moments(builder: Builder, values: list[Any], sums: Any, c: Any, channels: Any) -> None:
+    """The values and their squares, added to the sums (2, channels) at channels c …"""
+    first = values[0]
+    total, square = first, builder.fmul(first, first)
+    for value in values[1:]:
+        total, square = builder.fadd(total, value), add_product(builder, square, value, value)
+    for place, more in ((c, total), (builder.add(channels, c), square)):
+        store(builder, builder.fadd(load(builder, sums, place, first.type), more), sums, place)
+
+
+@instruction()
+def scaled(
+    builder: Builder, source: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any, scale: Any, shift: Any
+) -> None:
+    """target = scale · source + shift of so many pixels, a multiple of four."""
+    kind = vector_of(source, LANES)
+
+    def body(p: Any, c: Any) -> None:
+        value = load(builder, source, builder.add(at, p), kind)
+        moved = add_product(builder, load(builder, shift, c, kind), value, load(builder, scale, c, kind))
+        store(builder, moved, target, builder.add(to, p))
+
+    over_pixels(builder, pixels, channels, body)
+
+
+def over_pixels(builder: Builder, pixels: Any, channels: Any, body: Any) -> None:
+    """body(place, channel) for every vector of so many pixels, a multiple of four, which are taken side by side."""
+    count, step = builder.mul(pixels, channels), builder.mul(channels, integer(4))
+    with cgutils.for_range_slice(builder, integer(0), count, step) as (p, _):  # noqa: SIM117 - one inside the other
+        with loop(builder, integer(0), channels, LANES) as (c, _):
+            for k in range(4):
+                body(builder.add(builder.add(p, builder.mul(channels, integer(k))), c), c)
+
+
+# --- matrix products --------------------------------------------------------------------------------------------------
+
+
+@instruction("rows", "vectors")
+def add_block(
+    builder: Builder, a: Any, at: Any, down: Any, along: Any, b: Any, begin: Any, step: Any, c: Any, to: Any,
+    below: Any, inner: Any, keep: Any, rows: int, vectors: int,
+) -> None:  # fmt: skip
+    """c[to + i·below + j] = Σ_k a[at + i·down + k·along] · b[begin + k·step + j] for i < rows and j in so many vectors,
+    added to what is there if `keep`. rows and vectors are literals; the sums stay in registers."""
+    kind = vector_of(b, LANES)
+    places = [
+        [builder.add(builder.add(to, builder.mul(below, integer(i))), integer(LANES * j)) for j in range(vectors)]
+        for i in range(rows)
+    ]
+    sums = [[cgutils.alloca_once(builder, kind) for _ in row] for row in places]
+    for row, totals in zip(places, sums, strict=True):
+        for place, total in zip(row, totals, strict=True):
+            builder.store(zero(kind), total)
+            with builder.if_then(builder.icmp_signed("!=", keep, integer(0))):
+                builder.store(load(builder, c, place, kind), total)
+    lines = [builder.add(at, builder.mul(down, integer(i))) for i in range(rows)]
+    with loop(builder, integer(0), inner) as (k, _):
+        right = [
+            load(builder, b, builder.add(builder.add(begin, builder.mul(k, step)), integer(LANES * j)), kind)
+            for j in range(vectors)
+        ]
+        for line, totals in zip(lines, sums, strict=True):
+            left = spread(builder, element(builder, a, builder.add(line, builder.mul(k, along))), kind)
+            for total, value in zip(totals, right, strict=True):
+                builder.store(add_product(builder, builder.load(total), left, value), total)
+    for row, totals in zip(places, sums, strict=True):
+        for place, total in zip(row, totals, strict=True):
+            store(builder, builder.load(total), c, place)
+
+
+@inlined
+def product(
+    a: Floats, at: int, down: int, along: int, b: Floats, begin: int, c: Floats, to: int, rows: int, inner: int,
+    columns: int, keep: int,
+) -> None:  # fmt: skip
+    """c (rows, columns) at `to` = a · b (inner, columns), plus what is there if `keep`; columns in whole vectors."""
+    j = 0
+    while j < columns:
+        wide = j + VECTORS * LANES <= columns
+        i = 0
+        while i < rows:
+            left, place = at + i * down, to + i * columns + j
+            if wide and i + ROWS <= rows:
+                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, VECTORS)
+                i += ROWS
+            elif wide:
+                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, 1, VECTORS)
+                i += 1
+            elif i + ROWS <= rows:
+                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, 1)
+                i += ROWS
+            else:
+                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, 1, 1)
+                i += 1
+        j += VECTORS * LANES if wide else LANES
+
+
+# --- a few images -----------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _enter(x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, padded: Floats, v: Floats) -> None:
+    """Bᵀ d B of every tile d of scale · image + shift into v, 36 matrices (tiles, channels)."""
+    c, stride = z.inner, len(v) // 36
+    line, row = z.width * c, (z.width + 2) * c
+    to = 0
+    for n in range(first, first + some):
         for y in range(z.height):
-            begin = (n * z.height + y) * line
-            padded[(y + 1) * row + c : (y + 1) * row + c + line] = images[begin : begin + line]
+            scaled(x, (n * z.height + y) * line, padded, (y + 1) * row + c, z.width, c, scale, shift)
         for i in range(z.height // 4):
-            transform(padded, 4 * i * row, row, band, 0, row, row, _ENTER)
             for j in range(z.width // 4):
-                for a in range(6):
-                    transform(band, a * row + 4 * j * c, c, v, 6 * a * z.stride + tile * c, z.stride, c, _ENTER)
-                tile += 1
+                transform(padded, 4 * i * row + 4 * j * c, row, c, v, to, 6 * stride, stride, c, _ENTER)
+                to += c
 
 
-@compiled
-def enter_back(v: Floats, z: Sizes, images: Floats) -> None:
-    """The transpose of `enter`: what overlapping tiles give a pixel is added up."""
-    c, line, row = z.channels, z.width * z.channels, (z.width + 2) * z.channels
-    padded, band = np.empty((z.height + 2) * row, v.dtype), np.empty(6 * row, v.dtype)
-    tile = 0
-    for n in range(len(images) // (z.height * line)):
-        padded[: 2 * row] = 0
+@inlined
+def _enter_back(v: Floats, first: int, some: int, z: Sizes, padded: Floats, images: Floats) -> None:
+    """The transpose of `_enter`, but for the scale: what overlapping tiles give a pixel is added up."""
+    c, stride = z.inner, len(v) // 36
+    line, row = z.width * c, (z.width + 2) * c
+    at = 0
+    for n in range(first, first + some):
+        padded[:] = 0
         for i in range(z.height // 4):
-            for a in range(6):
-                band[a * row : a * row + 2 * c] = 0
             for j in range(z.width // 4):
-                for a in range(6):
-                    transform(v, 6 * a * z.stride + tile * c, z.stride, band, a * row + 4 * j * c, c, c, _ENTER_BACK)
-                tile += 1
-            transform(band, 0, row, padded, 4 * i * row, row, row, _ENTER_BACK)
+                transform(v, at, 6 * stride, stride, padded, 4 * i * row + 4 * j * c, row, c, c, _ENTER_BACK)
+                at += c
         for y in range(z.height):
-            begin = (n * z.height + y) * line
-            images[begin : begin + line] = padded[(y + 1) * row + c : (y + 1) * row + c + line]
+            begin, inside = (n * z.height + y) * line, (y + 1) * row + c
+            images[begin : begin + line] = padded[inside : inside + line]
+
+
+@inlined
+def _leave_back(images: Floats, begin: int, some: int, z: Sizes, m: Floats) -> None:
+    """The transpose of Aᵀ m A: images that begin there into 36 matrices (tiles, channels)."""
+    c, stride = z.outer, len(m) // 36
+    line = z.width * c
+    to = 0
+    for n in range(some):
+        for i in range(z.height // 4):
+            for j in range(z.width // 4):
+                at = begin + (n * z.height + 4 * i) * line + 4 * j * c
+                transform(images, at, line, c, m, to, 6 * stride, stride, c, _LEAVE_BACK)
+                to += c
+
+
+@inlined
+def differentiate(
+    x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, d_out: Floats, begin: int, u: Floats,
+    v: Floats, m: Floats, padded: Floats, sums: Floats, d_u: Floats, d_x: Floats,
+) -> None:  # fmt: skip
+    """Some images' part of what `d_out`, from `begin` on, does to the filters, added to d_u (36, inner, outer), and to
+    the scaled images, into d_x, if there is room. u: filters (36, outer, inner). sums: as large as `padded`."""
+    tiles, c, k = some * z.tiles, z.inner, z.outer
+    of_v, of_m = len(v) // 36, len(m) // 36
+    _leave_back(d_out, begin, some, z, m)
+    _enter(x, first, some, z, scale, shift, padded, v)
+    for i in range(36):
+        product(v, i * of_v, 1, c, m, i * of_m, d_u, i * c * k, c, tiles, k, 1)
+    if len(d_x):
+        for i in range(36):
+            product(m, i * of_m, k, 1, u, i * c * k, v, i * of_v, tiles, k, c, 0)
+        _enter_back(v, first, some, z, sums, d_x)
 
 
 @compiled
-def leave(m: Floats, z: Sizes, images: Floats) -> None:
-    """Aᵀ m A of every tile: 36 matrices (tiles, channels) into images (n, height, width, channels)."""
-    c, line = z.channels, z.width * z.channels
-    half = np.empty(4 * 6 * c, m.dtype)
-    tile = 0
-    for n in range(len(images) // (z.height * line)):
-        for i in range(z.height // 4):
-            for j in range(z.width // 4):
-                for b in range(6):
-                    transform(m, b * z.stride + tile * c, 6 * z.stride, half, b * c, 6 * c, c, _LEAVE)
-                for a in range(4):
-                    transform(half, 6 * a * c, c, images, (n * z.height + 4 * i + a) * line + 4 * j * c, c, c, _LEAVE)
-                tile += 1
+def convolve(
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, bias: Floats, floor: Floats, pivot: Floats, v: Floats,
+    m: Floats, out: Floats, moments: Floats,
+) -> None:  # fmt: skip
+    """The convolution of scale · x + shift with filters u (36, inner, outer), plus bias, nothing below the floor.
+
+    moments (2, outer): sums of what `out` is above the pivot, and of its squares.
+    """
+    c, k, line = z.inner, z.outer, z.width * z.outer
+    of_v, of_m = len(v) // 36, len(m) // 36
+    padded = np.zeros((z.height + 2) * (z.width + 2) * c, v.dtype)
+    sums = np.empty(2 * k, v.dtype)
+    count = len(x) // (z.height * z.width * c)
+    for first in range(0, count, z.images):
+        some = min(z.images, count - first)
+        _enter(x, first, some, z, scale, shift, padded, v)
+        for i in range(36):
+            product(v, i * of_v, c, 1, u, i * c * k, m, i * of_m, some * z.tiles, c, k, 0)
+        sums[:] = 0
+        at = 0
+        for n in range(first, first + some):
+            for i in range(z.height // 4):
+                for j in range(z.width // 4):
+                    to = (n * z.height + 4 * i) * line + 4 * j * k
+                    finish(m, at, of_m, out, to, line, k, bias, floor, pivot, sums)
+                    at += k
+        moments += sums
 
 
 @compiled
-def leave_back(images: Floats, z: Sizes, m: Floats) -> None:
-    """The transpose of `leave`."""
-    c, line = z.channels, z.width * z.channels
-    half = np.empty(6 * 4 * c, m.dtype)
-    tile = 0
-    for n in range(len(images) // (z.height * line)):
-        for i in range(z.height // 4):
-            for j in range(z.width // 4):
-                transform(images, (n * z.height + 4 * i) * line + 4 * j * c, line, half, 0, 4 * c, 4 * c, _LEAVE_BACK)
-                for a in range(6):
-                    transform(half, 4 * a * c, c, m, 6 * a * z.stride + tile * c, z.stride, c, _LEAVE_BACK)
-                tile += 1
+def convolve_back(
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, d_out: Floats, v: Floats, m: Floats, d_u: Floats,
+    d_x: Floats,
+) -> None:  # fmt: skip
+    """The derivative: see `differentiate`."""
+    whole = z.height * z.width
+    padded = np.zeros((z.height + 2) * (z.width + 2) * z.inner, v.dtype)
+    sums = np.empty_like(padded)
+    count = len(x) // (whole * z.inner)
+    for first in range(0, count, z.images):
+        some, begin = min(z.images, count - first), first * whole * z.outer
+        differentiate(x, first, some, z, scale, shift, d_out, begin, u, v, m, padded, sums, d_u, d_x)
 
 
 # --- the convolution --------------------------------------------------------------------------------------------------
 
 
-class _Matrices:
-    """Room for the 36 matrices (tiles, channels) of some images like x (N, height, width, channels)."""
-
-    def __init__(self, x: Tensor) -> None:
-        _, self.height, self.width, self.channels = x.shape
-        self.tiles = self.height * self.width // 16
-        self.images = max(1, TILES // self.tiles)
-        self.sizes = Sizes(self.height, self.width, self.channels, self.images * self.tiles * self.channels)
-        self.room = torch.empty(36, self.sizes.stride, dtype=x.dtype)
-        self.flat = self.room.view(-1).numpy()
-
-    def of(self, images: int) -> Tensor:
-        """The matrices of so many images, (36, tiles, channels)."""
-        tiles = images * self.tiles
-        return self.room[:, : tiles * self.channels].view(36, tiles, self.channels)
+def flat(values: Tensor) -> Any:
+    """The numbers as they lie in memory, for kernels."""
+    return values.detach().view(-1).numpy()
 
 
-def _flat(images: Tensor) -> Any:
-    return images.view(-1).numpy()
+def filters(weight: Tensor) -> Tensor:
+    """G g Gᵀ of every filter: weight (K, C, 3, 3) to (36, C, K).
+
+    >>> filters(torch.ones(2, 3, 3, 3)).shape
+    torch.Size([36, 3, 2])
+    """
+    outer, inner, *_ = weight.shape
+    values = weight.detach().permute(2, 3, 1, 0).reshape(9, -1)
+    return torch.mm(_FILTERS.to(weight.dtype), values).view(36, inner, outer)
+
+
+def filters_back(d_u: Tensor) -> Tensor:
+    """The transpose of :func:`filters`."""
+    _, inner, outer = d_u.shape
+    values = torch.mm(_FILTERS.to(d_u.dtype).mT, d_u.view(36, -1))
+    return values.view(3, 3, inner, outer).permute(3, 2, 0, 1)
 
 
 class _Convolution(torch.autograd.Function):
@@ -190,14 +427,13 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         inner = x.permute(0, 2, 3, 1).contiguous()
-        out = inner.new_empty(*inner.shape[:3], len(weight))
-        v, m, u = _Matrices(inner), _Matrices(out), _filters(weight)
-        for some, results in zip(torch.split(inner, v.images), torch.split(out, v.images), strict=True):
-            enter(_flat(some), v.sizes, v.flat)
-            torch.bmm(v.of(len(some)), u, out=m.of(len(some)))
-            leave(m.flat, m.sizes, _flat(results))
-            if bias is not None:
-                results += bias
+        outer, z = len(weight), _sizes(inner, weight)
+        out, (v, m, scale, shift) = inner.new_empty(*inner.shape[:3], outer), _alone(inner, z)
+        zeros = flat(inner.new_zeros(4 * outer))
+        more = zeros[:outer] if bias is None else flat(bias)
+        no_floor = flat(inner.new_full((1,), -torch.inf))
+        u, moments = flat(filters(weight)), zeros[2 * outer :].astype(np.float64)
+        convolve(flat(inner), z, scale, shift, u, more, no_floor, zeros[:outer], v, m, flat(out), moments)
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -211,36 +447,28 @@ class _Convolution(torch.autograd.Function):
             derivatives: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(gradient, *again)
             return derivatives
         inner, outer = x.permute(0, 2, 3, 1).contiguous(), gradient.permute(0, 2, 3, 1).contiguous()
-        d_x, u = torch.empty_like(inner), _filters(weight)
-        d_u = torch.zeros_like(u)
-        v, d_m = _Matrices(inner), _Matrices(outer)
-        for some, d_some, d_out in zip(*(torch.split(images, v.images) for images in (inner, d_x, outer)), strict=True):
-            n = len(some)
-            leave_back(_flat(d_out), d_m.sizes, d_m.flat)
-            if for_weight:
-                enter(_flat(some), v.sizes, v.flat)
-                torch.baddbmm(d_u, v.of(n).mT, d_m.of(n), out=d_u)
-            if for_x:  # v has served
-                torch.bmm(d_m.of(n), u.mT, out=v.of(n))
-                enter_back(v.flat, v.sizes, _flat(d_some))
+        z = _sizes(inner, weight)
+        v, m, scale, shift = _alone(inner, z)
+        d_x = torch.empty_like(inner if for_x else inner[:0])
+        u, d_u = filters(weight), inner.new_zeros(36, z.inner, z.outer)
+        turned = flat(u.mT.contiguous())
+        convolve_back(flat(inner), z, scale, shift, turned, flat(outer), v, m, flat(d_u), flat(d_x))
         return (
             d_x.permute(0, 3, 1, 2) if for_x else None,
-            _filters_back(d_u) if for_weight else None,
+            filters_back(d_u) if for_weight else None,
             outer.view(-1, len(weight)).sum(0) if for_bias else None,
         )
 
 
-def _filters(weight: Tensor) -> Tensor:
-    """G g Gᵀ of every filter: weight (K, C, 3, 3) to (36, C, K)."""
-    filters, channels, *_ = weight.shape
-    values = weight.detach().permute(2, 3, 1, 0).reshape(9, -1)
-    return torch.mm(_FILTERS.to(weight.dtype), values).view(36, channels, filters)
+def _sizes(x: Tensor, weight: Tensor) -> Sizes:
+    _, height, width, inner = x.shape
+    return sizes(height, width, inner, len(weight))
 
 
-def _filters_back(d_u: Tensor) -> Tensor:
-    _, channels, filters = d_u.shape
-    values = torch.mm(_FILTERS.to(d_u.dtype).mT, d_u.view(36, -1))
-    return values.view(3, 3, channels, filters).permute(3, 2, 0, 1)
+def _alone(x: Tensor, z: Sizes) -> tuple[Any, ...]:
+    """Room for the matrices of both sides, and what leaves images as they are."""
+    given = x.new_empty(room(z, z.inner)), x.new_empty(room(z, z.outer)), x.new_ones(z.inner), x.new_zeros(z.inner)
+    return tuple(map(flat, given))
 
 
 class WinogradConv2d(nn.Conv2d):
@@ -254,12 +482,8 @@ class WinogradConv2d(nn.Conv2d):
         return out
 
 
-def suits(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution that the short way knows, with channels enough for it to pay.
-
-    >>> suits(nn.Conv2d(64, 64, 3, padding=1)), suits(nn.Conv2d(3, 64, 3, padding=1)), suits(nn.Conv2d(64, 64, 5))
-    (True, False, False)
-    """
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is a 3 × 3 convolution that leaves images as large as they are, and nothing more."""
     return (
         type(layer) is nn.Conv2d
         and layer.kernel_size == (3, 3)
@@ -267,8 +491,19 @@ def suits(layer: nn.Module) -> bool:
         and layer.padding_mode == "zeros"
         and layer.stride == layer.dilation == (1, 1)
         and layer.groups == 1
-        and all(n >= FEWEST and n % LANES == 0 for n in (layer.in_channels, layer.out_channels))
     )
+
+
+def suits(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution that the short way knows, with channels enough for it to pay.
+
+    >>> suits(nn.Conv2d(64, 64, 3, padding=1)), suits(nn.Conv2d(3, 64, 3, padding=1)), suits(nn.Conv2d(64, 64, 5))
+    (True, False, False)
+    """
+    if not is_plain(layer):
+        return False
+    assert isinstance(layer, nn.Conv2d)
+    return all(n >= FEWEST and n % LANES == 0 for n in (layer.in_channels, layer.out_channels))
 
 
 def with_winograd(module: nn.Module) -> nn.Module:

@@ -1,9 +1,10 @@
 """What an adversary loses when each hostile node must send all its victims the same vector, attack by attack.
 
 Run `python benchmarks/consistent.py RUNS --data-dir DATA [--out docs/results]`. MNIST in 8 × 8 pixels, n = 30, b = 6,
-s = 15, T = 60, the paper's rule; every attack with and without `consistent`, on the same seeds (same data, coins and
+s = 15, T = 60, the paper's rule; every attack with and without `consistent`, on the same seeds (same data, draws and
 first model). Finished runs in RUNS are not repeated and a stopped one is resumed, so the command can be interrupted. It
-writes consistent.csv and consistent.svg, and prints the table of the page.
+writes consistent.csv, and from that file it draws consistent.svg and prints the table of the page. Without RUNS it
+trains nothing and draws what the file holds.
 """
 
 import argparse
@@ -89,6 +90,16 @@ def write(cells: list[Cell], seeds: Sequence[int], path: Path) -> None:
                 table.writerow([cell.attack, int(cell.consistent), seed, *(f"{value:.6g}" for value in row)])
 
 
+def read(path: Path) -> dict[tuple[str, bool], Cell]:
+    """What :func:`write` wrote, by attack and whether it was consistent."""
+    values: dict[tuple[str, bool], list[list[float]]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            key = row["attack"], row["consistent"] == "1"
+            values.setdefault(key, []).append([float(row[number]) for number in NUMBERS])
+    return {key: Cell(*key, np.array(rows)) for key, rows in values.items()}
+
+
 def table(pairs: dict[str, tuple[Cell, Cell]], calm: Cell) -> None:
     """Means over the seeds; the loss is what the adversary gives up, with the range of the paired differences."""
     print("\n| attack | mean accuracy | consistent | worst node | consistent | disagreement | consistent |")
@@ -129,21 +140,20 @@ def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("runs", type=Path, nargs="?")
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", default="linear")
     given = parser.parse_args()
-    seeds = range(given.seeds)
-    calm = run("none", False, seeds, given.runs, given.data_dir, given.model)
-    pairs = {}
-    for label in ATTACKS:
-        free, bound = (run(label, bound, seeds, given.runs, given.data_dir, given.model) for bound in (False, True))
-        pairs[label] = (free, bound)
-    write([calm, *(cell for pair in pairs.values() for cell in pair)], seeds, given.out / "consistent.csv")
-    draw(pairs, calm, given.out / "consistent.svg")
-    table(pairs, calm)
+    path = given.out / "consistent.csv"
+    if given.runs is not None:
+        seeds, kinds = range(given.seeds), [("none", False), *((name, k) for name in ATTACKS for k in (False, True))]
+        write([run(*kind, seeds, given.runs, given.data_dir, given.model) for kind in kinds], seeds, path)
+    cells = read(path)
+    pairs = {name: (cells[name, False], cells[name, True]) for name in ATTACKS}
+    draw(pairs, cells["none", False], given.out / "consistent.svg")
+    table(pairs, cells["none", False])
 
 
 if __name__ == "__main__":

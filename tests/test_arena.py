@@ -109,9 +109,9 @@ def test_arena_without_names_runs_all_rules_and_attacks() -> None:
     assert {"none", "alie", "label_flip", "strongest(of=foe)"} <= set(attacks)
     methods = [one.method for one in arena.contestants(methods=["all"])]
     assert (methods[0], len(set(methods))) == ("rpel", len(methods))
-    with pytest.raises(ValueError, match="there is no method 'gtz'; the nearest is 'gts'"):
+    with pytest.raises(ValueError, match=r"'gtz'.*'gts'"):
         arena.contestants(methods=["gtz"])
-    with pytest.raises(ValueError, match="there is no attack 'ali'; the nearest is 'alie'"):
+    with pytest.raises(ValueError, match=r"'ali'.*'alie'"):
         arena.opponents(["ali"])
 
 

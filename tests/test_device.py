@@ -144,7 +144,7 @@ def test_unsupported_torch_backend_options_are_refused(fields: dict[str, Any], s
 
 def test_run_too_large_for_the_device_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Torch, "device_memory", lambda self: 1_000_000)
-    with pytest.raises(ValueError, match=r"need 7\.65 MB, and 1 MB are free here"):
+    with pytest.raises(ValueError, match=r"7\.65 MB.* 1 MB"):
         rpel.simulate(**device_cases.SMALL, backend="torch", out=None)
 
 
@@ -185,7 +185,7 @@ def test_two_workers_end_where_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
-    with pytest.raises(ValueError, match=r"device 'cuda' is not available here: torch .* is a CPU-only build"):
+    with pytest.raises(ValueError, match=r"'cuda'.*CPU-only"):
         rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
 
 

@@ -23,7 +23,7 @@ def test_missing_heart_values_become_public_constants() -> None:
     assert y.tolist() == [0, 1]
     assert x[1].tolist() == [0] * 6 + [-1, 0, 0] + [0, 0, 0, 1] + [0] * 9
     assert np.array_equal(parse_heart(f"{bare}\n{bare}\n")[0][1], x[1]), "a patient's numbers do not depend on others"
-    with pytest.raises(DataError, match="13 findings"):
+    with pytest.raises(DataError, match="13"):
         parse_heart("1,2,3\n")
 
 
@@ -42,7 +42,7 @@ def test_changed_patient_is_refused(tmp_path: Path, shared_data: Path) -> None:
     files = {f"{federations.HEART_FOLDER}/processed.{name}.data": b"" for name in federations.HOSPITALS}
     source = shared_data / federations.HEART_FOLDER / "processed.cleveland.data"
     files["heart-disease/processed.cleveland.data"] = source.read_bytes().replace(b"63.0", b"64.0", 1)
-    with pytest.raises(DataError, match=r"processed\.cleveland\.data is not the known file"):
+    with pytest.raises(DataError, match=r"processed\.cleveland\.data"):
         load("heart-disease", put(files, tmp_path))
 
 
@@ -66,7 +66,7 @@ def test_reviews_are_numbered_by_their_words_alone_and_belong_to_their_departmen
     assert words[0, 0] == words[1, 0] != words[2, 0], "good is good in every department"
     assert words[:, 3:].max() == 0
     assert np.array_equal(x, test_x)
-    with pytest.raises(DataError, match=r"fdu-mtl\.tar\.xz is not the known file of the reviews"):
+    with pytest.raises(DataError, match=r"fdu-mtl\.tar\.xz"):
         load("fdu-mtl", put({federations.REVIEWS: packed}, tmp_path))
 
 
@@ -95,7 +95,7 @@ def test_owners_with_most_examples_have_a_node_each() -> None:
     writers = np.repeat([4, 9, 2, 7], [3, 8, 5, 2])
     parts = largest_owners(writers, 3, batch=3)
     assert [writers[part].tolist() for part in parts] == [[9] * 8, [2] * 5, [4] * 3]
-    with pytest.raises(ValueError, match="4 nodes need an owner of a batch of 3 examples each, and there are 3"):
+    with pytest.raises(ValueError, match=r"4 nodes.* 3 .* 3\b"):
         largest_owners(writers, 4, batch=3)
 
 

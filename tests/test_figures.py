@@ -106,7 +106,7 @@ def test_short_keeps_the_plan() -> None:
     assert left.runs[0][0].rounds == 100
     assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
     assert left.runs[0][0].name == "short-cifar10-n20-b3-s6-rpel-sf"
-    with pytest.raises(ValueError, match="part 2 is not valid"):
+    with pytest.raises(ValueError, match="part 2"):
         sized(find("cifar10-left"), Scale.SHORT, Selection(part=2))
 
 
@@ -164,11 +164,11 @@ def test_figure_3_agrees_with_the_reference(nodes: int, expected: list[tuple[int
 
 
 def test_unknown_panel_or_scale_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no panel 'mnist-rigth'; the nearest is 'mnist-right'"):
+    with pytest.raises(ValueError, match=r"'mnist-rigth'.*'mnist-right'"):
         chosen(["mnist-rigth"])
-    with pytest.raises(ValueError, match="scale 'ful' is unknown: the nearest is 'full'"):
+    with pytest.raises(ValueError, match=r"'ful'.*'full'"):
         reproduce.prepare(["mnist-right"], "ful", tmp_path)
-    with pytest.raises(ValueError, match="name a panel, or all"):
+    with pytest.raises(ValueError, match=r"panel.*all"):
         reproduce.prepare([], "smoke", tmp_path)
 
 
@@ -353,5 +353,5 @@ def test_impossible_panel_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     assert work.missing == {"femnist-b0-local1": "femnist is not here"}
     assert [entry["name"] for entry in reproduce.make(work)] == ["fraction-1000"]
     assert "SMOKE" not in (tmp_path / "fraction-1000.svg").read_text("utf-8")
-    with pytest.raises(ValueError, match="femnist is not here"):
+    with pytest.raises(ValueError, match="femnist"):
         reproduce.prepare(["femnist-b0-local1"], "full", tmp_path)

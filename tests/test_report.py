@@ -331,12 +331,12 @@ def test_report_drops_unexpected_values_of_a_run(tmp_path: Path) -> None:
 
 def test_report_without_runs_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"there is no run in '.*nothing'"):
+    with pytest.raises(ValueError, match="nothing'"):
         rpel_report(str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match=r"there is no folder '.*nowhere'"):
+    with pytest.raises(ValueError, match="nowhere'"):
         rpel_report(str(tmp_path / "nowhere"))
     put(tmp_path / "some")
-    with pytest.raises(ValueError, match="is a folder: give a file"):
+    with pytest.raises(ValueError, match=r"folder.*file"):
         rpel_report(str(tmp_path / "some"), "-o", str(tmp_path))
 
 

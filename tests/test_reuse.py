@@ -77,7 +77,7 @@ def test_run_on_cuda_never_returns_the_result_of_the_cpu(tmp_path: Path) -> None
     if torch.cuda.is_available():
         assert not tiny(tmp_path, device="cuda").reused
     else:
-        with pytest.raises(ValueError, match="device 'cuda' is not available"):
+        with pytest.raises(ValueError, match="'cuda'"):
             tiny(tmp_path, device="cuda")
     assert len(list(tmp_path.iterdir())) == 1 + torch.cuda.is_available()
 
@@ -96,7 +96,7 @@ def begun_by_other_code(out: Path) -> Path:
 
 def test_unfinished_run_of_other_code_goes_on_only_if_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = begun_by_other_code(tmp_path)
-    with pytest.raises(ValueError, match=r"was begun by other code .*--force goes on with it"):
+    with pytest.raises(ValueError, match=r"other code.*--force"):
         resume(path)
     rounds: list[int] = []
     other = tiny(tmp_path, progress=lambda tick: rounds.append(tick.round))

@@ -358,7 +358,7 @@ def test_krum_sums_the_requested_number_of_neighbours(neighbours: str) -> None:
         differs += picks["m-f-1"] != picks["m-f-2"]
     assert differs, "no input tells them apart"
     assert (A.krum(3, neighbours=neighbours).kappa(9) is None) == (neighbours == "m-f-2"), "kappa is of m - f - 1"
-    with pytest.raises(ValueError, match="'m-f-1' or 'm-f-2', not 'm-f-3'"):
+    with pytest.raises(ValueError, match=r"'m-f-1'.*'m-f-2'.*'m-f-3'"):
         A.krum(1, neighbours="m-f-3")
 
 

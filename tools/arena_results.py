@@ -45,23 +45,23 @@ def opponent(run: KeptRun) -> Opponent:
     return Opponent(run.spec["attack"], run.spec["attack_params"])
 
 
-def matrix(found: Standings, kind: str, column: str) -> list[str]:
+def matrix(standings: Standings, kind: str, column: str) -> list[str]:
     """Contestants by rank, a column an attack."""
-    names = [other.label for other in found.opponents]
+    names = [other.label for other in standings.opponents]
     rows = [f"| {kind} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for rank in found.ranking():
-        numbers = [found.score(rank.contestant, other).number(column) for other in found.opponents]
+    for rank in standings.ranking():
+        numbers = [standings.score(rank.contestant, other).number(column) for other in standings.opponents]
         rows.append(f"| {called(rank, kind)} | " + " | ".join(map(short, numbers)) + " |")
     return rows
 
 
-def ranking(found: Standings, kind: str) -> list[str]:
+def ranking(standings: Standings, kind: str) -> list[str]:
     """Places, with the worst case by seed."""
     rows = [f"| place | {kind} | worst case | under | by seed | sent |", "|---" * 6 + "|"]
-    for place, rank in enumerate(found.ranking(), 1):
+    for position, rank in enumerate(standings.ranking(), 1):
         seeds = ", ".join(f"{case:.3f}" for case in rank.cases.values())
         facts = [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)] if rank.cases else ["–"] * 4
-        rows.append(f"| {place} | {called(rank, kind)} | " + " | ".join(facts) + " |")
+        rows.append(f"| {position} | {called(rank, kind)} | " + " | ".join(facts) + " |")
     return rows
 
 
@@ -74,16 +74,16 @@ def short(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def heat_maps(found: Standings, kind: str, path: Path) -> None:
+def heat_maps(standings: Standings, kind: str, path: Path) -> None:
     """The worst honest node, and below it the mean of all."""
-    ranks, names = found.ranking(), [other.label for other in found.opponents]
+    ranks, names = standings.ranking(), [other.label for other in standings.opponents]
     figure, both = plots.panels(0.62 * len(names) + 2.4, 0.56 * len(ranks) + 1.9, 2, 1, sharex=True)
     for axes, column, title in zip(both[:, 0], ("worst", "mean"), ("worst honest node", "mean of all"), strict=True):
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         for i, rank in enumerate(ranks):
-            for j, other in enumerate(found.opponents):
-                value = found.score(rank.contestant, other).number(column)
+            for j, other in enumerate(standings.opponents):
+                value = standings.score(rank.contestant, other).number(column)
                 colour, ink = ("none", plots.SOFT) if value is None else plots.shade(value)
                 axes.fill([j - 0.48, j + 0.48, j + 0.48, j - 0.48], [i - 0.46, i - 0.46, i + 0.46, i + 0.46], colour)
                 axes.text(j, i, short(value), ha="center", va="center", fontsize=8, color=ink)

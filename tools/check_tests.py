@@ -97,12 +97,12 @@ class Checker:
 def asserting(tree: ast.Module, known: set[str]) -> set[str]:
     """The names known and those of a module's functions and methods that assert, directly or through each other."""
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
-    found = set(known)
+    names = set(known)
     while True:
-        more = {node.name for node in functions if node.name not in found and Checker(found).function(node)}
+        more = {node.name for node in functions if node.name not in names and Checker(names).function(node)}
         if not more:
-            return found
-        found |= more
+            return names
+        names |= more
 
 
 def imported(tree: ast.Module, support: dict[str, set[str]]) -> set[str]:
@@ -132,13 +132,13 @@ def main() -> int:
         for path in (TESTS / "support").glob("*.py")
     }
     paths = sorted(TESTS.rglob("test_*.py"))
-    found = [
+    problems = [
         f"{path.relative_to(TESTS.parent)}:{fault}"
         for path in paths
         for fault in faults(path.read_text("utf-8"), support)
     ]
-    print("\n".join([*found, f"{len(paths)} test files, {len(found)} faults"]))
-    return 1 if found else 0
+    print("\n".join([*problems, f"{len(paths)} test files, {len(problems)} faults"]))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

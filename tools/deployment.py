@@ -43,14 +43,14 @@ _PINNED = re.compile(r"^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$")
 
 def needed() -> dict[str, Distribution]:
     """All distributions that rpel needs to run, by canonical name, without rpel itself."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     waiting = own_dependencies()
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = distribution(name)
-            waiting += dependencies(found[name].requires or [])
-    return dict(sorted(found.items()))
+        if name not in distributions:
+            distributions[name] = distribution(name)
+            waiting += dependencies(distributions[name].requires or [])
+    return dict(sorted(distributions.items()))
 
 
 def own_dependencies() -> list[str]:
@@ -67,8 +67,8 @@ def dependencies(texts: Iterable[str]) -> list[str]:
     )
 
 
-def _version(found: Distribution) -> str:
-    return found.version.partition("+")[0]  # a local build is published under the number alone
+def _version(distribution: Distribution) -> str:
+    return distribution.version.partition("+")[0]  # a local build is published under the number alone
 
 
 # --- the lock ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def _version(found: Distribution) -> str:
 
 def lock() -> str:
     """The lock file, with the hash of the file that pip would install for each package."""
-    pins = [f"{name}=={_version(found)}" for name, found in needed().items()]
+    pins = [f"{name}=={_version(package)}" for name, package in needed().items()]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_FIND_LINKS")}
     environment["PIP_CONFIG_FILE"] = os.devnull  # the published files, not what this machine has beside them
     with tempfile.TemporaryDirectory() as folder:
@@ -105,32 +105,38 @@ def locked() -> dict[str, tuple[str, str]]:
 def sbom() -> dict[str, Any]:
     """CycloneDX 1.6: every component with version, licence and hash, and what depends on what."""
     parts, root, own = needed(), distribution("rpel"), own_dependencies()
-    links = {name: dependencies(found.requires or []) for name, found in parts.items()}
+    links = {name: dependencies(package.requires or []) for name, package in parts.items()}
     bill: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": _component("rpel", root) | {"type": "application"}},
-        "components": [_component(name, found) for name, found in parts.items()],
+        "components": [_component(name, package) for name, package in parts.items()],
         "dependencies": [
-            {"ref": _purl(name, found), "dependsOn": [_purl(one, parts[one]) for one in links.get(name, own)]}
-            for name, found in {"rpel": root, **parts}.items()
+            {"ref": _purl(name, package), "dependsOn": [_purl(one, parts[one]) for one in links.get(name, own)]}
+            for name, package in {"rpel": root, **parts}.items()
         ],
     }
     content = json.dumps(bill, sort_keys=True)
     return {"serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, content)}", **bill}
 
 
-def _purl(name: str, found: Distribution) -> str:
-    return f"pkg:pypi/{name}@{_version(found)}"
+def _purl(name: str, distribution: Distribution) -> str:
+    return f"pkg:pypi/{name}@{_version(distribution)}"
 
 
-def _component(name: str, found: Distribution) -> dict[str, Any]:
-    purl = _purl(name, found)
-    part: dict[str, Any] = {"type": "library", "bom-ref": purl, "name": name, "version": _version(found), "purl": purl}
-    if found.metadata["Summary"]:
-        part["description"] = found.metadata["Summary"]
-    if licence := _licence(found):
+def _component(name: str, distribution: Distribution) -> dict[str, Any]:
+    purl = _purl(name, distribution)
+    part: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": _version(distribution),
+        "purl": purl,
+    }
+    if distribution.metadata["Summary"]:
+        part["description"] = distribution.metadata["Summary"]
+    if licence := _licence(distribution):
         part["licenses"] = [licence]
     version, digest = locked().get(name, ("", ""))
     if version == part["version"]:
@@ -138,14 +144,14 @@ def _component(name: str, found: Distribution) -> dict[str, Any]:
     return part
 
 
-def _licence(found: Distribution) -> dict[str, Any] | None:
+def _licence(distribution: Distribution) -> dict[str, Any] | None:
     """What the package says of its licence: an SPDX expression, a classifier, or a short text."""
-    if expression := found.metadata["License-Expression"]:
+    if expression := distribution.metadata["License-Expression"]:
         return {"expression": expression}
-    for text in found.metadata.get_all("Classifier") or []:
+    for text in distribution.metadata.get_all("Classifier") or []:
         if text.startswith("License :: ") and text != "License :: OSI Approved":
             return {"license": {"name": text.rpartition(" :: ")[2]}}
-    text = (found.metadata["License"] or "").strip()
+    text = (distribution.metadata["License"] or "").strip()
     return {"license": {"name": text.splitlines()[0][:80]}} if text else None
 
 

@@ -119,8 +119,8 @@ def train(parts: Sequence[str], seeds: Sequence[int], given: Fields) -> None:
             run = simulate(**{**fields, **given, **own, "seed": seed, "reuse": True})
             named = [fields["attack"], fields.get("attack_params", ""), code, f"c={fields['memory']}", f"seed {seed}"]
             named += [f"n={fields['nodes']}", *(f"{k}={fields[k]}" for k in ("asynchronous", "max_age") if k in fields)]
-            found = [run.final["accuracy_mean"], run.final["accuracy_worst"]]
-            print(*named, *(f"{value:.4f}" for value in found), file=sys.stderr, flush=True)
+            accuracies = [run.final["accuracy_mean"], run.final["accuracy_worst"]]
+            print(*named, *(f"{value:.4f}" for value in accuracies), file=sys.stderr, flush=True)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ class Cell:
 
     def nodes(self) -> NDArray[np.float64]:
         """(seeds, e, h) the accuracy of every honest node in the rounds evaluated, 0 first."""
-        kept = [np.load(io.BytesIO(self.archive.files[f"{run.name}/nodes.npz"])) for run in self.runs]
-        return np.stack([one["accuracy"] for one in kept])
+        archives = [np.load(io.BytesIO(self.archive.files[f"{run.name}/nodes.npz"])) for run in self.runs]
+        return np.stack([one["accuracy"] for one in archives])
 
     def slow(self) -> NDArray[np.bool_]:
         """(seeds, h) the nodes that are at least five times slower than the median."""
@@ -207,8 +207,8 @@ class Results:
         """The runs with these fields, by seed."""
         usual: Fields = {"attack_params": {}, "max_age": None, "asynchronous": False}
         wanted = {key: value for key, value in (usual | fields).items() if key not in ("eval_every", "eval_size")}
-        found = [run for run in self.kept if all(run.spec.get(key) == value for key, value in wanted.items())]
-        return Cell(sorted(found, key=lambda run: run.spec["seed"]), self.archive)
+        runs = [run for run in self.kept if all(run.spec.get(key) == value for key, value in wanted.items())]
+        return Cell(sorted(runs, key=lambda run: run.spec["seed"]), self.archive)
 
     # --- tables ---
 
@@ -317,11 +317,11 @@ class Results:
         first.remove()
         for at, n in enumerate(sizes, 1):
             axes = plots.plain(figure.add_subplot(1, len(sizes), at))
-            for place, (label, (c, code)) in enumerate(ways.items()):
+            for position, (label, (c, code)) in enumerate(ways.items()):
                 cell = self.find(exchange(n, "alie", c, code))
                 if not cell.runs:
                     continue
-                colour, marker = plots.COLOURS[place % 7], "osD^vP"[place // 7 + (code in FOUR_BITS)]
+                colour, marker = plots.COLOURS[position % 7], "osD^vP"[position // 7 + (code in FOUR_BITS)]
                 size, ends = cell.bytes / 1e9, [cell.mean, cell.worst]
                 axes.plot([size, size], ends, color=colour, alpha=0.5, linewidth=1)
                 axes.plot([size], ends[:1], marker=marker, color=colour, markerfacecolor="white", linestyle="")
@@ -356,7 +356,7 @@ class Results:
         figure, axes = plots.canvas(7.0, 4.2)
         for colour, attack in zip(plots.COLOURS, ("alie", "oldest"), strict=False):
             cells = {age: self.find(asynchronous(attack, age)) for age in (*AGES, None)}
-            places = [(place, cell) for place, cell in enumerate(cells.values()) if cell.runs]
+            places = [(position, cell) for position, cell in enumerate(cells.values()) if cell.runs]
             if not places:
                 continue
             curves: dict[str, Callable[[Cell], float]] = {
@@ -365,8 +365,8 @@ class Results:
                 "--": lambda cell: float(cell.nodes()[:, -1][cell.slow()].mean()),
             }
             for (style, number), name in zip(curves.items(), ("mean", "worst node", "slow nodes"), strict=True):
-                axes.plot([place for place, _ in places], [number(cell) for _, cell in places], style, color=colour,
-                    marker="o", markersize=3.5, label=f"{attack}, {name}")  # fmt: skip
+                axes.plot([position for position, _ in places], [number(cell) for _, cell in places], style,
+                    color=colour, marker="o", markersize=3.5, label=f"{attack}, {name}")  # fmt: skip
         axes.set(xlabel="max_age (rounds)", ylabel="accuracy at the end")
         axes.set_xticks(range(len(AGES) + 1), [*(f"{age:g}" for age in AGES), "any"])
         axes.legend(frameon=False, fontsize=8)
@@ -391,10 +391,10 @@ def write(folders: Sequence[Path]) -> None:
     results = Results(archive)
     for name in PAGES:
         page = DOCS / "results" / f"{name}.md"
-        found = MARK.sub(
+        text = MARK.sub(
             lambda m: f"{m[1]}{getattr(results, m[2].replace('-', '_'))()}\n{m[3]}", page.read_text("utf-8")
         )
-        page.write_text(found, "utf-8")
+        page.write_text(text, "utf-8")
     results.draw(KEPT)
 
 

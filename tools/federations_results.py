@@ -145,31 +145,31 @@ def better_alone(archive: Archive, runs: dict[int, KeptRun], alone: dict[int, Ke
 
 def own_accuracy(archive: Archive, run: KeptRun) -> NDArray[np.float64]:
     """Of each honest node at the end."""
-    with np.load(io.BytesIO(archive.files[f"{run.name}/nodes.npz"])) as kept:
-        found: NDArray[np.float64] = kept["metric.own_accuracy"][-1]
-        return found
+    with np.load(io.BytesIO(archive.files[f"{run.name}/nodes.npz"])) as nodes:
+        accuracy: NDArray[np.float64] = nodes["metric.own_accuracy"][-1]
+        return accuracy
 
 
 def table(federation: Federation, archive: Archive) -> list[str]:
     """A line for each (way, attack) of which there is a run."""
-    found: dict[tuple[str, str], dict[int, KeptRun]] = {}
+    by_method: dict[tuple[str, str], dict[int, KeptRun]] = {}
     for run in archive.runs():
         if federation.holds(run):
-            found.setdefault(cell(run), {})[run.spec["seed"]] = run
+            by_method.setdefault(cell(run), {})[run.spec["seed"]] = run
     more = ["perplexity"] if federation.perplexity else []
     head = ["way", "attack", "seeds", *COLUMNS, *more, "better alone"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for way, attack in federation.cells():
-        runs = found.get((way, attack), {})
+        runs = by_method.get((way, attack), {})
         if not runs:
             continue
         rows = [run.rows[-1] for run in runs.values()]
         values = [str(len(rows)), *(shown([row.get(key) for row in rows]) for key in COLUMNS.values())]
         if federation.perplexity:
             values.append(shown([None if row["loss"] is None else math.exp(min(row["loss"], 700)) for row in rows]))
-        values.append("–" if way == ALONE else better_alone(archive, runs, found.get((ALONE, "no attack"), {})))
+        values.append("–" if way == ALONE else better_alone(archive, runs, by_method.get((ALONE, "no attack"), {})))
         lines.append("| " + " | ".join([way, attack if way != ALONE else "–", *values]) + " |")
-    return lines if found else ["(Not run yet.)"]
+    return lines if by_method else ["(Not run yet.)"]
 
 
 def write(folders: Sequence[Path]) -> None:

@@ -36,12 +36,12 @@ Row = dict[str, Any]
 # --- taking in -------------------------------------------------------------------------------------------------------
 
 
-def take(folder: Path, kept: Path) -> None:
+def take(folder: Path, target: Path) -> None:
     """Copy CSVs and pictures of a reproduction, and add its panels to the kept's index."""
-    kept.mkdir(parents=True, exist_ok=True)
-    index = {entry["name"]: entry for entry in entries(kept)}
+    target.mkdir(parents=True, exist_ok=True)
+    index = {entry["name"]: entry for entry in entries(target)}
     for entry in entries(folder):
-        shutil.copyfile(folder / f"{entry['name']}.csv", kept / f"{entry['name']}.csv")
+        shutil.copyfile(folder / f"{entry['name']}.csv", target / f"{entry['name']}.csv")
         proofs = [json.loads((folder / run / "certificate.json").read_text("utf-8")) for run in entry["runs"]]
         names = (Path(run).name for run in entry["runs"])
         index[entry["name"]] = {key: entry[key] for key in ("name", "figure", "title", "scale", "note")} | {
@@ -50,10 +50,10 @@ def take(folder: Path, kept: Path) -> None:
     alone = {panel.name for panel in everything() if [p.number for p in PANELS].count(panel.number) < 2}
     for picture in folder.glob("*.svg"):
         if picture.stem in alone or picture.stem.startswith("figure-"):
-            shutil.copyfile(picture, kept / picture.name)
+            shutil.copyfile(picture, target / picture.name)
     order = [panel.name for panel in everything()]
     ordered = sorted(index.values(), key=lambda entry: order.index(entry["name"]))
-    with atomic(kept / "index.json") as file:
+    with atomic(target / "index.json") as file:
         file.write((json.dumps(ordered, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -69,8 +69,8 @@ def proved(proof: Row) -> Row:
 
 def entries(folder: Path) -> list[Row]:
     path = folder / "index.json"
-    found: list[Row] = json.loads(path.read_text("utf-8")) if path.is_file() else []
-    return found
+    rows: list[Row] = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    return rows
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -95,10 +95,10 @@ class Panels:
         ends: dict[tuple[str, Any, int], Row] = {}
         for row in self.rows(name):
             ends[row["curve"], row["x"], row["seed"]] = row
-        found: dict[tuple[str, Any], list[Row]] = defaultdict(list)
+        rows: dict[tuple[str, Any], list[Row]] = defaultdict(list)
         for (curve, x, _), row in ends.items():
-            found[curve, x].append(row)
-        return found
+            rows[curve, x].append(row)
+        return rows
 
 
 def numbers(rows: Iterable[Row], column: str) -> str:
@@ -122,16 +122,16 @@ def table(head: list[str], rows: Iterable[Iterable[str]]) -> str:
     return first + "|---" * len(head) + "|\n" + "".join(others)
 
 
-def of_runs(kept: Panels, names: list[str]) -> str:
+def of_runs(panels: Panels, names: list[str]) -> str:
     """A row a curve: what each seed ends with, the most hostile peers a node met, and what all nodes sent."""
     rows = []
     for name in names:
         title = find(name).title
-        if name not in kept:
+        if name not in panels:
             rows.append([title, "not run", "", "", "", "", ""])
             continue
-        for (curve, _), ends in kept.last(name).items():
-            proofs = [kept.entries[name]["runs"][row["run"]] for row in ends]
+        for (curve, _), ends in panels.last(name).items():
+            proofs = [panels.entries[name]["runs"][row["run"]] for row in ends]
             met = ", ".join(str(proof["max_observed"]) for proof in proofs)
             planned = f"{met} of {proofs[0]['b_hat']}"
             means, worst = numbers(ends, "accuracy_mean"), numbers(ends, "accuracy_worst")
@@ -140,29 +140,29 @@ def of_runs(kept: Panels, names: list[str]) -> str:
     return table(["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"], rows)
 
 
-def of_methods(kept: Panels, names: list[str]) -> str:
+def of_methods(panels: Panels, names: list[str]) -> str:
     """A row a panel, a column a method: the panel's measure, seed by seed; and RPEL's lead over the best rival."""
     labels = [curve.label for curve in find(names[0]).curves]
     rows = []
     for name in names:
         panel = find(name)
-        if name not in kept:
+        if name not in panels:
             rows.append([panel.title, *["not run"] * len(labels), ""])
             continue
         column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
-        ends = {curve: seeds for (curve, _), seeds in kept.last(name).items()}
+        ends = {curve: seeds for (curve, _), seeds in panels.last(name).items()}
         average = {curve: sum(row[column] for row in seeds) / len(seeds) for curve, seeds in ends.items()}
         lead = average.pop("RPEL") - max(average.values())
         rows.append([panel.title, *(numbers(ends[label], column) for label in labels), f"{lead:+.3f}"])
     return table(["panel", *labels, "RPEL's lead"], rows)
 
 
-def of_sweep(kept: Panels, names: list[str]) -> str:
+def of_sweep(panels: Panels, names: list[str]) -> str:
     """A row for each value of the axis; mean and worst of every curve, averaged over the seeds."""
     (name,) = names
-    if name not in kept:
+    if name not in panels:
         return f"{find(name).title}: not run.\n"
-    ends = kept.last(name)
+    ends = panels.last(name)
     curves, values = (list(dict.fromkeys(key[i] for key in ends)) for i in (0, 1))
     head = [find(name).xlabel, *(f"{curve}, {word}" for curve in curves for word in ("mean", "worst node"))]
     columns = ("accuracy_mean", "accuracy_worst")
@@ -170,14 +170,14 @@ def of_sweep(kept: Panels, names: list[str]) -> str:
     return table(head, rows)
 
 
-def of_fractions(kept: Panels, names: list[str]) -> str:
+def of_fractions(panels: Panels, names: list[str]) -> str:
     """For a tenth of the nodes hostile: b̂ in each simulation, exactly, and from which s on it is a minority."""
     rows = []
     for name in names:
-        if name not in kept:
+        if name not in panels:
             rows.append([find(name).title, *["not run"] * (len(SHOWN_PULLS) + 1)])
             continue
-        tenth = [row for row in kept.rows(name) if row["byzantine"] * 100 == max(SHARES) * row["nodes"]]
+        tenth = [row for row in panels.rows(name) if row["byzantine"] * 100 == max(SHARES) * row["nodes"]]
         cells = [_simulated(row) for row in tenth if row["pull"] in SHOWN_PULLS]
         within = [row["pull"] for row in tenth if 2 * max(_counts(row)) < row["pull"] + 1]
         rows.append([find(name).title, *cells, str(min(within, default="none"))])
@@ -194,17 +194,17 @@ def _simulated(row: Row) -> str:
     return f"{seen} ({row['b_hat_median']}, {row['b_hat_99']})"
 
 
-def of_figures(kept: Panels, names: list[str]) -> str:
+def of_figures(panels: Panels, names: list[str]) -> str:
     """Figure by figure: how many of its panels were run, and at which size."""
-    found: dict[str, list[str]] = defaultdict(list)
+    figures: dict[str, list[str]] = defaultdict(list)
     for panel in everything():
-        found[panel.figure.partition(" (")[0]].append(panel.name)
+        figures[panel.figure.partition(" (")[0]].append(panel.name)
     rows = []
-    for figure, inside in found.items():
-        there = [name for name in inside if name in kept]
-        notes = dict.fromkeys(kept.entries[name]["note"] for name in there)
+    for figure, inside in figures.items():
+        there = [name for name in inside if name in panels]
+        notes = dict.fromkeys(panels.entries[name]["note"] for name in there)
         rows.append([figure, f"{len(there)} of {len(inside)}", "; ".join(notes) or "not run"])
-    proofs = {name: proof for entry in kept.entries.values() for name, proof in entry["runs"].items()}
+    proofs = {name: proof for entry in panels.entries.values() for name, proof in entry["runs"].items()}
     held = sum(proof["held"] for proof in proofs.values())
     codes = Counter(proof["code"] for proof in proofs.values()).most_common()
     versions = ", ".join(f"{code} ({count})" for code, count in codes)
@@ -219,9 +219,11 @@ _ATTACKS = {ALIASES.get(name, name): label for label, name in ATTACKS.items()} |
 LENGTH, STEPS, CLAIM = 2000, (500, 1000, 1500), 0.75
 
 
-def long_runs(kept: Panels) -> list[KeptRun]:
+def long_runs(panels: Panels) -> list[KeptRun]:
     """The runs of cifar10-20 on the paper's schedule, to its end or only its beginning, in the order of the page."""
-    runs = [run for run in kept.archive.runs() if run.spec["name"] == "cifar10-20" and run.spec["lr"][-1][0] == LENGTH]
+    runs = [
+        run for run in panels.archive.runs() if run.spec["name"] == "cifar10-20" and run.spec["lr"][-1][0] == LENGTH
+    ]
     return sorted(runs, key=lambda run: (_changed(run), run.spec["pull"], run.spec["attack"], run.spec.get("seed", 0)))
 
 
@@ -235,16 +237,16 @@ def _changed(run: KeptRun) -> str:
         "byzantine": ("b", 3), "alpha": ("α", 10.0), "local_steps": ("local steps", 1), "rule": ("rule", None),
         "nodes": ("n", 20),
     }  # fmt: skip
-    found = {
+    changes = {
         words: run.spec.get(key, value) for key, (words, value) in usual.items() if run.spec.get(key, value) != value
     }
-    return ", ".join(f"{words} = {value}" for words, value in found.items() if value != "nnm+trimmed_mean")
+    return ", ".join(f"{words} = {value}" for words, value in changes.items() if value != "nnm+trimmed_mean")
 
 
-def of_long_runs(kept: Panels, names: list[str]) -> str:
+def of_long_runs(panels: Panels, names: list[str]) -> str:
     """A row for each run on the paper's schedule; a beginning says how far it goes."""
     rows = []
-    for run in long_runs(kept):
+    for run in long_runs(panels):
         last, spec, means = run.rows[-1], run.spec, {row["round"]: row["accuracy_mean"] for row in run.evaluated}
         attack = _ATTACKS.get(spec["attack"], spec["attack"])
         setting = [str(spec["pull"]), attack, _changed(run) or "as in Figure 2", str(spec.get("seed", 0)), _rounds(run)]
@@ -270,9 +272,9 @@ def _reached(means: dict[int, float]) -> str:
     return next((f"{t:,}" for t in means if t > below), "never")
 
 
-def draw_long_runs(kept: Panels) -> None:
+def draw_long_runs(panels: Panels) -> None:
     """Mean (solid) and worst accuracy (dotted) of the runs on the paper's schedule."""
-    runs = long_runs(kept)
+    runs = long_runs(panels)
     if not runs:
         return
     figure, axes = plots.canvas(7.4, 4.2)
@@ -287,19 +289,19 @@ def draw_long_runs(kept: Panels) -> None:
         xlabel="round", ylabel="test accuracy", ylim=(0, 1), title="CIFAR-10, n = 20, 2,000 rounds; dotted: worst node"
     )
     axes.legend(frameon=False, fontsize=8.5)
-    plots.save(figure, kept.folder / "cifar10.svg")
+    plots.save(figure, panels.folder / "cifar10.svg")
 
 
-def of_reductions(kept: Panels, names: list[str]) -> str:
+def of_reductions(panels: Panels, names: list[str]) -> str:
     """A row a setting: what one exchange leaves of the spread (α) and moves the mean (λ), as promised and as it was."""
-    found: dict[tuple[Any, ...], list[KeptRun]] = defaultdict(list)
-    for run in kept.archive.runs():
+    groups: dict[tuple[Any, ...], list[KeptRun]] = defaultdict(list)
+    for run in panels.archive.runs():
         spec = run.spec
         if spec["method"] == "rpel" and spec["rule"] == "nnm+trimmed_mean":
             sizes = spec["nodes"], spec["byzantine"], spec["pull"], run.proof["plan"]["b_hat"]
-            found[spec["dataset"], *sizes, _ATTACKS.get(spec["attack"], spec["attack"])].append(run)
+            groups[spec["dataset"], *sizes, _ATTACKS.get(spec["attack"], spec["attack"])].append(run)
     rows = []
-    for (data, n, b, s, b_hat, attack), runs in sorted(found.items()):
+    for (data, n, b, s, b_hat, attack), runs in sorted(groups.items()):
         promised = reduction(n, b, s, b_hat)
         assert promised is not None, "a plan's b_hat is a minority"
         seen = [row for run in runs for row in run.rows if row["alpha_realised"] is not None]
@@ -332,11 +334,11 @@ KINDS: dict[str, Callable[[Panels, list[str]], str]] = {
 }
 
 
-def written(page: str, kept: Panels) -> str:
+def written(page: str, panels: Panels) -> str:
     """The page with its tables made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        return match[1] + KINDS[match[2]](kept, match[3].split()) + match[4]
+        return match[1] + KINDS[match[2]](panels, match[3].split()) + match[4]
 
     return MARK.sub(fill, page)
 
@@ -348,10 +350,10 @@ def main() -> None:
         take(new, folder)
         archive.take(new)
     archive.write()
-    kept = Panels(folder)
-    draw_long_runs(kept)
+    panels = Panels(folder)
+    draw_long_runs(panels)
     for page in PAGES:
-        page.write_text(written(page.read_text("utf-8"), kept), "utf-8")
+        page.write_text(written(page.read_text("utf-8"), panels), "utf-8")
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ def guess(folder: Path) -> None:
     """What a curious member finds out about the examples of the first honest node, beside the run's files."""
     file = folder / GUESSED
     if not file.exists():
-        found = curious.attack(load_folder(folder), canaries=100, points=4)
-        file.write_text(json.dumps(found.to_dict()), "utf-8")
+        findings = curious.attack(load_folder(folder), canaries=100, points=4)
+        file.write_text(json.dumps(findings.to_dict()), "utf-8")
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -147,14 +147,14 @@ def accuracy(study: Study, runs: Sequence[KeptRun], variants: bool) -> str:
     for rule in RULES:
         for attack in ATTACKS:
             every = [[r for r in runs if matches(r, study.run(epsilon, attack, rule))] for epsilon in EPSILONS]
-            worst = [shown([r.rows[-1]["accuracy_worst"] for r in found]) for found in every]
+            worst = [shown([r.rows[-1]["accuracy_worst"] for r in accuracy_text]) for accuracy_text in every]
             if any(every):
                 lines.append([rule, attack, *worst])
     for name, more in VARIANTS.items() if variants else ():
         for attack in ("none", "alie"):
-            found = [r for r in runs if matches(r, study.run(8.0, attack, RULES[0], **more))]
-            if found:
-                ended = shown([r.rows[-1]["accuracy_worst"] for r in found])
+            accuracy_text = [r for r in runs if matches(r, study.run(8.0, attack, RULES[0], **more))]
+            if accuracy_text:
+                ended = shown([r.rows[-1]["accuracy_worst"] for r in accuracy_text])
                 lines.append([f"{RULES[0]}, {name}", attack, "–", "–", ended, "–"])
     return rows_of(["rule", "attack", *(f"ε = {label(epsilon)}" for epsilon in EPSILONS)], lines)
 
@@ -163,11 +163,11 @@ def guesses(study: Study, runs: Sequence[KeptRun], archive: Archive) -> str:
     """What the curious member finds out: a line for each ε."""
     lines = []
     for epsilon in EPSILONS:
-        found = [r for r in runs if matches(r, study.run(epsilon, "none", RULES[0])) and r.spec["seed"] == 0]
-        kept = [archive.files[f"{r.name}/{GUESSED}"] for r in found if f"{r.name}/{GUESSED}" in archive.files]
-        if not kept:
+        studied = [r for r in runs if matches(r, study.run(epsilon, "none", RULES[0])) and r.spec["seed"] == 0]
+        files = [archive.files[f"{r.name}/{GUESSED}"] for r in studied if f"{r.name}/{GUESSED}" in archive.files]
+        if not files:
             continue
-        curves, proof = json.loads(kept[0])["curves"], found[0].proof["privacy"] or {}
+        curves, proof = json.loads(files[0])["curves"], studied[0].proof["privacy"] or {}
         every, drawn = curves[curious.EVERY][-1], curves[curious.DRAWN][-1]
         noise = proof.get("noise_multiplier", 0.0)
         numbers = [every["auc"], every["tpr"], drawn["auc"], drawn["tpr"], every["canary_auc"]]

@@ -43,11 +43,11 @@ ATTACKS: dict[str, Fields] = {
 
 def cases() -> dict[str, Fields]:
     """Every run by its name: what differs from SMALL, or a function that makes it another way."""
-    found: dict[str, Fields] = {"plain": {}}
-    found |= {f"method-{name}": {"method": name, **_rival(name)} for name in METHODS}
-    found |= {f"rule-{name}": {"rule": name, "pull": 8} for name in RULES}
-    found |= {f"attack-{name}": {"attack": name, "attack_params": given} for name, given in ATTACKS.items()}
-    found |= {
+    by_name: dict[str, Fields] = {"plain": {}}
+    by_name |= {f"method-{name}": {"method": name, **_rival(name)} for name in METHODS}
+    by_name |= {f"rule-{name}": {"rule": name, "pull": 8} for name in RULES}
+    by_name |= {f"attack-{name}": {"attack": name, "attack_params": given} for name, given in ATTACKS.items()}
+    by_name |= {
         "engine-mlp": {"model": "mlp"},
         "engine-convolution": {"model": "mnist", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2},
         "engine-batchnorm": {"model": "C(4)-R-B-M-D-L(10)-S", "nodes": 6, "byzantine": 1, "pull": 4},
@@ -76,7 +76,7 @@ def cases() -> dict[str, Fields]:
         "own-nodes": {"_own": "per_node"},
         "regression": {"_own": "regression", "partition": "iid"},
     }  # fmt: skip
-    return found
+    return by_name
 
 
 def _rival(method: str) -> Fields:
@@ -194,13 +194,13 @@ def _keys(where: str, old: Fields, new: Fields, but: tuple[str, ...]) -> Iterato
 
 def gained(base: Path, head: Path) -> set[str]:
     """Keys of rows and certificates that only the working tree writes."""
-    found = set()
+    names = set()
     for name in ("certificate.json", "metrics.jsonl"):
         old, new = ((folder / name).read_text("utf-8") for folder in (base, head))
         if name.endswith("jsonl"):
             old, new = old.splitlines()[-1], new.splitlines()[-1]
-        found |= {f"{name}: {key}" for key in set(json.loads(new)) - set(json.loads(old))}
-    return found
+        names |= {f"{name}: {key}" for key in set(json.loads(new)) - set(json.loads(old))}
+    return names
 
 
 def compare(out: Path, names: list[str]) -> int:
@@ -219,11 +219,11 @@ def compare(out: Path, names: list[str]) -> int:
                 print(f"{name}: refused by both ({errors[1].splitlines()[-1][:100]})")
         else:
             base, head = (side / (side / "folder").read_text("utf-8") for side in sides)
-            found = list(differences(base, head))
+            changes = list(differences(base, head))
             more |= gained(base, head)
-            if found:
+            if changes:
                 changed += 1
-                print(f"{name}: {found[0]}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
+                print(f"{name}: {changes[0]}" + (f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""))
     if more:
         print("written only now:", ", ".join(sorted(more)))
     print(f"{len(names) - changed} of {len(names)} runs have the same bytes")

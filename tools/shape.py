@@ -52,7 +52,7 @@ def cycles() -> list[list[str]]:
         for imported in graph.find_modules_directly_imported_by(module)
         if not (imported.startswith(f"{module}.") or module.startswith(f"{imported}."))
     ]
-    return sorted(sorted(found) for found in nx.strongly_connected_components(nx.DiGraph(edges)) if len(found) > 1)
+    return sorted(sorted(cycle) for cycle in nx.strongly_connected_components(nx.DiGraph(edges)) if len(cycle) > 1)
 
 
 def measure() -> Shape:
@@ -66,16 +66,16 @@ def measure() -> Shape:
         count, total = packages.get(name, (0, 0))
         packages[name] = count + 1, total + length
     files_by_length = sorted(((n, str(path.relative_to(SOURCE.parent))) for path, n in lengths.items()), reverse=True)
-    found = sorted((one for path in files for one in functions(path)), reverse=True)
+    longest = sorted((one for path in files for one in functions(path)), reverse=True)
     return Shape(
         modules=len(files),
         lines=sum(lengths.values()),
-        functions=len(found),
-        median_function=median(length for length, _ in found),
+        functions=len(longest),
+        median_function=median(length for length, _ in longest),
         packages=packages,
         cycles=cycles(),
         longest_files=files_by_length[:LONGEST],
-        longest_functions=found[:LONGEST],
+        longest_functions=longest[:LONGEST],
     )
 
 
@@ -85,9 +85,9 @@ def text(shape: Shape) -> str:
     rows += [f"  {name:<24}{count:>4} modules {lines:>6,} lines" for name, (count, lines) in shape.packages.items()]
     rows += ["import cycles: none" if not shape.cycles else "import cycles:"]
     rows += [f"  {' · '.join(cycle)}" for cycle in shape.cycles]
-    rows += ["longest files", *(f"  {n:>5} {place}" for n, place in shape.longest_files)]
+    rows += ["longest files", *(f"  {n:>5} {path}" for n, path in shape.longest_files)]
     rows += [f"longest of {shape.functions:,} functions (median {shape.median_function:g} lines)"]
-    rows += [f"  {n:>5} {place}" for n, place in shape.longest_functions]
+    rows += [f"  {n:>5} {path}" for n, path in shape.longest_functions]
     return "\n".join(rows)
 
 

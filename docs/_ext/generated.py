@@ -55,19 +55,19 @@ def commands() -> str:
 def listed_arguments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """In a docstring, ``name: what it is`` in the lines below ``Heading:`` as a list; elsewhere nothing changes."""
     below: int | None = None
-    found: list[str] = []
+    listed: list[str] = []
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
         if below is None or (line.strip() and indent <= below):
-            found += [""] if below is not None else []
+            listed += [""] if below is not None else []
             begins = line.endswith(":") and not line.endswith("::") and i + 1 < len(lines)
             below = indent if begins and lines[i + 1].startswith(" " * (indent + 4)) else None
-            found += [line, ""] if below is not None else [line]
+            listed += [line, ""] if below is not None else [line]
         elif match := re.match(r" +(\w+(?:, \w+)*)(?: \([^)]*\))?: ", line):
-            found.append(f"{' ' * indent}- {line.strip().replace(match[1], f'**{match[1]}**', 1)}")
+            listed.append(f"{' ' * indent}- {line.strip().replace(match[1], f'**{match[1]}**', 1)}")
         else:
-            found.append(f"  {line}" if line.strip() else line)
-    lines[:] = found
+            listed.append(f"  {line}" if line.strip() else line)
+    lines[:] = listed
 
 
 def write(app: Any) -> None:

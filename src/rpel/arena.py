@@ -350,7 +350,7 @@ def page(results: Standings) -> str:
         summary=f"{sizes}, {count(runs, 'run')}.",
         setting=facts(results.base),
         interval="their 95 % t-interval" if seeds > 2 else "the lowest and the highest",
-        ranking=[_ranked(place, rank) for place, rank in enumerate(ranks, 1)],
+        ranking=[_ranked(position, rank) for position, rank in enumerate(ranks, 1)],
         rules=[rank.contestant.label for rank in ranks],
         attacks=[other.label for other in results.opponents],
         worst=_heat(results, ranks, "worst"),
@@ -387,13 +387,13 @@ def _unable(results: Standings) -> list[dict[str, str]]:
     ]
 
 
-def _ranked(place: int, rank: Rank) -> dict[str, TableCell]:
+def _ranked(position: int, rank: Rank) -> dict[str, TableCell]:
     """A row of the ranking."""
     low, high = rank.interval or (0.0, 0.0)
     between = f"{low:.4f} to {high:.4f}" if len(rank.cases) > 1 else ""
     none = TableCell("no result", -1.0)
     return {
-        "rank": number(place),
+        "rank": number(position),
         "rule": words(rank.contestant.label, "label"),
         "worst case": none if rank.worst_case is None else number(rank.worst_case, ".4f", between),
         "under": words(rank.attack, small=f"{rank.unable} without result" if rank.unable else ""),

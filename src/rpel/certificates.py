@@ -88,11 +88,11 @@ def create(
 def read_certificate(pem: str) -> Certificate:
     """The certificate in a PEM text, whatever its dates; ValueError unless a member may have it."""
     try:
-        (found,) = x509.load_pem_x509_certificates(pem.encode())
-        basic = found.extensions.get_extension_for_class(x509.BasicConstraints).value
-        usage = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        key = found.public_key()
+        (certificate,) = x509.load_pem_x509_certificates(pem.encode())
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        key = certificate.public_key()
     except _UNREADABLE:
         raise ValueError("a member's certificate must be one PEM block as `rpel peer init` makes it") from None
     name = str(names[0].value) if names else ""
@@ -103,22 +103,26 @@ def read_certificate(pem: str) -> Certificate:
     if not set(usage) >= _PURPOSES:
         raise ValueError(f"the certificate of {name!r} is not meant for both ends of a connection")
     try:
-        found.verify_directly_issued_by(found)
+        certificate.verify_directly_issued_by(certificate)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise ValueError(f"the certificate of {name!r} is not signed by its own key") from None
-    der = found.public_bytes(serialization.Encoding.DER)
-    text = found.public_bytes(serialization.Encoding.PEM).decode()
-    return Certificate(name, fingerprint(der), found.not_valid_before_utc, found.not_valid_after_utc, text)
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    text = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    return Certificate(name, fingerprint(der), certificate.not_valid_before_utc, certificate.not_valid_after_utc, text)
 
 
 def check_certificate(pem: str, now: datetime | None = None) -> Certificate:
     """The certificate in a PEM text, if a member may have it and it is valid now."""
-    found, now = read_certificate(pem), now or datetime.now(UTC)
-    if now > found.not_after:
-        raise ValueError(f"the certificate of {found.name!r} expired at {found.not_after:%Y-%m-%d %H:%M} UTC")
-    if now < found.not_before:
-        raise ValueError(f"the certificate of {found.name!r} is valid only from {found.not_before:%Y-%m-%d %H:%M} UTC")
-    return found
+    certificate, now = read_certificate(pem), now or datetime.now(UTC)
+    if now > certificate.not_after:
+        raise ValueError(
+            f"the certificate of {certificate.name!r} expired at {certificate.not_after:%Y-%m-%d %H:%M} UTC"
+        )
+    if now < certificate.not_before:
+        raise ValueError(
+            f"the certificate of {certificate.name!r} is valid only from {certificate.not_before:%Y-%m-%d %H:%M} UTC"
+        )
+    return certificate
 
 
 def fingerprint(der: bytes) -> str:

@@ -75,16 +75,18 @@ def _packages() -> Iterator[Check]:
         return
     wrong, seen = [], 0
     for line in needed:
-        found = re.match(r"([A-Za-z0-9._-]+)>=([0-9.]+)", line)
-        if found is None or "extra ==" in line:
+        requirement = re.match(r"([A-Za-z0-9._-]+)>=([0-9.]+)", line)
+        if requirement is None or "extra ==" in line:
             continue
         seen += 1
         try:
-            have = importlib.metadata.version(found[1])
+            have = importlib.metadata.version(requirement[1])
         except importlib.metadata.PackageNotFoundError:
             have = "0"
-        if _numbers(have) < _numbers(found[2]):
-            wrong.append(f"{found[1]} {'is missing' if have == '0' else f'{have} is older than {found[2]}'}")
+        if _numbers(have) < _numbers(requirement[2]):
+            wrong.append(
+                f"{requirement[1]} {'is missing' if have == '0' else f'{have} is older than {requirement[2]}'}"
+            )
     detail = "; ".join(wrong) or f"all {seen} that rpel needs"
     yield Check("packages", not wrong, detail, "python -m pip install --upgrade rpel")
 
@@ -107,8 +109,8 @@ def _devices() -> Iterator[Check]:
     """Which devices torch sees, and why not the others."""
     from rpel.backend.torch import missing
 
-    found = {device: missing(device) for device in ("cuda", "mps")}
-    yield Check("devices", True, "; ".join(["cpu", *(f"{name}: {why or 'there'}" for name, why in found.items())]))
+    reasons = {device: missing(device) for device in ("cuda", "mps")}
+    yield Check("devices", True, "; ".join(["cpu", *(f"{name}: {why or 'there'}" for name, why in reasons.items())]))
 
 
 def _vectors() -> Iterator[Check]:
@@ -130,8 +132,8 @@ def _bfloat16() -> Iterator[Check]:
     features = llvmlite.binding.get_host_cpu_features()
     units = ", ".join(name for name in ("amx-bf16", "avx512bf16", "bf16") if features.get(name)) or "no unit for it"
     gain = bfloat16_gain()
-    found = "fails here, only float32 works" if gain is None else f"a wide convolution runs {gain:.2f} times as fast"
-    yield Check("bfloat16", True, f"{units}: {found}")
+    finding = "fails here, only float32 works" if gain is None else f"a wide convolution runs {gain:.2f} times as fast"
+    yield Check("bfloat16", True, f"{units}: {finding}")
 
 
 def _kernels() -> Iterator[Check]:
@@ -153,10 +155,10 @@ def _cache() -> Iterator[Check]:
     path = folder()
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     root = Path(os.environ.get("RPEL_CACHE") or "~/.cache/rpel").expanduser()
-    kept = root in path.parents
+    persistent = root in path.parents
     lost = f"{root} cannot be written: kernels are compiled in each process"
     remedy = f"make {root} writable, or set RPEL_CACHE to a folder that is"
-    yield Check("kernel cache", kept, f"{path}, {human_bytes(size)}" if kept else lost, remedy)
+    yield Check("kernel cache", persistent, f"{path}, {human_bytes(size)}" if persistent else lost, remedy)
 
 
 def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
@@ -176,10 +178,10 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     if wanted is not None and states[wanted] is None and wanted in SOURCES and not SOURCES[wanted].remotes:
         detail = f"{preset} needs {wanted}, which is not here and cannot be downloaded"
         yield Check("data", False, detail, f"give --data-dir a folder with {SOURCES[wanted].layout}")
-    found, missing = ([name for name, state in states.items() if state == kind] for kind in ("", None))
+    present, missing = ([name for name, state in states.items() if state == kind] for kind in ("", None))
     later = f"; not here, looked for or downloaded when first used: {', '.join(missing)}" if missing else ""
-    detail = f"found: {', '.join(found) or 'none'}{later}"
-    yield Check("data sets", bool(found), detail, "reinstall rpel: even its sample is missing")
+    detail = f"found: {', '.join(present) or 'none'}{later}"
+    yield Check("data sets", bool(present), detail, "reinstall rpel: even its sample is missing")
 
 
 def _there(name: str, data_dir: str | None) -> str | None:
@@ -220,8 +222,8 @@ def _memory(preset: str | None) -> Iterator[Check]:
 def _available() -> int:
     """Bytes of memory that can be had; 0 where nobody says."""
     path = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", path.read_text()) if path.is_file() else None
-    return 1024 * int(found[1]) if found else 0
+    match = re.search(r"MemAvailable:\s+(\d+) kB", path.read_text()) if path.is_file() else None
+    return 1024 * int(match[1]) if match else 0
 
 
 def _clock(matters: bool) -> Iterator[Check]:
@@ -270,10 +272,10 @@ def _members(config: Any) -> Iterator[Check]:
 def _certificate(config: Any) -> Iterator[Check]:
     from rpel.certificates import read_certificate
 
-    found = read_certificate(config.certificate.read_text("utf-8"))
-    left = found.not_after - datetime.now(UTC)
+    certificate = read_certificate(config.certificate.read_text("utf-8"))
+    left = certificate.not_after - datetime.now(UTC)
     remedy = "rpel peer init --dir new makes another; all members need its entry (rotating a key)"
-    state = f"valid for {left.days} more days" if left.days >= 0 else f"expired on {found.not_after:%Y-%m-%d}"
+    state = f"valid for {left.days} more days" if left.days >= 0 else f"expired on {certificate.not_after:%Y-%m-%d}"
     yield Check("certificate", left.days > _SOON, f"{config.certificate}: {state}", remedy)
     mode = config.key.stat().st_mode & 0o077
     detail = f"{config.key} is {'readable by others' if mode else 'private'}"

@@ -44,9 +44,9 @@ class Graph:
     @cached_property
     def adjacency(self) -> NDArray[np.bool_]:
         """(n, n) whether two nodes are neighbours."""
-        found = np.zeros((self.nodes, self.nodes), dtype=bool)
-        found[self.pairs[:, 0], self.pairs[:, 1]] = found[self.pairs[:, 1], self.pairs[:, 0]] = True
-        return found
+        matrix = np.zeros((self.nodes, self.nodes), dtype=bool)
+        matrix[self.pairs[:, 0], self.pairs[:, 1]] = matrix[self.pairs[:, 1], self.pairs[:, 0]] = True
+        return matrix
 
     @cached_property
     def weights(self) -> Floats:
@@ -90,8 +90,8 @@ class Graph:
         for start in range(0, self.nodes, step):
             near, weights = (a[start : start + step] for a in (self.neighbours, self.neighbour_weights))
             rows = np.zeros((len(near), self.nodes))
-            i, place = np.nonzero(near >= 0)
-            rows[i, near[i, place]] = weights[i, place]
+            i, column = np.nonzero(near >= 0)
+            rows[i, near[i, column]] = weights[i, column]
             own[start : start + step] = 1.0 - rows.sum(axis=1)
         return own
 
@@ -152,14 +152,14 @@ class _Pairs:
     def number(self, pairs: Integers) -> Integers:
         """(k,) the numbers of pairs (k, 2) that are among these, ascending."""
         i, j = np.sort(pairs, axis=1).T
-        place = np.choose(self.kind[i], [np.searchsorted(some, j) for some in self.partners])
-        return np.sort(self.start[i] + place - self.first[i])
+        rank = np.choose(self.kind[i], [np.searchsorted(some, j) for some in self.partners])
+        return np.sort(self.start[i] + rank - self.first[i])
 
     def pair(self, numbers: Integers) -> Integers:
         """(k, 2) the pairs with these numbers (k,)."""
         i = np.searchsorted(self.start, numbers, side="right") - 1
-        place = self.first[i] + numbers - self.start[i]
-        joined = [np.append(some, 0)[np.minimum(place, len(some))] for some in self.partners]
+        rank = self.first[i] + numbers - self.start[i]
+        joined = [np.append(some, 0)[np.minimum(rank, len(some))] for some in self.partners]
         return np.stack([i, np.choose(self.kind[i], joined)], axis=1)
 
     def drawn(self, extra: int, taken: Integers, coins: np.random.Generator) -> Integers:

@@ -65,13 +65,13 @@ def audit(scores: Floats, included: NDArray[np.bool_], delta: float, confidence:
     (2.82, 0.0)
     """
     order = np.argsort(scores, kind="stable")
-    found = []
+    bounds = []
     for there, away in _GUESSES:
         high, low = len(order) // there, len(order) // away if away else 0
         right = int(included[order[len(order) - high :]].sum() + (~included[order[:low]]).sum())
         bound = least_epsilon(len(order), high + low, right, delta, 1 - (1 - confidence) / len(_GUESSES))
-        found.append(Audit(bound, high + low, right))
-    return max(found, key=lambda one: one.epsilon)
+        bounds.append(Audit(bound, high + low, right))
+    return max(bounds, key=lambda one: one.epsilon)
 
 
 def most(canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:

@@ -100,8 +100,8 @@ class NesterovOuter:
 
     def __call__(self, x: Models, z: Models, state: Arrays, aggregated: Aggregated) -> tuple[Models, Arrays]:
         """The next models, written to z."""
-        found, v = self.backend.nesterov_step(x, z, state["v"], self.lr, self.momentum, aggregated.degraded)
-        return found, {"v": v}
+        stepped, v = self.backend.nesterov_step(x, z, state["v"], self.lr, self.momentum, aggregated.degraded)
+        return stepped, {"v": v}
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,19 @@ def aggregate(
     finite = np.concatenate([known, np.asarray(kernels.finite_rows(received.table[len(known) :]))])
     present = received.index >= 0
     usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
-    kept = rule.unfit(present, usable)
-    trimmed = np.where(kept, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
-    done = Aggregated(kept, trimmed)
+    unfit = rule.unfit(present, usable)
+    trimmed = np.where(unfit, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
+    done = Aggregated(unfit, trimmed)
     given: dict[str, Any] = {"kernels": kernels, "finite": finite}
     weights, hostile = received.weights, received.hostile
-    if not kept.any():
+    if not unfit.any():
         given |= {"weights": weights, "hostile": hostile, "context": context, "out": out}
         return rule.aggregate(received.table, received.index, **given), done
     x = kernels.copy(half) if out is None else out
-    kernels.put(x, kept, kernels.take(half, kept))
-    if not kept.all():
-        some = ~kept
+    kernels.put(x, unfit, kernels.take(half, unfit))
+    if not unfit.all():
+        some = ~unfit
         given |= {key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))}
-        found = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
-        kernels.put(x, some, found)
+        aggregates = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
+        kernels.put(x, some, aggregates)
     return x, done

@@ -55,8 +55,8 @@ def factory(optimizer: Any, lr: float, weight_decay: float, parameters: Mapping[
             raise ValueError(f"optimizer {kind.__name__} has no parameter {wrong!r}: {nearest(wrong, list(known)[1:])}")
 
     def make(some: list[nn.Parameter]) -> torch.optim.Optimizer:
-        found: torch.optim.Optimizer = kind(some, **given)
-        return found
+        optimizer: torch.optim.Optimizer = kind(some, **given)
+        return optimizer
 
     _check(make)
     return make
@@ -65,11 +65,13 @@ def factory(optimizer: Any, lr: float, weight_decay: float, parameters: Mapping[
 def _check(make: Factory) -> None:
     """ValueError, one sentence, where it cannot make an optimiser."""
     try:
-        found = make([nn.Parameter(torch.zeros(2))])
+        optimizer = make([nn.Parameter(torch.zeros(2))])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"the optimizer cannot be made: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, torch.optim.Optimizer):
-        raise ValueError(f"optimizer makes a {type(found).__name__}: it needs a torch.optim class, or what makes one")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer makes a {type(optimizer).__name__}: it needs a torch.optim class, or what makes one"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     made.step()
-    found, at = [], 0
+    places, at = [], 0
     for number, parameter in enumerate(parameters):
         for name, value in made.state.get(parameter, {}).items():
             if not isinstance(value, Tensor | int | float) or value is None:
@@ -99,9 +101,9 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
             tensor = torch.as_tensor(value)
             if not tensor.is_floating_point() and tensor.dtype != torch.int64:
                 raise ValueError(f"optimizer {type(made).__name__} remembers {name} as {tensor.dtype}")
-            found.append(Place(number, name, slice(at, at + tensor.numel()), tuple(tensor.shape), tensor.dtype))
+            places.append(Place(number, name, slice(at, at + tensor.numel()), tuple(tensor.shape), tensor.dtype))
             at += tensor.numel()
-    return tuple(found)
+    return tuple(places)
 
 
 @dataclass(frozen=True)
@@ -184,11 +186,11 @@ class TorchSteps(LocalSteps):
 
     def _restored(self, kept: Models, place: Place) -> Any:
         """A tensor of the state, as the optimiser left it; counts of steps are common to nodes that step together."""
-        found = _tensor(kept)[:, place.columns]
+        values = _tensor(kept)[:, place.columns]
         if not place.shape:
-            return found[0, 0].to(place.dtype).clone()
-        kind = found.dtype if place.dtype.is_floating_point else place.dtype
-        return (found if self.together else found[0].view(place.shape)).to(kind).clone()
+            return values[0, 0].to(place.dtype).clone()
+        kind = values.dtype if place.dtype.is_floating_point else place.dtype
+        return (values if self.together else values[0].view(place.shape)).to(kind).clone()
 
     def _rate(self, made: torch.optim.Optimizer, t: int) -> None:
         factor = self.lr(t) / self.lr(1)

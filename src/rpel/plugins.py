@@ -76,15 +76,15 @@ def load(name: str, what: str, folder: Path | None = None) -> Any:
         raise ValueError(f"{what} {name!r} is not of the form module:name")
     _look_here(module.partition(".")[0], folder or Path.cwd())
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
     except ImportError as error:
         where = "" if folder is None else f" (it is looked for in {folder})"
         raise ValueError(f"{what} {name!r} cannot be imported: {error}{where}") from error
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"{what} {name!r}: module {module} has no {path!r}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _look_here(package: str, here: Path) -> None:
@@ -180,14 +180,14 @@ def _files(module: str) -> list[Path]:
         return []
     package = start.name == "__init__.py"
     folder = start.parents[1] if package else start.parent
-    found, todo = set[Path](), sorted(start.parent.rglob("*.py")) if package else [start]
+    files, todo = set[Path](), sorted(start.parent.rglob("*.py")) if package else [start]
     installed = folder.name in ("site-packages", "dist-packages")  # there, others are told by their version
     while todo:
         path = todo.pop()
-        if path not in found and path.suffix == ".py":
-            found.add(path)
+        if path not in files and path.suffix == ".py":
+            files.add(path)
             todo += [] if installed else _imported(path, folder)
-    return sorted(found)
+    return sorted(files)
 
 
 def _imported(path: Path, folder: Path) -> Iterator[Path]:

@@ -79,9 +79,9 @@ def epsilon_quickly(noise_multiplier: float, rate: float, steps: int, delta: flo
 
 def epsilons(noise_multiplier: float, rates: Sequence[float] | Floats, steps: int, delta: float) -> Floats:
     """(h,) ε of each node, which has the rate of its own number of examples; equal rates are counted once."""
-    each, place = np.unique(np.asarray(rates, np.float64), return_inverse=True)
-    found = np.array([epsilon(noise_multiplier, q, steps, delta) for q in each.tolist()])
-    return found[place]
+    each, inverse = np.unique(np.asarray(rates, np.float64), return_inverse=True)
+    values = np.array([epsilon(noise_multiplier, q, steps, delta) for q in each.tolist()])
+    return values[inverse]
 
 
 def largest_and_median(
@@ -90,8 +90,8 @@ def largest_and_median(
     """The largest and the median of :func:`epsilons`; ε rises with the rate, so at most three nodes are counted."""
     ordered = np.sort(np.asarray(rates, np.float64))
     middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
-    found = epsilons(noise_multiplier, [ordered[-1], *middle], steps, delta)
-    return float(found[0]), float(found[1:].mean())
+    values = epsilons(noise_multiplier, [ordered[-1], *middle], steps, delta)
+    return float(values[0]), float(values[1:].mean())
 
 
 def noise_for(target_epsilon: float, rate: float, steps: int, delta: float) -> float:

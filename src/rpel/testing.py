@@ -69,10 +69,10 @@ def _kinds(t: Trial) -> None:
 
     for dtype in (np.float32, np.float64):
         x = t.vectors(1, dtype)
-        before, found = x.copy(), t(x)
-        assert isinstance(found, np.ndarray), f"it gave {type(found).__name__} for a NumPy array"
-        assert found.shape == (7,), f"it gave shape {found.shape} for vectors (…, 7)"
-        assert found.dtype == dtype, f"it gave {found.dtype} for {np.dtype(dtype)}"
+        before, result = x.copy(), t(x)
+        assert isinstance(result, np.ndarray), f"it gave {type(result).__name__} for a NumPy array"
+        assert result.shape == (7,), f"it gave shape {result.shape} for vectors (…, 7)"
+        assert result.dtype == dtype, f"it gave {result.dtype} for {np.dtype(dtype)}"
         assert np.array_equal(x, before), "it changed its input"
         again = t(torch.from_numpy(x))
         assert isinstance(again, torch.Tensor), f"it gave {type(again).__name__} for a tensor"
@@ -82,19 +82,19 @@ def _kinds(t: Trial) -> None:
 def _batches(t: Trial) -> None:
     coins, table = np.random.default_rng(2), np.concatenate([t.vectors(k) for k in range(4)])
     index = np.stack([coins.permutation(len(table))[: t.m] for _ in range(6)])
-    found = t.aggregate(table, index)
+    result = t.aggregate(table, index)
     for i, rows in enumerate(index):
         told = t.rule.at(round=2, rounds=5, seed=3, ids=np.array([i]))
-        _same(found[i], replace(t, rule=told)(table[rows]), f"victim {i} of six")
+        _same(result[i], replace(t, rule=told)(table[rows]), f"victim {i} of six")
 
 
 def _absent(t: Trial) -> None:
     table = np.concatenate([t.vectors(k) for k in range(2)])
     index = np.tile(np.arange(t.m + 1), (3, 1))
     index[1, t.m :] = -1
-    found = t.aggregate(table, index)
+    result = t.aggregate(table, index)
     told = t.rule.at(round=2, rounds=5, seed=3, ids=np.array([1]))
-    _same(found[1], replace(t, rule=told)(table[: t.m]), "an answer that did not come")
+    _same(result[1], replace(t, rule=told)(table[: t.m]), "an answer that did not come")
 
 
 def _order(t: Trial) -> None:

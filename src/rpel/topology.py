@@ -104,9 +104,9 @@ class Push(Unweighted):
         flooders = np.empty(0, dtype=np.int64) if self.flooders is None else self.flooders(t)
         others = np.setdiff1d(np.arange(self.nodes), flooders)
         targets = sample_without_replacement(self.seed, "push", t, others, self.nodes, self.pull)
-        place = np.full(self.nodes, -1, dtype=np.int64)
-        place[ids] = np.arange(len(ids))
-        sender, receiver = np.repeat(others, self.pull), place[targets.ravel()]
+        position = np.full(self.nodes, -1, dtype=np.int64)
+        position[ids] = np.arange(len(ids))
+        sender, receiver = np.repeat(others, self.pull), position[targets.ravel()]
         flood, all_ = np.tile(flooders, len(ids)), np.repeat(np.arange(len(ids)), len(flooders))
         sender, receiver = np.append(sender, flood[flood != ids[all_]]), np.append(receiver, all_[flood != ids[all_]])
         order = np.lexsort((sender, receiver))[int((receiver < 0).sum()) :]  # without those who ask nothing here

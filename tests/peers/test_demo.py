@@ -115,7 +115,7 @@ def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
     with Children(Stop()) as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
         children.all[0].process.wait(PATIENCE)
-        with pytest.raises(ChildError, match=r"peer-1 died with status 2; its last lines:\nrpel: there is no file"):
+        with pytest.raises(ChildError, match=r"peer-1.* 2;.*\n.*no file"):
             children.check()
 
 
@@ -123,7 +123,7 @@ def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Pat
     shown: list[Scene] = []
     said: list[str] = []
     lead = 0.04  # doubled twice it is below .2 s, before which nobody is asked: too short on the fastest machine
-    with pytest.raises(ChildError, match=r"4 peers were not up within 0.16 s"):
+    with pytest.raises(ChildError, match=r"4 peers.*0\.16 s"):
         demo._network(
             Demonstration(4, 0, 2), ROBUST_RULE, tmp_path / "robust", 1.0, lead, shown.append, said.append, Stop()
         )

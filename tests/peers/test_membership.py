@@ -126,7 +126,7 @@ def test_entries_can_be_appended_to_a_draft_until_it_is_complete(tmp_path: Path)
     m.replace(members=()).save(path)
     for count, member in enumerate(m.members):
         assert len(Membership.load(path, draft=True).members) == count
-        with pytest.raises(ValueError, match=f"nodes is 4, but there are {count} members"):
+        with pytest.raises(ValueError, match=f"4.* {count} "):
             Membership.load(path)
         with path.open("a") as file:
             file.write(member.toml())
@@ -138,7 +138,7 @@ def test_members_are_found_by_id_and_by_pin() -> None:
     assert [m.index(member.id) for member in m.members] == [0, 1, 2, 3]
     assert [m.by_fingerprint(member.fingerprint) for member in m.members] == [0, 1, 2, 3]
     assert m.by_fingerprint(certificates.read_certificate(SPARE).fingerprint) is None
-    with pytest.raises(ValueError, match=r"'peer-9' is not a member.*peer-3"):
+    with pytest.raises(ValueError, match=r"'peer-9'.*peer-3"):
         m.index("peer-9")
 
 
@@ -158,7 +158,7 @@ def test_a_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, in
 
 
 def test_a_rule_that_would_stall_is_refused_at_the_founding() -> None:
-    with pytest.raises(ValueError, match="'bulyan' needs 10 answers"):
+    with pytest.raises(ValueError, match=r"'bulyan'.*10"):
         Founding(run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan").membership("0" * 64, "0" * 64)
 
 
@@ -232,15 +232,15 @@ def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Pat
     m = network()
     twin = m.members[0].replace(id="peer-9", url="https://peer-9.example:7443")
     m.replace(members=(*m.members[:3], twin)).save(tmp_path / "members.toml")
-    with pytest.raises(ValueError, match="'peer-0' and 'peer-9' have the same fingerprint"):
+    with pytest.raises(ValueError, match=r"'peer-0'.*'peer-9'.*fingerprint"):
         Membership.load(tmp_path / "members.toml")
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match=r"\.toml"):
         Membership.load(tmp_path / "none.toml")
     (tmp_path / "members.toml").write_bytes(b"\xff\xfe = 3")
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match="TOML"):
         Membership.load(tmp_path / "members.toml")
 
 
@@ -249,7 +249,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None
 )
 def test_a_file_made_to_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "members.toml").write_text(text)
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match="TOML"):
         Membership.load(tmp_path / "members.toml")
 
 

@@ -175,7 +175,7 @@ def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> N
     sig, flat = load(tmp_path / "net" / "init.safetensors")
     assert sig == wire.Signature.of(module.named_parameters())
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
-    with pytest.raises(ValueError, match="is not a model of task 'mnist'"):
+    with pytest.raises(ValueError, match="'mnist'"):
         found(tmp_path / "b", task="mnist", model=tmp_path / "trained.safetensors", hyperparameters={"model": "mlp"})
 
 
@@ -207,10 +207,10 @@ def test_a_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     found(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=r"members\.toml exists already"):
+    with pytest.raises(ValueError, match=r"members\.toml"):
         found(tmp_path)
     (tmp_path / "members.toml").unlink()
-    with pytest.raises(ValueError, match=r"init\.safetensors exists already"):
+    with pytest.raises(ValueError, match=r"init\.safetensors"):
         found(tmp_path, seed=1)
     assert (tmp_path / "init.safetensors").read_bytes() == before[tmp_path / "init.safetensors"]
     found(tmp_path)  # the same model may lie there already
@@ -335,7 +335,7 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     again = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "rotated")
     assert "rpel network rotate" in again.notes[0]
     assert again.member.fingerprint != first.member.fingerprint
-    with pytest.raises(ValueError, match="is that of 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
@@ -364,13 +364,13 @@ def test_a_key_with_a_passphrase_opens_with_its_file_alone(tmp_path: Path, capsy
     assert own.passphrase_file is not None
     pem = own.certificate.read_text()
     identity.server_context(own.certificate, identity.ProtectedKey(own.key, own.passphrase_file), [pem])
-    with pytest.raises(ValueError, match=r"has a passphrase: name its file as passphrase_file in peer\.toml"):
+    with pytest.raises(ValueError, match=r"passphrase_file.*peer\.toml"):
         identity.server_context(own.certificate, own.key, [pem])
     secret.write_text("wrong\n")
-    with pytest.raises(ValueError, match=r"the passphrase in .* does not open key"):
+    with pytest.raises(ValueError, match=r"passphrase in .* key"):
         identity.read_key(identity.ProtectedKey(own.key, secret))
     secret.write_text("")
-    with pytest.raises(ValueError, match="is empty"):
+    with pytest.raises(ValueError, match="empty"):
         identity.read_key(identity.ProtectedKey(own.key, secret))
 
 

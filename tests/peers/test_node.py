@@ -506,23 +506,23 @@ def test_a_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_pa
 def test_a_peer_does_not_start_without_its_papers(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     config = files.configs[0]
-    with pytest.raises(ValueError, match="'stranger' is not a member: the members are peer-0, peer-1"):
+    with pytest.raises(ValueError, match=r"'stranger'.*peer-0, peer-1"):
         Node(config.replace(id="stranger"))
-    with pytest.raises(ValueError, match="there is no key"):
+    with pytest.raises(ValueError, match="key"):
         Node(config.replace(key=tmp_path / "none.key"))
-    with pytest.raises(ValueError, match=r"names the fingerprint .* but peer\.crt has"):
+    with pytest.raises(ValueError, match=r"fingerprint.*peer\.crt"):
         Node(config.replace(certificate=files.configs[1].certificate))
     (tmp_path / "init.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match=r"init\.safetensors has the hash .* but members\.toml says"):
+    with pytest.raises(ValueError, match=r"init\.safetensors.*members\.toml"):
         Node(config)
 
 
 def test_two_processes_never_share_a_state_folder_and_nothing_stays_open(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
-    with Node(files.configs[0]), pytest.raises(ValueError, match="in use by another peer"):
+    with Node(files.configs[0]), pytest.raises(ValueError, match="another peer"):
         Node(files.configs[0]).__enter__()
     other = files.configs[0].replace(state_dir=tmp_path / "other")
-    with Node(files.configs[0]), pytest.raises(OSError, match=r"listen 127\.0\.0\.1:\d+ cannot be used"):
+    with Node(files.configs[0]), pytest.raises(OSError, match=r"listen 127\.0\.0\.1:\d+"):
         Node(other).__enter__()
     with Node(other):  # the folder was given free, though the start failed
         pass

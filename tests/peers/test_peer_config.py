@@ -42,7 +42,7 @@ def test_only_the_id_must_be_given(tmp_path: Path) -> None:
     )
     assert (found.listen, found.metrics_listen) == ("127.0.0.1:7443", "127.0.0.1:9464")
     (tmp_path / "peer.toml").write_text("")
-    with pytest.raises(ValueError, match=r"peer\.toml lacks the key 'id'"):
+    with pytest.raises(ValueError, match=r"peer\.toml.*'id'"):
         Config.load(tmp_path / "peer.toml")
 
 
@@ -59,7 +59,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["seed", "coins", "random_state", "rng", "Seed", "entropy", "draw_seed"])
 def test_no_key_can_fix_the_coins(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ValueError, match="nobody can predict its pulls"):
+    with pytest.raises(ValueError, match="operating system"):
         Config.load(written(tmp_path, **{key: 7}))
 
 
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_one_sentence_with_the_file_and_the_value(
 
 @pytest.mark.parametrize("text", ["", ":7443", "host", "host:", "host:x", "host:-1", "host:٣", "::1:7443"])
 def test_an_address_is_host_and_port(text: str) -> None:
-    with pytest.raises(ValueError, match="write host:port"):
+    with pytest.raises(ValueError, match="host:port"):
         listen_address(text)
 
 
@@ -112,5 +112,5 @@ def test_an_url_has_one_spelling(text: str, url: str) -> None:
      "https://u@h:1", "https://h:x", "https://h :1", "ftp://h:1", "https://[::1"],
 )  # fmt: skip
 def test_an_url_is_https_host_and_port_only(text: str) -> None:
-    with pytest.raises(ValueError, match="write it as https://"):
+    with pytest.raises(ValueError, match="https://"):
         peer_url(text)

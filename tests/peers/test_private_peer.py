@@ -63,7 +63,7 @@ def test_a_peer_stops_before_the_step_that_would_pass_its_target(tmp_path: Path)
     said = {"max_grad_norm": 1.0, "noise_multiplier": 3.0, "target_delta": 1e-5, "target_epsilon": target}
     half(learner(config(tmp_path, **said)), round=3)
     for _ in range(2):  # a restart, or an emptied state folder, gives nothing back: the round counts, not the steps
-        with pytest.raises(BudgetSpentError, match="stopped before round 4 of 6, which would pass target_epsilon"):
+        with pytest.raises(BudgetSpentError, match=r"round 4 of 6.*target_epsilon"):
             half(learner(config(tmp_path, **said)), round=4)
     half(learner(config(tmp_path, **said, unspent_rounds=3)), round=6)
 
@@ -119,7 +119,7 @@ def founded(table: dict[str, Any]) -> dict[str, Any]:
 def test_a_founded_network_keeps_what_it_asks_of_everybody() -> None:
     asked = {"target_epsilon": 8, "target_delta": 1e-5}
     assert asked.items() <= founded({"lr": 0.1, **asked}).items()
-    with pytest.raises(ValueError, match="hyper-parameter target_delta 2 is not valid: it takes a number below 1"):
+    with pytest.raises(ValueError, match=r"target_delta 2.*below 1"):
         founded({"target_epsilon": 8, "target_delta": 2})
 
 
@@ -140,7 +140,7 @@ def test_a_private_peer_logs_and_certifies_its_epsilon_and_stops_while_others_go
         node.service.budget = made.budget
         running.append(Running(node, made).start())
     with ended(running) as (own, *others):
-        with pytest.raises(BudgetSpentError, match="stopped before round 4 of 4"):
+        with pytest.raises(BudgetSpentError, match="round 4 of 4"):
             own.join()
         for peer in others:
             peer.join()

@@ -75,7 +75,5 @@ def test_rehearsal_of_a_regression_names_its_measure(
     assert robust.split()[0] == "nnm+trimmed_mean"
     assert averaging.startswith("  plain averaging ")
     config.write_text(config.read_text("utf-8").replace("rehearsed:numbers", "rehearsed:other"), "utf-8")
-    with pytest.raises(
-        ValueError, match=r"is a Mine, whose data cannot be split: a rehearsal needs a rpel\.tasks\.Task"
-    ):
+    with pytest.raises(ValueError, match=r"Mine.*rpel\.tasks\.Task"):
         rehearse(config)

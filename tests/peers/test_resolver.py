@@ -79,7 +79,7 @@ def test_where_a_member_was_reached_is_tried_again_while_its_name_does_not_resol
         Resolver(kept=kept, lookup=lookup).reached("tarpit.example", "198.51.100.9")
         again = Resolver(kept=kept, lookup=lookup, patience=0.05)  # after a restart
         assert [str(found) for found in await again.addresses("tarpit.example", 4)] == ["198.51.100.9"]
-        with pytest.raises(OSError, match=r"nowhere\.example cannot be looked up"):
+        with pytest.raises(OSError, match=r"nowhere\.example"):
             await again.addresses("nowhere.example", 4)
 
     asyncio.run(scenario())
@@ -92,7 +92,7 @@ def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable
     async def scenario() -> None:
         resolver = Resolver(lookup=lambda *_, **__: [(0, 0, 0, "", ("10.0.0.7", 0))])
         for host in ("127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "inside.example"):
-            with pytest.raises(OSError, match="a private address: allow_private"):
+            with pytest.raises(OSError, match="allow_private"):
                 await resolver.addresses(host, 4, private=False)
         assert [str(found) for found in await resolver.addresses("93.184.216.34", 4, private=False)] == [
             "93.184.216.34"

@@ -130,7 +130,7 @@ def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
     with Store(tmp_path, SIG) as store:
         for t in (1, 2):
-            with pytest.raises(ValueError, match="already is"):
+            with pytest.raises(ValueError, match="already"):
                 store.persist(record(t, seed=9))
         store.memory()
         assert served(store, 2) == wire(2)
@@ -172,7 +172,7 @@ def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
             assert store.state(4) is None
             assert memory.record is not None
             assert memory.record.round == 3
-            with pytest.raises(ValueError, match="already is"):
+            with pytest.raises(ValueError, match="already"):
                 store.persist(record(4, seed=9))
 
 
@@ -263,7 +263,7 @@ def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> No
             if memory.last_round == 4:
                 assert store.persist(record(5, seed=77))
             else:
-                with pytest.raises(ValueError, match="already is"):
+                with pytest.raises(ValueError, match="already"):
                     store.persist(record(5, seed=77))
         assert not list(folder.glob(".*"))
     assert seen == {(4, 4), (5, 4), (5, 5)}
@@ -326,7 +326,7 @@ def test_a_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pyt
 
 def test_two_peers_never_share_a_folder(tmp_path: Path) -> None:
     with Store(tmp_path, SIG):
-        with pytest.raises(ValueError, match="in use by another peer"):
+        with pytest.raises(ValueError, match="another peer"):
             Store(tmp_path, SIG)
         code = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         other = subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], capture_output=True)
@@ -365,7 +365,7 @@ def test_failed_write_keeps_older_records_and_retires_its_round(
         with refusing(monkeypatch, errno.ENOSPC):
             assert not store.persist(record(4))
         assert [served(store, t) for t in (1, 2, 3)] == [wire(1), wire(2), wire(3)]
-        with pytest.raises(ValueError, match="round 4 cannot be recorded"):
+        with pytest.raises(ValueError, match="round 4"):
             store.persist(record(4, seed=9))
         assert store.persist(record(5))
         assert store.memory().published == (2, 3, 5)
@@ -403,7 +403,7 @@ def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
         assert served(store, 3) is None
         assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
         assert "was deleted or replaced" in caplog.text
-        with pytest.raises(ValueError, match="in use by another peer"):
+        with pytest.raises(ValueError, match="another peer"):
             Store(tmp_path / "state", SIG)
 
 

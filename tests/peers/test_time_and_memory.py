@@ -166,7 +166,7 @@ def test_a_founding_plans_for_the_window(tmp_path: Path) -> None:
     m = two.membership("0" * 64, "0" * 64)
     assert (m.memory, m.window, m.enough) == (2, 16, 2 * m.b_hat)
     m.replace(pull=15).save(tmp_path / "members.toml")
-    with pytest.raises(ValueError, match="pull 15 is impossible: the nearest is 14"):
+    with pytest.raises(ValueError, match=r"pull 15.* 14"):
         Membership.load(tmp_path / "members.toml", draft=True)
 
 

@@ -253,12 +253,12 @@ def test_without_key_or_certificate_nothing_starts(tmp_path: Path) -> None:
     def transport(certificate: Path, key: Path) -> Ends:
         return Ends(alone, certificate, key, "127.0.0.1:0", SMALL, MemoryStore(SMALL))
 
-    with pytest.raises(ValueError, match="there is no key"):
+    with pytest.raises(ValueError, match="no key"):
         transport(own.certificate, tmp_path / "nowhere.key")
-    with pytest.raises(ValueError, match="there is no certificate"):
+    with pytest.raises(ValueError, match="no certificate"):
         transport(tmp_path / "nowhere.pem", own.key)
-    with pytest.raises(ValueError, match="does not belong"):
+    with pytest.raises(ValueError, match=r"certificate.*key"):
         transport(other.certificate, own.key)
     own.key.chmod(0o644)
-    with pytest.raises(ValueError, match="others can read"):
+    with pytest.raises(ValueError, match="chmod 600"):
         transport(own.certificate, own.key)

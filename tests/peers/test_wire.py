@@ -481,5 +481,5 @@ def test_codes_that_say_no_number_make_a_complete_model_that_is_not_finite(chang
 
 
 def test_a_model_of_one_parameter_cannot_become_smaller() -> None:
-    with pytest.raises(ValueError, match="1 parameter does not become smaller by wire int8: use float32"):
+    with pytest.raises(ValueError, match=r"1 parameter.*int8.*float32"):
         Signature(("w",), ((1,),), np.dtype("float32"), "int8")

@@ -110,12 +110,12 @@ def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
 def test_a_model_that_is_not_the_networks_is_refused_by_name() -> None:
     network = a_network()
     shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
-    with pytest.raises(ValueError, match=r"parameters 0.weight \(4, 3\), 0.bias .* have 0.weight \(4, 2\), 0.bias"):
+    with pytest.raises(ValueError, match=r"0.weight \(4, 3\), 0.bias .*0.weight \(4, 2\), 0.bias"):
         TorchLearner(network, {}, Signature.of(shapes | {"0.weight": np.zeros((4, 2), np.float32)}))
-    with pytest.raises(ValueError, match=r"but this network's models have extra \(1,\), 0.weight"):
+    with pytest.raises(ValueError, match=r"extra \(1,\), 0.weight"):
         TorchLearner(network, {}, Signature.of(shapes | {"extra": np.zeros(1, np.float32)}))
     shapes.pop("2.bias")
-    with pytest.raises(ValueError, match=r"has the parameters 2.bias \(1,\), 0.weight"):
+    with pytest.raises(ValueError, match=r"2.bias \(1,\), 0.weight"):
         TorchLearner(network, {}, Signature.of(shapes))
 
 
@@ -130,7 +130,7 @@ def test_frozen_parameters_need_not_travel() -> None:
 
 def test_state_that_cannot_be_saved_is_refused() -> None:
     network = a_network()
-    with pytest.raises(ValueError, match=r"state\['epoch'\] is a int"):
+    with pytest.raises(ValueError, match=r"state\['epoch'\].* int"):
         TorchLearner(network, {"epoch": 3}, Signature.of(network.named_parameters()))
 
 
@@ -138,7 +138,7 @@ def test_the_state_of_other_objects_is_not_taken_over() -> None:
     network = a_network()
     signature = Signature.of(network.named_parameters())
     kept = bytes(TorchLearner(network, {}, signature).state())
-    with pytest.raises(ValueError, match="give the same names"):
+    with pytest.raises(ValueError, match="names"):
         TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, signature).restore(kept)
 
 
@@ -219,13 +219,13 @@ def test_the_moments_of_another_optimiser_are_not_taken_over() -> None:
     task = built_in("mnist-sample", ADAMW, nodes=3, run="r")
     kept = bytes(TaskLearner(task, 0, ADAMW).state())
     adam = training({"model": "linear", "optimizer": "adam"}, rounds=9)
-    with pytest.raises(ValueError, match="or of another optimiser"):
+    with pytest.raises(ValueError, match="optimiser"):
         TaskLearner(task, 0, adam).restore(kept)
 
 
 def test_state_of_another_size_is_refused() -> None:
     task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
-    with pytest.raises(ValueError, match="of a task with other parameters"):
+    with pytest.raises(ValueError, match="parameters"):
         TaskLearner(task, 0, SAMPLE).restore(b"short")
 
 
@@ -273,7 +273,7 @@ def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None
             return x @ (self.get_parameter("a") + self.get_parameter("b"))
 
     kept = bytes(TaskLearner(a_task(Swapped("a", "b")), 0, SAMPLE).state())
-    with pytest.raises(ValueError, match="of a task with other parameters"):
+    with pytest.raises(ValueError, match="parameters"):
         TaskLearner(a_task(Swapped("b", "a")), 0, SAMPLE).restore(kept)
 
 
@@ -283,7 +283,7 @@ def test_optimiser_state_of_another_parameter_order_is_not_restored() -> None:
     parameters = list(network.parameters())
     kept = bytes(TorchLearner(network, {"optimizer": LocalMomentum(parameters, lr=0.1)}, signature).state())
     again = LocalMomentum(list(reversed(parameters)), lr=0.1)
-    with pytest.raises(ValueError, match=r"saved for the parameters \['0.weight', '1.weight'\] in this order"):
+    with pytest.raises(ValueError, match=r"\['0.weight', '1.weight'\]"):
         TorchLearner(network, {"optimizer": again}, signature).restore(kept)
 
 
@@ -311,7 +311,7 @@ def test_all_members_agree_on_the_partition_and_share_nothing() -> None:
 
 
 def test_an_unknown_task_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no task 'mnist_sample': the nearest is 'mnist-sample'"):
+    with pytest.raises(ValueError, match=r"'mnist_sample'.*'mnist-sample'"):
         built_in("mnist_sample", SAMPLE, nodes=3, run="r")
 
 
@@ -386,7 +386,7 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
     }.items():
         with pytest.raises(ValueError, match=words):
             task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, signature=signature)
-    with pytest.raises(ValueError, match=r"has the parameters w \(3,\), but this network's models have w \(4,\)"):
+    with pytest.raises(ValueError, match=r"w \(3,\).* w \(4,\)"):
         task_learner(
             "bowls:ready",
             index=0,
@@ -417,7 +417,7 @@ def test_a_task_is_looked_for_beside_peer_toml_before_the_current_folder(
     learner.load(1, np.zeros(3), fresh=False)
     learner.half(out, np.empty_like(out))
     assert out.tolist() == [20.0, 20.0, 20.0]
-    with pytest.raises(ValueError, match=r"beside/bowls.py was imported under this name before"):
+    with pytest.raises(ValueError, match=r"beside/bowls\.py"):
         task_learner(
             config.task, index=2, nodes=4, run="r", hyperparameters={}, local_steps=1,
             signature=Signature(("w",), ((3,),), np.dtype("float64")), folder=tmp_path / "here",

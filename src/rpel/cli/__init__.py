@@ -204,10 +204,10 @@ def _misplaced(error: OSError) -> str:
     name = error.filename2 or error.filename
     if not isinstance(name, str | os.PathLike):
         return str(error)
-    place = Path(name)
+    path = Path(name)
     if isinstance(error, IsADirectoryError):
-        return f"{place} is a folder, and a file is wanted there"
-    file = next((at for at in (place, *place.parents) if at.is_file()), place)
+        return f"{path} is a folder, and a file is wanted there"
+    file = next((at for at in (path, *path.parents) if at.is_file()), path)
     return f"{file} is a file, and a folder is wanted there"
 
 

@@ -91,18 +91,18 @@ def _watching(console: Console) -> Iterator[Watch]:
     """A live table where a person looks, a line for each change where none does."""
     said: dict[int, str] = {}
     drawn = 0.0
-    with terminal.live(console, transient=True) as place:
+    with terminal.live(console, transient=True) as shown:
 
         def watch(work: Sweep) -> None:
             nonlocal drawn
-            if place is None:
+            if shown is None:
                 for i, state in enumerate(work.states):
                     if state.status != said.get(i, "waiting"):
                         said[i] = state.status
                         console.print(f"{_head(work)}: {state.cell.label}: {_seen(state)}", markup=False)
             elif (now := console.get_time()) - drawn > 0.25:
                 drawn = now
-                place.update(_live(work), refresh=True)
+                shown.update(_live(work), refresh=True)
 
         yield watch
 
@@ -347,13 +347,13 @@ def _bar(display: "RunDisplay") -> "Progress | None":
         return None
 
     task = display.tasks.pop("", None)
-    place = display.bars.add_task("", total=None, seen="") if task is None else task
+    bar = display.bars.add_task("", total=None, seen="") if task is None else task
 
     def tick(t: "Tick") -> None:
         seen = "" if t.accuracy_mean is None else f"{t.measure} {t.accuracy_mean:.4f}"
         seen = seen if t.evaluated is None else f"last evaluation {t.evaluated:.0%}"
         about = f"{t.name}, seed {t.seed}"
-        display.bars.update(place, description=about, completed=t.round, total=t.rounds, seen=seen)
+        display.bars.update(bar, description=about, completed=t.round, total=t.rounds, seen=seen)
 
     return tick
 

@@ -167,26 +167,26 @@ def new(
     )  # fmt: skip
     if upstream is not None:
         bits_per_second(upstream)  # what is no rate is said before anything is written
-    found = write_network(founding, task=task, model=model, seed=seed, out=out)
+    network = write_network(founding, task=task, model=model, seed=seed, out=out)
     for note in notes(founding):
         terminal.say(f"note: {note}")
-    shortest = found.shortest_period(upstream)
+    shortest = network.shortest_period(upstream)
     if shortest is not None and period < shortest:
         terminal.say(f"note: with {upstream} a member cannot serve all who ask it within a period of {period:g} s")
-    if not terminal.printed(found.to_dict() | {"shortest_period": shortest}, as_json):
-        print(_founded(found))
+    if not terminal.printed(network.to_dict() | {"shortest_period": shortest}, as_json):
+        print(_founded(network))
         if shortest is not None:
             print(f"shortest period with {upstream} upstream: {shortest:.3g} s")
 
 
-def _founded(found: "Founded") -> str:
+def _founded(network: "Founded") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
-    m, plan = found.membership, found.plan
-    late = m.memory * found.founding.late
+    m, plan = network.membership, network.plan
+    late = m.memory * network.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
-    hosts = f"--members {found.members.name}" + (f" --task {found.task}" if found.task != "none" else "")
-    start = "rpel peer run --config peer.toml" if found.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
+    hosts = f"--members {network.members.name}" + (f" --task {network.task}" if network.task != "none" else "")
+    start = "rpel peer run --config peer.toml" if network.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
     window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, \
@@ -198,8 +198,8 @@ certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} 
 survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: \
 {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
-{human_bytes(found.bytes_per_round)} for models of {found.signature.d:,} parameters as {m.wire}
-written:  {found.members} and {found.init}
+{human_bytes(network.bytes_per_round)} for models of {network.signature.d:,} parameters as {m.wire}
+written:  {network.members} and {network.init}
 
 Next:
 1. Send both files to every operator.
@@ -227,12 +227,12 @@ def add(
     """
     from rpel.peer.ops.join import add
 
-    found, new = add(members, entries)
-    ids, missing = [member.id for member in new], found.nodes - len(found.members)
-    if terminal.printed({"added": ids, "members": len(found.members), "missing": missing}, as_json, indent=None):
+    membership, new = add(members, entries)
+    ids, missing = [member.id for member in new], membership.nodes - len(membership.members)
+    if terminal.printed({"added": ids, "members": len(membership.members), "missing": missing}, as_json, indent=None):
         return
-    terminal.stdout().print(_fingerprints(found, ids))
-    waits = f"{missing} of {found.nodes} are still missing" if missing else "it is complete"
+    terminal.stdout().print(_fingerprints(membership, ids))
+    waits = f"{missing} of {membership.nodes} are still missing" if missing else "it is complete"
     print(f"{len(new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
 
 
@@ -243,10 +243,10 @@ def _lines(sentence: str) -> str:
     return "\n".join(visible(line) for line in sentence.split("\n"))
 
 
-def _say_change(found: "Change", as_json: bool) -> None:
-    if not terminal.printed(found.to_dict(), as_json):
-        print(f"written:      {found.path}")
-        for sentence in found.sentences():
+def _say_change(change: "Change", as_json: bool) -> None:
+    if not terminal.printed(change.to_dict(), as_json):
+        print(f"written:      {change.path}")
+        for sentence in change.sentences():
             print(_lines(sentence))
 
 
@@ -413,12 +413,12 @@ def list_members(members: Members = Path("members.toml"), as_json: Json = False)
     """
     from rpel.config.membership import Membership
 
-    found = Membership.load(members, draft=True)
+    membership = Membership.load(members, draft=True)
     keys = ("id", "organisation", "url", "fingerprint")
-    if terminal.printed([{key: getattr(member, key) for key in keys} for member in found.members], as_json):
+    if terminal.printed([{key: getattr(member, key) for key in keys} for member in membership.members], as_json):
         return
-    terminal.stdout().print(_fingerprints(found))
-    print(f"{len(found.members)} of {found.nodes} members; hash of the file's content {found.hash[:16]}")
+    terminal.stdout().print(_fingerprints(membership))
+    print(f"{len(membership.members)} of {membership.nodes} members; hash of the file's content {membership.hash[:16]}")
 
 
 def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
@@ -464,11 +464,11 @@ def check(
     settings = Config.load(config)
     observer = Observer.of(settings)
     step = measured_step(settings, observer) if step_seconds is None else step_seconds
-    found = asyncio.run(_check(observer, timeout, step, settings.listen))
-    if not terminal.printed(found.to_dict(), as_json):
-        terminal.stdout().print(_checked(found.members))
-        print(_advice(observer, found))
-    if not found.well:
+    report = asyncio.run(_check(observer, timeout, step, settings.listen))
+    if not terminal.printed(report.to_dict(), as_json):
+        terminal.stdout().print(_checked(report.members))
+        print(_advice(observer, report))
+    if not report.well:
         raise typer.Exit(1)
 
 
@@ -481,36 +481,36 @@ async def _check(observer: "Observer", timeout: float, step: float | None, liste
         await observer.close()
 
 
-def _advice(observer: "Observer", found: "Report") -> str:
+def _advice(observer: "Observer", report: "Report") -> str:
     """What the measurement says about the period."""
     from rpel.peer.ops.check import MARGIN, SHORTEST
 
     m = observer.now.membership
-    wrong = [member.id for member in found.members if not member.well]
-    verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(found.members)} other members are well"
-    verdict += f"\n{_reached(found)}"
-    if found.suggested_period is None:
+    wrong = [member.id for member in report.members if not member.well]
+    verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(report.members)} other members are well"
+    verdict += f"\n{_reached(report)}"
+    if report.suggested_period is None:
         return f"{verdict}\nno pull was measured, so no period is suggested"
-    slowest = max(member.seconds or 0.0 for member in found.members)
-    step = f"local steps {found.step_seconds:.2g} s" if found.step_seconds is not None else "local steps not known"
-    enough = "is enough" if m.period >= found.suggested_period else "is SHORTER than that"
-    unknown = "" if found.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
+    slowest = max(member.seconds or 0.0 for member in report.members)
+    step = f"local steps {report.step_seconds:.2g} s" if report.step_seconds is not None else "local steps not known"
+    enough = "is enough" if m.period >= report.suggested_period else "is SHORTER than that"
+    unknown = "" if report.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
     return (
-        f"{verdict}\nsuggested period: {found.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
+        f"{verdict}\nsuggested period: {report.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
         f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in the "
         f"{m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
     )
 
 
-def _reached(found: "Report") -> str:
+def _reached(report: "Report") -> str:
     """Whether the others reach this member."""
-    if not found.running:
+    if not report.running:
         return "your peer does not run here: start it and check again to learn who reaches you"
-    if not found.called:
+    if not report.called:
         return "nobody was asked to call back: they do so once a minute at most"
-    way = f" ({found.way})" if found.way else ""
-    more = "" if all(found.called) else ": is the port of your url open? docs/operators.md, no port to open"
-    return f"{sum(found.called)} of {len(found.called)} reach you{way}{more}"
+    way = f" ({report.way})" if report.way else ""
+    more = "" if all(report.called) else ": is the port of your url open? docs/operators.md, no port to open"
+    return f"{sum(report.called)} of {len(report.called)} reach you{way}{more}"
 
 
 def _checked(checked: Sequence["Checked"]) -> Table:
@@ -576,28 +576,28 @@ def demo(
         folder = out or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rpel-demo-")))
         show = opened.enter_context(_showing())
         try:
-            found = run_demo(setting, folder, show, terminal.say)
+            results = run_demo(setting, folder, show, terminal.say)
         except ChildError as error:
             terminal.say(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             terminal.say("interrupted; all peers have been ended")
             raise typer.Exit(130) from None
-    if not terminal.printed(found, as_json):
-        _print_demo(found)
+    if not terminal.printed(results, as_json):
+        _print_demo(results)
 
 
 @contextmanager
 def _showing() -> Iterator["Show"]:
     """A live table on stderr where a person looks; now and then a line where none does."""
     told = ("", -1)
-    with terminal.live(Console(stderr=True, highlight=False)) as place:
+    with terminal.live(Console(stderr=True, highlight=False)) as shown:
 
         def show(scene: "Scene") -> None:
             nonlocal told
             title, part = f"{scene.rule}: round {scene.round} of {scene.rounds}", scene.round * 6 // scene.rounds
-            if place is not None:
-                place.update(members_now(title, scene.seen, scene.hostile), refresh=True)
+            if shown is not None:
+                shown.update(members_now(title, scene.seen, scene.hostile), refresh=True)
             elif told != (told := (scene.rule, part)):
                 known = [member.accuracy for member in scene.seen if member.accuracy is not None]
                 terminal.say(title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else ""))
@@ -609,35 +609,35 @@ def _period(text: str) -> float | None:
     if text == "auto":
         return None
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.1 <= found <= 3600:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
         raise ValueError(f"period {text!r} is not valid: it takes auto, or seconds from 0.1 to 3600")
-    return found
+    return seconds
 
 
-def _print_demo(found: dict[str, Any]) -> None:
+def _print_demo(results: dict[str, Any]) -> None:
     """Both ends side by side."""
     table = terminal.table("rule", "mean accuracy", "worst peer", right=("mean accuracy", "worst peer"))
     for name, end in (("nnm+trimmed_mean (robust)", ""), ("mean (plain averaging)", "_averaging")):
-        table.add_row(name, *(f"{found[f'accuracy_{kind}{end}']:.4f}" for kind in ("mean", "worst")))
-    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
+        table.add_row(name, *(f"{results[f'accuracy_{kind}{end}']:.4f}" for kind in ("mean", "worst")))
+    outcomes = ", ".join(f"{count} {name}" for name, count in results["outcomes"].items() if count)
     console = terminal.stdout()
     console.print(
-        f"{found['peers']} peers, {found['byzantine']} of them hostile ({found['attack']}), {found['rounds']} rounds; "
-        f"each pulls {found['pull']} and trims {found['b_hat']}"
+        f"{results['peers']} peers, {results['byzantine']} of them hostile ({results['attack']}), "
+        f"{results['rounds']} rounds; each pulls {results['pull']} and trims {results['b_hat']}"
     )
     console.print(table)
-    console.print(f"rounds of the honest peers with the robust rule: {outcomes}; {found['seconds']:.0f} s in all")
-    console.print(_verdict(found))
+    console.print(f"rounds of the honest peers with the robust rule: {outcomes}; {results['seconds']:.0f} s in all")
+    console.print(_verdict(results))
 
 
-def _verdict(found: dict[str, Any]) -> str:
+def _verdict(results: dict[str, Any]) -> str:
     """What the two ends say about the attack, in one sentence."""
-    robust, averaging = found["accuracy_mean"], found["accuracy_mean_averaging"]
+    robust, averaging = results["accuracy_mean"], results["accuracy_mean_averaging"]
     ends = f"{robust:.0%} with the robust rule, {averaging:.0%} with plain averaging"
-    if not found["byzantine"]:
+    if not results["byzantine"]:
         return f"without hostile peers: {ends}"
     verb = "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
-    return f"{found['byzantine']} hostile peers of {found['peers']} {verb} plain averaging: {ends}"
+    return f"{results['byzantine']} hostile peers of {results['peers']} {verb} plain averaging: {ends}"

@@ -75,26 +75,26 @@ def init(
     """
     from rpel.peer.ops.join import grouped, join
 
-    found = join(
+    joined = join(
         id=id, url=url, organisation=organisation, members=members, task=task, data=data, listen=listen,
         metrics_listen=metrics_listen, folder=folder, days=days, passphrase_file=passphrase_file,
     )  # fmt: skip
     print(
-        f"key:         {found.key} (keep it here, and keep it secret)\n"
-        f"certificate: {found.certificate}, valid until {found.expires:%Y-%m-%d}\n"
-        f"settings:    {found.config} (where to listen, task, data: read it before you run the peer)\n"
-        f"fingerprint: {grouped(found.member.fingerprint)}\n"
-        + (f"memory:      {found.memory} says what the service needs for this plan\n" if found.memory else "")
+        f"key:         {joined.key} (keep it here, and keep it secret)\n"
+        f"certificate: {joined.certificate}, valid until {joined.expires:%Y-%m-%d}\n"
+        f"settings:    {joined.config} (where to listen, task, data: read it before you run the peer)\n"
+        f"fingerprint: {grouped(joined.member.fingerprint)}\n"
+        + (f"memory:      {joined.memory} says what the service needs for this plan\n" if joined.memory else "")
         + "next: send the entry on standard output to the founder, who adds it (rpel network add) and compares the\n"
         "      fingerprint by telephone; when you have the complete members.toml, and before the epoch:\n"
-        f"      rpel peer run --config {found.config}\n"
-        f"      rpel network check --config {found.config}",
+        f"      rpel peer run --config {joined.config}\n"
+        f"      rpel network check --config {joined.config}",
         file=sys.stderr,
     )
-    for note in found.notes:
+    for note in joined.notes:
         terminal.say(f"note: {note}")
-    if not terminal.printed(found.to_dict(), as_json):
-        print("\n" + found.member.toml().rstrip())
+    if not terminal.printed(joined.to_dict(), as_json):
+        print("\n" + joined.member.toml().rstrip())
 
 
 @app.command()
@@ -128,14 +128,14 @@ def run(
 
     with terminal.heard():
         try:
-            found = run(own, progress=_say_round, force=force)
+            summary = run(own, progress=_say_round, force=force)
         except KeyboardInterrupt as error:
             how, status = ("terminated", 0) if isinstance(error, Terminated) else ("interrupted", 130)
             terminal.say(f"{how}; everything is on disk, the same command goes on from there")
             raise typer.Exit(status) from None
-    if not terminal.printed(found, as_json, indent=None):
-        print(_ended(found), file=sys.stderr if own.log == "-" else sys.stdout)  # that is the JSON lines' then
-    if found["model_round"] != found["rounds"]:
+    if not terminal.printed(summary, as_json, indent=None):
+        print(_ended(summary), file=sys.stderr if own.log == "-" else sys.stdout)  # that is the JSON lines' then
+    if summary["model_round"] != summary["rounds"]:
         raise typer.Exit(BEHIND)
 
 
@@ -162,10 +162,10 @@ def export(
 
     own = Config.load(config)
     m = in_force(own, MembershipWatcher(own))
-    found = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
-    facts = {"id": own.id, "round": found, "rounds": m.rounds, "model": str(out)}
+    exported = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
+    facts = {"id": own.id, "round": exported, "rounds": m.rounds, "model": str(out)}
     if not terminal.printed(facts, as_json, indent=None):
-        print(f"{out}: {own.id}'s model after round {found} of {m.rounds}")
+        print(f"{out}: {own.id}'s model after round {exported} of {m.rounds}")
 
 
 def _say_round(report: "Report", scored: "Measured") -> None:
@@ -178,21 +178,23 @@ def _say_round(report: "Report", scored: "Measured") -> None:
         print(f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}", file=sys.stderr, flush=True)
 
 
-def _ended(found: dict[str, Any]) -> str:
+def _ended(summary: dict[str, Any]) -> str:
     """How it went, for people."""
-    model = f"; the model is {found['model']}" if found["model"] else "; there is no model, since no round ended here"
-    if found["model"] and found["model_round"] != found["rounds"]:
-        model += f", after round {found['model_round']} only: another member has that of round {found['rounds']}"
-    whole = bool(found["model"]) and found["model_round"] == found["rounds"]
-    if found["over"] or (
-        whole and not found["round"]
+    model = (
+        f"; the model is {summary['model']}" if summary["model"] else "; there is no model, since no round ended here"
+    )
+    if summary["model"] and summary["model_round"] != summary["rounds"]:
+        model += f", after round {summary['model_round']} only: another member has that of round {summary['rounds']}"
+    whole = bool(summary["model"]) and summary["model_round"] == summary["rounds"]
+    if summary["over"] or (
+        whole and not summary["round"]
     ):  # started again while the last round still runs: nothing is left
-        return f"{found['id']}: the run is over, after {found['rounds']} rounds{model}"
-    if not found["round"]:
-        return f"{found['id']}: the run ended before this peer was ready{model}"
-    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count)
-    measured = "" if found["accuracy"] is None else f"; accuracy {found['accuracy']:.4f}"
-    ended = f"{found['id']}: finished with round {found['round']} of {found['rounds']}; rounds here: {outcomes}"
+        return f"{summary['id']}: the run is over, after {summary['rounds']} rounds{model}"
+    if not summary["round"]:
+        return f"{summary['id']}: the run ended before this peer was ready{model}"
+    outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items() if count)
+    measured = "" if summary["accuracy"] is None else f"; accuracy {summary['accuracy']:.4f}"
+    ended = f"{summary['id']}: finished with round {summary['round']} of {summary['rounds']}; rounds here: {outcomes}"
     return f"{ended}{measured}{model}"
 
 
@@ -279,16 +281,16 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
     from rpel.peer.ops.watch import Seen, convicted, look, remembering
 
     console = Console(highlight=False)
-    found: list[Seen] = []
-    with nullcontext() if once or as_json else terminal.live(console) as place:
+    members: list[Seen] = []
+    with nullcontext() if once or as_json else terminal.live(console) as shown:
         try:
             while True:
                 observer.follow()
-                found, m = remembering(found, await look(observer)), observer.now.membership
-                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": found}
-                table = members_now(_title(observer), found, convicted=convicted(found, m.byzantine))
-                if place is not None:
-                    place.update(table, refresh=True)
+                members, m = remembering(members, await look(observer)), observer.now.membership
+                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": members}
+                table = members_now(_title(observer), members, convicted=convicted(members, m.byzantine))
+                if shown is not None:
+                    shown.update(table, refresh=True)
                 elif not terminal.printed(facts, as_json, indent=None):
                     console.print(table, soft_wrap=True)
                 if once:

@@ -55,31 +55,31 @@ def attack(
             elif done == rounds or done * 10 // rounds > (done - 1) * 10 // rounds:
                 shown.say(f"{what}: round {done}/{rounds}")
 
-        found = curious.attack(
+        findings = curious.attack(
             spec, victim=victim, canaries=canaries, shadows=shadows, points=points, seed=seed,
             clipping=not without_clipping, progress=progress, download=shown.download,
         )  # fmt: skip
     if plot is not None:
-        save(curious.drawing(found), plot)
-    if not terminal.printed({"run": str(run), **found.to_dict()}, as_json):
-        _print(found)
-    if found.holds is False and found.clipped:
+        save(curious.drawing(findings), plot)
+    if not terminal.printed({"run": str(run), **findings.to_dict()}, as_json):
+        _print(findings)
+    if findings.holds is False and findings.clipped:
         raise typer.Exit(1)
 
 
-def _print(found: "Findings") -> None:
+def _print(findings: "Findings") -> None:
     print(
-        f"victim: node {found.victim}, {found.included} of {found.examples} examples there, {found.canaries} canaries; "
-        f"curious: node {found.member}"
+        f"victim: node {findings.victim}, {findings.included} of {findings.examples} examples there, "
+        f"{findings.canaries} canaries; curious: node {findings.member}"
     )
-    ratio = ("ratio: AUC", "TPR 1%") if found.shadows else ()
+    ratio = ("ratio: AUC", "TPR 1%") if findings.shadows else ()
     names = ("round", "met", "loss: AUC", "TPR", *ratio, "canaries", "epsilon >=", "stated")
-    for name, points in found.curves.items():
+    for name, points in findings.curves.items():
         table = terminal.table(*names, right=names, title=f"a member that sees it {name}")
-        for point, stated in zip(points, found.stated, strict=True):
+        for point, stated in zip(points, findings.stated, strict=True):
             table.add_row(*_cells(point, bool(ratio)), "none" if stated is None else f"{stated:.3f}")
         terminal.stdout(wrap=True).print(table)
-    print(_verdict(found))
+    print(_verdict(findings))
 
 
 def _cells(point: "Point", ratio: bool) -> list[str]:
@@ -89,16 +89,16 @@ def _cells(point: "Point", ratio: bool) -> list[str]:
     return [str(point.round), str(point.met), *numbers]
 
 
-def _verdict(found: "Findings") -> str:
-    sure = f"(delta {found.delta:g}, {found.confidence:.1%} sure)"
-    bound = f"epsilon is at least {found.epsilon_low:.3f} {sure}"
-    stated = found.stated[-1]
-    if stated is None or found.holds is None:
+def _verdict(findings: "Findings") -> str:
+    sure = f"(delta {findings.delta:g}, {findings.confidence:.1%} sure)"
+    bound = f"epsilon is at least {findings.epsilon_low:.3f} {sure}"
+    stated = findings.stated[-1]
+    if stated is None or findings.holds is None:
         return f"{bound}; this run states none"
-    if found.holds:
-        most = f"; {found.canaries} canaries show at most {found.most:.2f}" if found.most < stated else ""
-        broken = "" if found.clipped else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+    if findings.holds:
+        most = f"; {findings.canaries} canaries show at most {findings.most:.2f}" if findings.most < stated else ""
+        broken = "" if findings.clipped else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
         return f"{bound}, and {stated:.3f} is stated: nothing speaks against it{most}{broken}"
-    if found.clipped:
+    if findings.clipped:
         return f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says"
     return f"{bound}, more than the {stated:.3f} stated with clipping: so the audit finds what is broken"

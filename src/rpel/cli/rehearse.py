@@ -31,19 +31,19 @@ def rehearse(
 
     parameters = parse_pairs(param or [], "attack_params", "z=1.5")
     with terminal.display() as shown:
-        found = run(config, attack, parameters, rounds=rounds, seed=seed, progress=shown.tick).to_dict()
-    if not terminal.printed(found, as_json):
-        print(_told(found))
+        results = run(config, attack, parameters, rounds=rounds, seed=seed, progress=shown.tick).to_dict()
+    if not terminal.printed(results, as_json):
+        print(_told(results))
 
 
-def _told(found: dict[str, Any]) -> str:
+def _told(results: dict[str, Any]) -> str:
     def ends(after: str) -> str:
-        values = (found[f"{which}{after}"] for which in ("mean", "worst"))
+        values = (results[f"{which}{after}"] for which in ("mean", "worst"))
         return " ".join(f"{word} {_number(value)}" for word, value in zip(("mean", "worst"), values, strict=True))
 
-    hostile = f"{found['byzantine']} of {found['nodes']} members hostile ({found['attack']})"
-    lines = [f"{hostile}, {found['rounds']} rounds, batches of {found['batch_size']}; {found['measure']}:"]
-    lines.append(f"  {found['rule']:<20} {ends('')}")
+    hostile = f"{results['byzantine']} of {results['nodes']} members hostile ({results['attack']})"
+    lines = [f"{hostile}, {results['rounds']} rounds, batches of {results['batch_size']}; {results['measure']}:"]
+    lines.append(f"  {results['rule']:<20} {ends('')}")
     lines.append(f"  {'plain averaging':<20} {ends('_averaging')}")
     return "\n".join(lines)
 

@@ -109,10 +109,10 @@ def show(
 
 def _options() -> Iterator[inspect.Parameter]:
     """The source, one option for each field of a Spec, and the flags of the command."""
-    place = typer.Argument(
+    source = typer.Argument(
         metavar="PRESET|FILE.toml", help="A preset, a TOML file or a run folder.", show_default=False
     )
-    yield _parameter("source", Annotated[str, place], inspect.Parameter.empty)
+    yield _parameter("source", Annotated[str, source], inspect.Parameter.empty)
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
         names = [flag, ALIASES[key]] if key in ALIASES else [flag]

@@ -65,13 +65,13 @@ class Member(StrictRecord):
     @classmethod
     def of(cls, id: str, url: str, certificate: str, organisation: str = "") -> Self:
         """From its certificate's PEM text, everything checked but the dates."""
-        found = read_certificate(certificate)
+        parsed = read_certificate(certificate)
         return cls(
             id=check_id(id),
             organisation=organisation,
             url=peer_url(url),
-            certificate=found.pem,
-            fingerprint=found.fingerprint,
+            certificate=parsed.pem,
+            fingerprint=parsed.fingerprint,
         )
 
     @classmethod
@@ -153,11 +153,11 @@ class Membership(StrictRecord):
             raise ValueError(f"{where}: member {entries!r} is not valid: it takes tables [[member]]")
         members = [Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)]
         earlier = _paces(where, content.pop("earlier", []))
-        found = cls.read(where, content | {"members": tuple(members), "earlier": earlier})
-        _check(f"{where}: ", found, draft)
-        for caution in cautions(found):
+        membership = cls.read(where, content | {"members": tuple(members), "earlier": earlier})
+        _check(f"{where}: ", membership, draft)
+        for caution in cautions(membership):
             _log.warning("%s: %s", where, caution)
-        return found
+        return membership
 
     def save(self, path: str | Path) -> None:
         """Write a members.toml that :meth:`load` reads back; members can be added at its end."""
@@ -334,15 +334,15 @@ class Founding(StrictRecord):
         }
         terms = self.given()
         del terms["no_shows"]
-        found = Membership(**terms | content)
-        _check("", found, draft=True)
-        sure = found.window - found.b_hat - self.memory * self.late
-        if found.enough > sure:
+        membership = Membership(**terms | content)
+        _check("", membership, draft=True)
+        sure = membership.window - membership.b_hat - self.memory * self.late
+        if membership.enough > sure:
             raise ValueError(
-                f"rule {self.rule!r} needs {found.enough} answers a round, but with hostile peers silent and "
+                f"rule {self.rule!r} needs {membership.enough} answers a round, but with hostile peers silent and "
                 f"{self.late} honest ones late only {sure} come: the nearest is {ROBUST_RULE!r}"
             )
-        return found
+        return membership
 
     def _planned(self, late: int) -> planning.Plan:
         return planning.comfortable(
@@ -399,11 +399,11 @@ def check_public(where: str, member: Member) -> None:
     """
     host = (urlsplit(member.url).hostname or "").partition("%")[0]
     try:
-        found = ip_address(host)
+        address = ip_address(host)
     except ValueError:  # a name, whose addresses are looked at when they are used
         private = host == "localhost"
     else:
-        private = not is_public(found)
+        private = not is_public(address)
     if private:
         raise ValueError(
             f"{where}member {member.id!r} is at the private address {host}: found the network with --allow-private if "
@@ -443,8 +443,8 @@ def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
 def _check_rule(where: str, m: Membership) -> None:
     if not built_in(m.rule):  # a file from others never makes a peer import code
         raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, rules.RULES)}")
-    found = rules.rule(m.rule, f=m.b_hat)
-    if found.unsuited:
+    rule = rules.rule(m.rule, f=m.b_hat)
+    if rule.unsuited:
         raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is {ROBUST_RULE!r}")
     if m.enough > m.window:
         raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")

@@ -156,20 +156,20 @@ _BOUNDS = {"ge": "the nearest is", "gt": "it must be more than", "le": "the near
 
 def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
     """The first complaint, with the key, the value given and what would be right."""
-    found = error.errors()[0]
-    key, value, context = str(found["loc"][0]) if found["loc"] else "", found["input"], found.get("ctx", {})
+    detail = error.errors()[0]
+    key, value, context = str(detail["loc"][0]) if detail["loc"] else "", detail["input"], detail.get("ctx", {})
     field = fields.get(key)
-    if found["type"] == "missing":
+    if detail["type"] == "missing":
         return f"{key} must be given"
-    if field is None or (found["type"] == "value_error" and not field.examples):
-        return str(context.get("error", found["msg"]))  # of a validator of our own: its message is a sentence
-    if found["type"] in ("literal_error", "enum"):
+    if field is None or (detail["type"] == "value_error" and not field.examples):
+        return str(context.get("error", detail["msg"]))  # of a validator of our own: its message is a sentence
+    if detail["type"] in ("literal_error", "enum"):
         return f"{key} {value!r} is unknown: {nearest(str(value), choices(field.annotation))}"
     for bound, words in _BOUNDS.items():
         if bound in context:
             shown = f"{value:g}" if isinstance(value, float) else value
             return f"{key} {shown} is impossible: {words} {context[bound]:.15g}"
-    return f"{key} {value!r} is not valid: it takes {_wanted(field, found['type'], context)}"
+    return f"{key} {value!r} is not valid: it takes {_wanted(field, detail['type'], context)}"
 
 
 def _wanted(field: FieldInfo, problem: str, context: Mapping[str, Any]) -> str:
@@ -223,17 +223,17 @@ class NamedRate:
         name, _, rest = text.strip().partition("(")
         if name not in _SCHEDULES or not rest.endswith(")"):
             raise ValueError("a schedule is cosine(0.5, warmup=10, to=0.01), warmup(0.5, 10) or 500:0.5,1000:0.1")
-        known, found = _SCHEDULES[name], dict[str, float]()
+        known, parameters = _SCHEDULES[name], dict[str, float]()
         first, *others = [part.strip() for part in rest[:-1].split(",")]
-        for place, part in enumerate(others):
+        for position, part in enumerate(others):
             key, equals, value = part.rpartition("=")
-            key = key.strip() if equals else known[place] if place < len(known) else part
-            if key not in known or key in found:
+            key = key.strip() if equals else known[position] if position < len(known) else part
+            if key not in known or key in parameters:
                 raise ValueError(f"{name} takes {' and '.join(known)} after its rate, not {part!r}")
-            found[key] = float(value)
-        if name == "warmup" and not found:
+            parameters[key] = float(value)
+        if name == "warmup" and not parameters:
             raise ValueError("warmup takes a rate and a number of rounds, such as warmup(0.5, 10)")
-        warmup, to = found.get("warmup", 0.0), found.get("to", 0.0)
+        warmup, to = parameters.get("warmup", 0.0), parameters.get("to", 0.0)
         if warmup != int(warmup) or warmup < 0 or not 0 <= to < float("inf"):
             raise ValueError(f"{name} takes whole rounds of warm-up and a last rate from 0 on")
         return cls(name, _positive(float(first)), int(warmup), to)
@@ -307,12 +307,12 @@ def parse_pairs(texts: Iterable[str], what: str, example: str) -> dict[str, Any]
     table: dict[str, Any] = {}
     for text in texts:
         try:
-            found = dict(parameters(text))
+            pairs = dict(parameters(text))
         except (ValueError, TypeError):
-            found = {}
-        if not found or any(not key or value == "" for key, value in found.items()):
+            pairs = {}
+        if not pairs or any(not key or value == "" for key, value in pairs.items()):
             raise ValueError(f"{what} {text!r} is not valid: write key=value, such as {example}, or JSON")
-        table |= found
+        table |= pairs
     return table
 
 

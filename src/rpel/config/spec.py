@@ -326,7 +326,7 @@ def compared_fields() -> list[str]:
     ['rule']
     """
     marks = {key: field.metadata for key, field in Spec.model_fields.items()}
-    return [key for key, found in marks.items() if Identity.NEVER not in found and PAIRED not in found]
+    return [key for key, mark in marks.items() if Identity.NEVER not in mark and PAIRED not in mark]
 
 
 def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:

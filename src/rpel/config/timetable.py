@@ -32,12 +32,12 @@ def parse_hours(text: str) -> tuple[float, float]:
     Traceback (most recent call last):
     ValueError: hours '8pm-6am' are not valid: write the begin and the end of the night, UTC, such as 20:00-06:00
     """
-    found = _HOURS.fullmatch(text)
-    if found is None:
+    match = _HOURS.fullmatch(text)
+    if match is None:
         raise ValueError(
             f"hours {text!r} are not valid: write the begin and the end of the night, UTC, such as 20:00-06:00"
         )
-    first, last = (3600.0 * int(found[i]) + 60.0 * int(found[i + 1]) for i in (1, 3))
+    first, last = (3600.0 * int(match[i]) + 60.0 * int(match[i + 1]) for i in (1, 3))
     return first, (last - first) % _DAY or _DAY
 
 
@@ -111,8 +111,8 @@ class Timetable:
 
     def start(self, t: int) -> float:
         """Where round t begins."""
-        place = self._place(t)
-        return self._at[place] + self.paces[place].start(t - self._from[place])
+        index = self._place(t)
+        return self._at[index] + self.paces[index].start(t - self._from[index])
 
     def end(self, t: int) -> float:
         """Where round t ends; the next one may begin later."""
@@ -124,9 +124,9 @@ class Timetable:
 
     def round(self, position: float) -> int:
         """The newest round that has begun by then; 0 or less before the first."""
-        place = max(0, bisect_right(self._at, position) - 1)
-        found = self._from[place] + self.paces[place].number(position - self._at[place])
-        return min(found, self._from[place + 1] - 1) if place + 1 < len(self._from) else found
+        index = max(0, bisect_right(self._at, position) - 1)
+        number = self._from[index] + self.paces[index].number(position - self._at[index])
+        return min(number, self._from[index + 1] - 1) if index + 1 < len(self._from) else number
 
     def before(self, t: int) -> tuple[Pace, ...]:
         """The paces of the rounds before t."""
@@ -134,8 +134,8 @@ class Timetable:
 
     def changed(self, t: int, period: float, hours: str, pause: float = 0.0) -> "Timetable":
         """With another pace from round t on, which begins when the one before it has ended, or so much later."""
-        kept = Timetable(self.before(t) or self.paces[:1])
-        began = self.begins if t == 1 else self.begins + kept.end(t - 1)
+        earlier = Timetable(self.before(t) or self.paces[:1])
+        began = self.begins if t == 1 else self.begins + earlier.end(t - 1)
         later = Pace(epoch=began + pause, epoch_round=t, period=period, hours=hours)
         return Timetable([*self.before(t), later])
 
@@ -146,11 +146,11 @@ class Timetable:
         for pace in self.paces:
             if pace.hours and (most := parse_hours(pace.hours)[1]) < pace.period:
                 yield f"period {pace.period:g} does not fit hours {pace.hours!r}: the longest is {most:g}"
-        for place, pace in enumerate(self.paces[1:], 1):
-            before = Timetable(self.paces[:place])
-            if pace.epoch_round <= self._from[place - 1]:
-                yield f"epoch_round {pace.epoch_round} comes too early: the nearest is {self._from[place - 1] + 1}"
-            elif self._at[place] < (end := before.end(pace.epoch_round - 1)) - _NEAR:
+        for index, pace in enumerate(self.paces[1:], 1):
+            before = Timetable(self.paces[:index])
+            if pace.epoch_round <= self._from[index - 1]:
+                yield f"epoch_round {pace.epoch_round} comes too early: the nearest is {self._from[index - 1] + 1}"
+            elif self._at[index] < (end := before.end(pace.epoch_round - 1)) - _NEAR:
                 yield f"epoch {pace.epoch:.15g} is before the end of the round before: {self.begins + end:.15g}"
 
     def _place(self, t: int) -> int:

@@ -125,8 +125,8 @@ def _find_shakespeare(root: Path) -> Dataset | None:
     return _owned("shakespeare", characters, federations.read_shakespeare(path)) if path.is_file() else None
 
 
-def _owned(name: str, classes: int, found: tuple[federations.Arrays, federations.Arrays, dict[str, str]]) -> Dataset:
-    (x, y, owners), (test_x, test_y, test_owners), checksums = found
+def _owned(name: str, classes: int, parts: tuple[federations.Arrays, federations.Arrays, dict[str, str]]) -> Dataset:
+    (x, y, owners), (test_x, test_y, test_owners), checksums = parts
     return Dataset(
         name, x, y, test_x, test_y, classes, checksums=checksums, writers=owners, test_writers=test_owners
     )  # fmt: skip
@@ -212,9 +212,9 @@ def load(
         return _from_outside(name)
     folders = search_folders(data_dir)
     for folder in folders:
-        found = _found(name, folder)
-        if found is not None:
-            return found
+        data = _found(name, folder)
+        if data is not None:
+            return data
     return _downloaded(name, folders, download, progress)
 
 
@@ -276,9 +276,9 @@ def _downloaded(name: str, folders: list[Path], download: bool, progress: Progre
             fetch(remote, cache_folder(), progress)
         except DataError as error:
             raise MissingDataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
-    found = _found(name, cache_folder())
-    if found is None:
+    data = _found(name, cache_folder())
+    if data is None:
         raise MissingDataError(
             f"{name} disappeared from {cache_folder()} while it was being read: try again, or {advice}"
         )
-    return found
+    return data

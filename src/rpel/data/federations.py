@@ -24,9 +24,9 @@ Arrays = tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.int64]]
 
 def _checked(path: Path, known: str, what: str) -> bytes:
     content = read(path)
-    found = sha256(content)
-    if found != known:
-        raise DataError(f"{path} is not the known file of {what}: its SHA-256 is {found}")
+    digest = sha256(content)
+    if digest != known:
+        raise DataError(f"{path} is not the known file of {what}: its SHA-256 is {digest}")
     return content
 
 
@@ -124,15 +124,15 @@ def read_reviews(path: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
 
 def parse_reviews(archive: bytes) -> tuple[Arrays, Arrays]:
     """The same from the bytes of an archive."""
-    found: dict[tuple[str, str], bytes] = {}
+    texts: dict[tuple[str, str], bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(lzma.decompress(archive)), mode="r:") as files:
         for entry in files:
             name = _REVIEW_FILE.fullmatch(entry.name.rpartition("/")[2])
             file = files.extractfile(entry) if name and entry.isfile() else None
             if name and file:
-                found[name[1], name[2]] = file.read()
-    departments = sorted({department for department, _ in found})
-    train, test = (_joined([_review_arrays(found[d, split]) for d in departments]) for split in ("train", "test"))
+                texts[name[1], name[2]] = file.read()
+    departments = sorted({department for department, _ in texts})
+    train, test = (_joined([_review_arrays(texts[d, split]) for d in departments]) for split in ("train", "test"))
     return train, test
 
 
@@ -192,5 +192,5 @@ def parse_shakespeare(text: str, fewest: int = _FEWEST) -> tuple[Arrays, Arrays]
 def _windows(text: NDArray[np.int32], stride: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     if len(text) <= WINDOW:
         return np.empty((0, WINDOW), np.int32), np.empty((0, WINDOW), np.int64)
-    found = np.lib.stride_tricks.sliding_window_view(text, WINDOW + 1)[::stride]
-    return found[:, :-1].copy(), found[:, 1:].astype(np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(text, WINDOW + 1)[::stride]
+    return windows[:, :-1].copy(), windows[:, 1:].astype(np.int64)

@@ -111,9 +111,9 @@ def _fetch_from(url: str, md5: str, target: Path, progress: Progress | None) -> 
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         part = Path(file.name)
         try:
-            found = _copy(url, file, target.name, progress)
-            if found != md5:
-                raise DataError(f"the file is not the published one (MD5 {found}) and was removed")
+            digest = _copy(url, file, target.name, progress)
+            if digest != md5:
+                raise DataError(f"the file is not the published one (MD5 {digest}) and was removed")
             file.close()
             part.replace(target)
         finally:

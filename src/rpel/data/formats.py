@@ -94,8 +94,8 @@ Arrays = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[
 
 def locate_idx(folder: Path) -> list[Path] | None:
     """The four files in a folder, packed or unpacked; None unless all are there."""
-    found = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in IDX_FILES]
-    paths = [path for path in found if path is not None]
+    files = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in IDX_FILES]
+    paths = [path for path in files if path is not None]
     return paths if len(paths) == len(IDX_FILES) else None
 
 
@@ -290,16 +290,16 @@ def read_femnist(folder: Path, split: str, numbers: dict[str, int]) -> Part:
 def read_femnist_subset(path: Path) -> tuple[Part, Part]:
     """Training and test examples of the 155 writers; the file is the known one, so what is inside needs no check."""
     content = read(path)
-    found = sha256(content)
-    if found != FEMNIST_SUBSET_SHA256:
-        raise DataError(f"{path} is not the known file of 155 writers: its SHA-256 is {found}")
+    digest = sha256(content)
+    if digest != FEMNIST_SUBSET_SHA256:
+        raise DataError(f"{path} is not the known file of 155 writers: its SHA-256 is {digest}")
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         train, test = (
             Part(
                 arrays[f"x_{split}"][:, None],
                 arrays[f"y_{split}"].astype(np.int64),
                 arrays[f"w_{split}"].astype(np.int64),
-                {FEMNIST_SUBSET: found},
+                {FEMNIST_SUBSET: digest},
             )
             for split in ("train", "test")
         )

@@ -56,11 +56,11 @@ def dataset(train: Any, test: Any, *, collate: Collate | None = None, name: str 
     return Dataset(name, x, y, test_x, test_y, _classes(y, test_y), checksums=checksums)
 
 
-def _check_given(found: Dataset) -> None:
+def _check_given(data: Dataset) -> None:
     """What a Dataset that the user made must be, too."""
-    if found.collate is not None:
+    if data.collate is not None:
         return
-    for part, x, y in (("train", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
+    for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_pair(part, x, y)
         for what, tree in (("examples", x), ("targets", y)):
             for where, values in trees.leaves(tree):
@@ -68,8 +68,8 @@ def _check_given(found: Dataset) -> None:
                     raise DataError(f"the {part} {what}{where} of a Dataset are {_called(values)}, and not an array")
                 if values.dtype.kind == "f":
                     check_finite(values, f"{part} {what}{where}")
-    _check_alike(found.train_x, found.test_x, "examples")
-    _check_alike(found.train_y, found.test_y, "targets")
+    _check_alike(data.train_x, data.test_x, "examples")
+    _check_alike(data.train_y, data.test_y, "targets")
 
 
 def is_one_per_node(train: Any) -> bool:
@@ -109,9 +109,9 @@ def per_node(
         sizes = [len(trees.first(y)) for y in ys]
     if min(sizes) == 0:
         raise DataError("each honest node needs at least one example")
-    found, ends = dataset(whole, test, collate=collate), np.cumsum(sizes)
+    data, ends = dataset(whole, test, collate=collate), np.cumsum(sizes)
     nodes = hashlib.sha256(str(ends.tolist()).encode()).hexdigest()
-    return replace(found, checksums={**found.checksums, "own/nodes": nodes}), np.split(np.arange(ends[-1]), ends[:-1])
+    return replace(data, checksums={**data.checksums, "own/nodes": nodes}), np.split(np.arange(ends[-1]), ends[:-1])
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -157,26 +157,26 @@ def _called(thing: Any) -> str:
 def array(value: Any, what: str) -> NDArray[Any]:
     """Numbers as an array, checked: finite, at least one row; float64 as float32."""
     try:
-        found = _any_array(value)
+        values = _any_array(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
             f"the {what} are {_called(value)} of unequal parts: make them equal, or give collate= to pad a batch"
         ) from None
-    if found.dtype.kind not in "fiub":
-        kinds = "text" if found.dtype.kind in "OUS" else str(found.dtype)
+    if values.dtype.kind not in "fiub":
+        kinds = "text" if values.dtype.kind in "OUS" else str(values.dtype)
         raise DataError(f"the {what} are {kinds}, not numbers: encode them first")
-    if not found.ndim or not len(found):
+    if not values.ndim or not len(values):
         raise DataError(f"there are no {what}")
-    if found.dtype.kind == "f":
-        check_finite(found, what)
-        return found.astype(np.float32)
-    return found.astype(np.int64) if found.dtype.kind == "u" and found.dtype != np.uint8 else found
+    if values.dtype.kind == "f":
+        check_finite(values, what)
+        return values.astype(np.float32)
+    return values.astype(np.int64) if values.dtype.kind == "u" and values.dtype != np.uint8 else values
 
 
 def _any_array(value: Any) -> NDArray[Any]:
     if isinstance(value, torch.Tensor):
-        kept = value.detach().cpu()
-        return (kept.float() if kept.is_floating_point() else kept).numpy()
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     if _is_frame(value) and value.ndim == 2:
         kinds = {dtype.kind for dtype in value.dtypes}
         return np.asarray(value.to_numpy(np.float32) if kinds <= set("fiub") and len(kinds) > 1 else value.to_numpy())
@@ -216,7 +216,7 @@ def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "
     """DataError unless both have the same form, the same shapes behind the rows, and the same kind of numbers."""
     ours, theirs = (dict(trees.leaves(tree)) for tree in (a, b))
     if list(ours) != list(theirs):
-        told = (", ".join(found) or "one array" for found in (ours, theirs))
+        told = (", ".join(part) or "one array" for part in (ours, theirs))
         raise DataError("the {} {what} are {}, the {} {what} {}".format(*_mixed(names, told), what=what))
     for where, one in ours.items():
         other = theirs[where]
@@ -226,15 +226,15 @@ def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "
             )
         if one.dtype != other.dtype and not {one.dtype.kind, other.dtype.kind} <= set("iu") - _bytes(one, other):
             first, second = (
-                f"the {name} {what}{where} are {found.dtype} from {found.min():g} to {found.max():g}"
-                for name, found in zip(names, (one, other), strict=True)
+                f"the {name} {what}{where} are {part.dtype} from {part.min():g} to {part.max():g}"
+                for name, part in zip(names, (one, other), strict=True)
             )
             raise DataError(f"{first}, {second}: both must be of one kind")
 
 
 def _bytes(*arrays: NDArray[Any]) -> set[str]:
     """Bytes beside other whole numbers are pixels beside something else."""
-    return {"u"} if any(found.dtype == np.uint8 for found in arrays) else set()
+    return {"u"} if any(values.dtype == np.uint8 for values in arrays) else set()
 
 
 def _mixed(names: tuple[str, str], told: Iterator[str]) -> list[str]:
@@ -246,8 +246,8 @@ def _mixed(names: tuple[str, str], told: Iterator[str]) -> list[str]:
 
 def _loaders(part: Any) -> Collate | None:
     """The collate_fn that a loader was given."""
-    found = getattr(part, "collate_fn", None) if isinstance(part, DataLoader) else None
-    collate: Collate | None = None if found is default_collate else found
+    function = getattr(part, "collate_fn", None) if isinstance(part, DataLoader) else None
+    collate: Collate | None = None if function is default_collate else function
     return collate
 
 
@@ -278,28 +278,28 @@ def _collated(train: Any, test: Any, collate: Collate, name: str) -> Dataset:
         checksums[f"{name}/{part}"] = checksum(whole)
         _check_floats(whole, part)
         targets.append(_single_labels(whole))
-    y, test_y = targets if all(len(found) for found in targets) else (np.zeros(len(e), np.int64) for e in (x, test_x))
-    classes = _classes(y, test_y) if all(len(found) for found in targets) else 0
+    y, test_y = targets if all(len(target) for target in targets) else (np.zeros(len(e), np.int64) for e in (x, test_x))
+    classes = _classes(y, test_y) if all(len(target) for target in targets) else 0
     return Dataset(name, x, y, test_x, test_y, classes, checksums=checksums, collate=collate)
 
 
 def _single_labels(examples: list[Any]) -> NDArray[np.int64]:
     """The class of each example, where it is a pair with one; else nothing."""
     try:
-        found = np.array([int(y) for _, y in examples if np.asarray(y).dtype.kind in "iu"], np.int64)
+        labels = np.array([int(y) for _, y in examples if np.asarray(y).dtype.kind in "iu"], np.int64)
     except (TypeError, ValueError):
         return np.empty(0, np.int64)
-    return found if len(found) == len(examples) and found.min() >= 0 else np.empty(0, np.int64)
+    return labels if len(labels) == len(examples) and labels.min() >= 0 else np.empty(0, np.int64)
 
 
 def _check_floats(examples: list[Any], part: str) -> None:
     for i, example in enumerate(examples):
         for _, value in trees.leaves(tuple(example) if isinstance(example, list) else example):
-            found = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+            values = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
             if (
-                isinstance(found, np.ndarray | float)
-                and np.asarray(found).dtype.kind == "f"
-                and not np.isfinite(found).all()
+                isinstance(values, np.ndarray | float)
+                and np.asarray(values).dtype.kind == "f"
+                and not np.isfinite(values).all()
             ):
                 raise DataError(f"{part} example {i} has NaN or infinity")
 
@@ -310,10 +310,10 @@ def checksum(thing: Any) -> str:
     >>> checksum(np.zeros(2)) == checksum(np.zeros(2)), checksum({"a": 1}) == checksum({"a": 2})
     (True, False)
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in _content(thing):
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 def _content(thing: Any) -> Iterator[bytes]:

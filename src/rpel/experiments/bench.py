@@ -218,9 +218,9 @@ def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[S
     Such a run will say so itself, and the others go on.
     """
     cheapest_first = sorted(specs, key=lambda s: (s.pull or 0, searches(s), -s.byzantine))
-    found: dict[str, Cost] = {}
+    costs_by_kind: dict[str, Cost] = {}
     for name, spec in {kind(spec): spec for spec in cheapest_first}.items():
-        found[name] = Cost(0.0, 0.0, 0.0, 0.0)
+        costs_by_kind[name] = Cost(0.0, 0.0, 0.0, 0.0)
         with suppress(ValueError):
-            found[name] = measure(spec, inputs[spec.dataset])
-    return found
+            costs_by_kind[name] = measure(spec, inputs[spec.dataset])
+    return costs_by_kind

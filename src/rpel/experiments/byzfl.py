@@ -88,34 +88,34 @@ def convert(content: Mapping[str, Any]) -> Imported:
     bench, model = content["benchmark_config"], content.get("model", {})
     server = content.get("server", {})
     clients = content.get("honest_clients", content.get("honest_nodes", {}))
-    found = Imported({"method": "all-to-all"}, {}, [], [_SAID_ALWAYS])
-    _setting(found, model, bench.get("data_distribution", []))
-    _put(found, "rounds", server.get("nb_steps", bench.get("nb_steps")))
-    _put(found, "lr", server.get("learning_rate", model.get("learning_rate")))
+    imported = Imported({"method": "all-to-all"}, {}, [], [_SAID_ALWAYS])
+    _setting(imported, model, bench.get("data_distribution", []))
+    _put(imported, "rounds", server.get("nb_steps", bench.get("nb_steps")))
+    _put(imported, "lr", server.get("learning_rate", model.get("learning_rate")))
     for key in ("momentum", "weight_decay", "batch_size"):
-        _put(found, key, clients.get(key))
-    _put(found, "eval_every", content.get("evaluation_and_results", {}).get("evaluation_delta"))
+        _put(imported, key, clients.get(key))
+    _put(imported, "eval_every", content.get("evaluation_and_results", {}).get("evaluation_delta"))
     first, many = int(bench.get("training_seed", 0)), int(bench.get("nb_training_seeds", 1))
-    found.base |= {"seeds": f"{first}-{first + many - 1}"} if many > 1 else {"seed": first}
-    _algorithm(found, bench.get("training_algorithm", {}))
-    _put(found, "rule", _rules(found, content))
-    _attacks(found, _listed(content.get("attack", {"name": "NoAttack"})))
-    _sizes(found, bench)
-    _left_out(found, (bench, model, server, clients, content.get("evaluation_and_results", {})))
-    return found
+    imported.base |= {"seeds": f"{first}-{first + many - 1}"} if many > 1 else {"seed": first}
+    _algorithm(imported, bench.get("training_algorithm", {}))
+    _put(imported, "rule", _rules(imported, content))
+    _attacks(imported, _listed(content.get("attack", {"name": "NoAttack"})))
+    _sizes(imported, bench)
+    _left_out(imported, (bench, model, server, clients, content.get("evaluation_and_results", {})))
+    return imported
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _put(found: Imported, key: str, value: Any) -> None:
+def _put(imported: Imported, key: str, value: Any) -> None:
     """A value into the base, several into the grid."""
     values = [] if value is None else _listed(value)
     if len(values) == 1:
-        found.base[key] = values[0]
+        imported.base[key] = values[0]
     elif values:
-        found.grid[key] = values
+        imported.grid[key] = values
 
 
 def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
@@ -124,40 +124,42 @@ def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
     return known[name]
 
 
-def _setting(found: Imported, model: Mapping[str, Any], distributions: Any) -> None:
+def _setting(imported: Imported, model: Mapping[str, Any], distributions: Any) -> None:
     if "dataset_name" in model:
-        _put(found, "dataset", [_named("dataset_name", name, _DATASETS) for name in _listed(model["dataset_name"])])
+        _put(imported, "dataset", [_named("dataset_name", name, _DATASETS) for name in _listed(model["dataset_name"])])
     names = [name for name in _listed(model.get("name", [])) if name]
     if names:
         known = [_MODELS.get(name) for name in names]
         if None in known:
-            found.remarks.append(f"model {names[known.index(None)]!r} has no counterpart: the paper's network is taken")
-        _put(found, "model", list(dict.fromkeys(name for name in known if name)))
+            imported.remarks.append(
+                f"model {names[known.index(None)]!r} has no counterpart: the paper's network is taken"
+            )
+        _put(imported, "model", list(dict.fromkeys(name for name in known if name)))
     alphas: list[Any] = []
     for one in _listed(distributions):
         kind, parameter = one.get("name"), one.get("distribution_parameter")
         if kind == "iid":
-            found.base["partition"] = "iid"
+            imported.base["partition"] = "iid"
         elif kind == "dirichlet_niid":
-            found.base["partition"] = "dirichlet"
+            imported.base["partition"] = "dirichlet"
             alphas += _listed(parameter)
         else:
-            found.remarks.append(f"data_distribution {kind!r} has no counterpart: partition dirichlet with alpha is")
-    _put(found, "alpha", alphas or None)
+            imported.remarks.append(f"data_distribution {kind!r} has no counterpart: partition dirichlet with alpha is")
+    _put(imported, "alpha", alphas or None)
 
 
-def _algorithm(found: Imported, algorithms: Any) -> None:
+def _algorithm(imported: Imported, algorithms: Any) -> None:
     for one in _listed(algorithms):
         name, parameters = one.get("name", "DSGD"), one.get("parameters", {})
         if name == "FedAvg":
-            _put(found, "local_steps", parameters.get("local_steps_per_client"))
+            _put(imported, "local_steps", parameters.get("local_steps_per_client"))
             if parameters.get("proportion_selected_clients", 1.0) != 1.0:
-                found.remarks.append("proportion_selected_clients has no counterpart: rpel pulls s of all instead")
+                imported.remarks.append("proportion_selected_clients has no counterpart: rpel pulls s of all instead")
         elif name != "DSGD":
-            found.remarks.append(f"training_algorithm {name!r} has no counterpart: every round is one local step")
+            imported.remarks.append(f"training_algorithm {name!r} has no counterpart: every round is one local step")
 
 
-def _rules(found: Imported, content: Mapping[str, Any]) -> list[str]:
+def _rules(imported: Imported, content: Mapping[str, Any]) -> list[str]:
     chains = content.get("pre_aggregators", [])
     chains = chains if chains and isinstance(chains[0], list) else [chains]
     rules = []
@@ -167,38 +169,38 @@ def _rules(found: Imported, content: Mapping[str, Any]) -> list[str]:
         for one in [*before, last]:
             if one.get("parameters"):
                 given = ", ".join(f"{key} = {value}" for key, value in one["parameters"].items())
-                found.remarks.append(f"parameters of {one['name']} ({given}): ours are taken")
-    found.remarks[:] = list(dict.fromkeys(found.remarks))
+                imported.remarks.append(f"parameters of {one['name']} ({given}): ours are taken")
+    imported.remarks[:] = list(dict.fromkeys(imported.remarks))
     return rules
 
 
-def _attacks(found: Imported, attacks: list[Mapping[str, Any]]) -> None:
+def _attacks(imported: Imported, attacks: list[Mapping[str, Any]]) -> None:
     """Attacks with parameters cannot share a grid with those without: they become combinations of their own."""
     cells = []
     for one in attacks:
         name = _named("attack", one["name"], ATTACKS)
         search = {"of": ATTACKS[one["name"].removeprefix("Optimal_")]} if name == "strongest" else {}
-        params = search or _parameters(found, one)
+        params = search or _parameters(imported, one)
         cells.append({"attack": name, **({"attack_params": params} if params else {})})
     if len(cells) == 1:
-        found.base |= cells[0]
+        imported.base |= cells[0]
     elif not any("attack_params" in cell for cell in cells):
-        found.grid["attack"] = [cell["attack"] for cell in cells]
+        imported.grid["attack"] = [cell["attack"] for cell in cells]
     else:
-        found.cells = cells
+        imported.cells = cells
 
 
-def _parameters(found: Imported, one: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {}
+def _parameters(imported: Imported, one: Mapping[str, Any]) -> dict[str, Any]:
+    supported = {}
     for key, value in one.get("parameters", {}).items():
         if key in ("tau", "epsilon", "mu", "sigma") and isinstance(value, int | float):
-            kept[key] = value
+            supported[key] = value
         else:
-            found.remarks.append(f"parameter {key} of {one['name']} is left out")
-    return kept
+            imported.remarks.append(f"parameter {key} of {one['name']} is left out")
+    return supported
 
 
-def _sizes(found: Imported, bench: Mapping[str, Any]) -> None:
+def _sizes(imported: Imported, bench: Mapping[str, Any]) -> None:
     """n = honest + f for each f, which no grid can say: combinations of all that varies, one by one."""
     hostile = _listed(bench.get("f", bench.get("nb_byz", 0)))
     honest = _listed(bench.get("nb_honest_clients", bench.get("nb_workers", 10)))
@@ -206,17 +208,17 @@ def _sizes(found: Imported, bench: Mapping[str, Any]) -> None:
     whole = bool(bench.get("set_honest_clients_as_clients", whole))
     sizes = [{"byzantine": b, "nodes": h if whole else h + b} for h, b in product(honest, hostile)]
     if len(sizes) == 1:
-        found.base |= sizes.pop()
-    if sizes or found.cells:
-        swept = [dict(zip(found.grid, values, strict=True)) for values in product(*found.grid.values())]
-        found.cells = [
-            {**one, **cell, **size} for one in swept for cell in found.cells or [{}] for size in sizes or [{}]
+        imported.base |= sizes.pop()
+    if sizes or imported.cells:
+        swept = [dict(zip(imported.grid, values, strict=True)) for values in product(*imported.grid.values())]
+        imported.cells = [
+            {**one, **cell, **size} for one in swept for cell in imported.cells or [{}] for size in sizes or [{}]
         ]
-        found.grid = {}
+        imported.grid = {}
 
 
-def _left_out(found: Imported, tables: tuple[Mapping[str, Any], ...]) -> None:
+def _left_out(imported: Imported, tables: tuple[Mapping[str, Any], ...]) -> None:
     for table in tables:
         for key, why in _UNUSED.items():
             if key in table and (table[key] is True or table[key] not in (None, False, 1.0)):
-                found.remarks.append(f"{key} is left out: {why}")
+                imported.remarks.append(f"{key} is left out: {why}")

@@ -136,23 +136,23 @@ def attack(
         return stage.findings(shadows, points, progress or (lambda what, t, rounds: None))
 
 
-def drawing(found: Findings) -> Any:
+def drawing(findings: Findings) -> Any:
     """Both curves: how well examples are told apart, and the bounds beside what is stated."""
     figure, ((first, second),) = plots.panels(10.0, 4.2, 1, 2)
-    for colour, (name, points) in zip(plots.COLOURS, found.curves.items(), strict=False):
+    for colour, (name, points) in zip(plots.COLOURS, findings.curves.items(), strict=False):
         rounds = [p.round for p in points]
         first.plot(rounds, [p.auc for p in points], color=colour, marker="o", markersize=3.5, label=f"loss, {name}")
-        if found.shadows:
+        if findings.shadows:
             ratio = [math.nan if p.ratio_auc is None else p.ratio_auc for p in points]
             first.plot(rounds, ratio, color=colour, linestyle="--", label=f"likelihood ratio, {name}")
         first.plot(rounds, [p.canary_auc for p in points], color=colour, linestyle=":", label=f"canaries, {name}")
         second.plot(rounds, [p.epsilon_low for p in points], color=colour, marker="o", markersize=3.5, label=name)
     first.axhline(0.5, color=plots.SOFT, linewidth=0.8)
     first.set(xlabel="round", ylabel="AUC of membership inference", ylim=(0.3, 1.02))
-    said = [(t.round, e) for t, e in zip(found.curves[EVERY], found.stated, strict=True) if e is not None]
+    said = [(t.round, e) for t, e in zip(findings.curves[EVERY], findings.stated, strict=True) if e is not None]
     if said:
         second.plot(*zip(*said, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
-    second.set(xlabel="round", ylabel=f"ε, at least ({found.confidence:.1%} sure)", ylim=(0, None))
+    second.set(xlabel="round", ylabel=f"ε, at least ({findings.confidence:.1%} sure)", ylim=(0, None))
     for axes in (first, second):
         axes.legend(frameon=False, fontsize="small")
     return figure
@@ -219,16 +219,16 @@ class _Stage:
             raise ValueError(f"partition {spec.partition!r} shares examples between nodes, so nobody's can be guessed")
         if len(held) < 2:
             raise ValueError("a run with one honest node has no other member that could be curious")
-        place = 0 if victim is None else victim
-        if not 0 <= place < len(held):
-            raise ValueError(f"victim {place} is none of the {len(held)} honest nodes: the last is {len(held) - 1}")
+        row = 0 if victim is None else victim
+        if not 0 <= row < len(held):
+            raise ValueError(f"victim {row} is none of the {len(held)} honest nodes: the last is {len(held) - 1}")
         self.spec, self.inputs, self.clipping, self.seed = spec, inputs, clipping, seed
         self.module, self.metric_free = task.module, replace(inputs, metric=None)
         self.nodes, self.shards = list(held), list(held.values())
-        self.place, self.row = place, self.nodes[place]
-        self.beside = (place + 1) % len(held)
+        self.place, self.row = row, self.nodes[row]
+        self.beside = (row + 1) % len(held)
         self.member = self.nodes[self.beside]
-        self.own = self.shards[place]
+        self.own = self.shards[row]
         self.dataset = with_canaries(task.examples.dataset, canaries, seed)
         self.planted = np.arange(task.examples.dataset.size, self.dataset.size)
 
@@ -244,8 +244,8 @@ class _Stage:
         budget = simulation.budget
         delta = DELTA if budget is None else budget.delta
         curves = {
-            name: [self._point(one, play, delta, ratios.get((name, i))) for i, one in enumerate(found.points)]
-            for name, found in notes.items()
+            name: [self._point(one, play, delta, ratios.get((name, i))) for i, one in enumerate(note.points)]
+            for name, note in notes.items()
         }
         rate = 0.0 if budget is None else float(budget.rates[self.place])
         stated = [None if budget is None else budget.of(rate, t) for t in rounds]
@@ -349,7 +349,7 @@ class _Stage:
         if not shadows:
             return {}
         wanted = sorted({point[2] for one in notes.values() for point in one.points if point[3] is not None})
-        found: dict[int, list[Floats]] = {t: [] for t in wanted}
+        shadow_losses: dict[int, list[Floats]] = {t: [] for t in wanted}
         there = []
         for number in range(shadows):
             coins = stream(self.seed, ("shadow", number // 2))
@@ -360,11 +360,11 @@ class _Stage:
             there.append(play.examples)
             for t in range(1, max(wanted, default=0) + 1):
                 info = simulation.advance()
-                if t in found:
-                    found[t].append(confidence(losses(task, np.array(info.received.table[self.row]), self.own)))
+                if t in shadow_losses:
+                    shadow_losses[t].append(confidence(losses(task, np.array(info.received.table[self.row]), self.own)))
                 progress(f"shadow {number + 1} of {shadows}", t, max(wanted))
         return {
-            (name, i): likelihood_ratios(confidence(lost), np.stack(found[last]), np.stack(there))
+            (name, i): likelihood_ratios(confidence(lost), np.stack(shadow_losses[last]), np.stack(there))
             for name, one in notes.items()
             for i, (_, _, last, lost, _) in enumerate(one.points)
             if lost is not None
@@ -395,13 +395,13 @@ def by_example(task: Classification, x: Floats, rows: Integers) -> Floats:
 
 def losses(task: Classification, x: Floats, rows: Integers) -> Floats:
     """(N,) the loss of the model x (d,) on each of these training examples."""
-    found, model, local = [], tensor(x[None]), tensor(task.local_state(1))
+    parts, model, local = [], tensor(x[None]), tensor(task.local_state(1))
     for some in (rows[at : at + task.engine.block] for at in range(0, len(rows), task.engine.block)):
         inputs, labels = (part[0] for part in task.examples.batch(some[None], None, torch.float32))
         with torch.no_grad():
             output = task.engine.outputs(model, local, inputs)[0]
-            found.append(F.nll_loss(F.log_softmax(output, dim=1), labels, reduction="none").double().numpy())
-    return np.concatenate(found)
+            parts.append(F.nll_loss(F.log_softmax(output, dim=1), labels, reduction="none").double().numpy())
+    return np.concatenate(parts)
 
 
 def confidence(lost: Floats) -> Floats:

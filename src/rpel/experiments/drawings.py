@@ -97,8 +97,8 @@ def save(
     """Draw one panel to STEM.svg and STEM.png, for a paper also to STEM.pdf."""
     figure, axes = plots.canvas(6.4, 4.4)
     _draw(axes, panel, rows, scale)
-    place = "" if panel.name.startswith("extra-") else panel.figure.partition(" (")[0] + ": "
-    axes.set_title(place + panel.title, fontsize=11)
+    prefix = "" if panel.name.startswith("extra-") else panel.figure.partition(" (")[0] + ": "
+    axes.set_title(prefix + panel.title, fontsize=11)
     axes.legend(frameon=False, fontsize=9, ncols=2 if panel.kind == "fraction" else 1)
     figure.supxlabel(note, fontsize=8, color=plots.SOFT)
     _write(figure, stem, style)

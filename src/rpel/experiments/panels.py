@@ -296,8 +296,8 @@ def chosen(names: Iterable[str]) -> list[Panel]:
     60
     """
     groups = {"all": PANELS, "extra": EXTRAS}
-    found = [panel for name in names for panel in (groups[name] if name in groups else (find(name),))]
-    return list({panel.name: panel for panel in found}.values())
+    panels = [panel for name in names for panel in (groups[name] if name in groups else (find(name),))]
+    return list({panel.name: panel for panel in panels}.values())
 
 
 def everything() -> tuple[Panel, ...]:

@@ -94,16 +94,16 @@ class Selection:
         ValueError: cifar10-left has no curve under 'dissensus': it has alie, foe, sf
         """
         wanted = {attack(name).name for name in self.attacks}
-        found = []
+        curves = []
         for curve in panel.curves:
             spec = curve.spec()
             if (not wanted or attack(spec.attack).name in wanted) and (not self.methods or spec.method in self.methods):
-                found.append(curve)
-        if panel.curves and not found:
+                curves.append(curve)
+        if panel.curves and not curves:
             asked, key = (self.methods, "method") if self.methods else (self.attacks, "attack")
             has = sorted({str(getattr(curve.spec(), key)) for curve in panel.curves})
             raise ValueError(f"{panel.name} has no curve under {', '.join(map(repr, asked))}: it has {', '.join(has)}")
-        return tuple(found)
+        return tuple(curves)
 
     def stamp(self, panel: Panel, seeds: Sequence[int]) -> str:
         """What of the panel is missing, for the figure: "FOE only" or nothing."""
@@ -385,15 +385,15 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         "files": [f"{panel.name}.{suffix}" for suffix in ("csv", "svg", "png")],
         "runs": [path.relative_to(work.out).as_posix() for path in panel_runs.runs],
     }
-    kept = {old["name"]: old for old in _index(work.out)} | {panel.name: entry}
-    write_text(work.out / "index.json", json.dumps(list(kept.values()), indent=2, ensure_ascii=False) + "\n")
+    entries = {old["name"]: old for old in _index(work.out)} | {panel.name: entry}
+    write_text(work.out / "index.json", json.dumps(list(entries.values()), indent=2, ensure_ascii=False) + "\n")
     return entry
 
 
 def _index(out: Path) -> list[dict[str, Any]]:
     path = out / "index.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else []
-    return found
+    entries: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    return entries
 
 
 def _write_together(work: Work, number: str) -> None:

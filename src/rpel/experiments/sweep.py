@@ -113,14 +113,14 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
         raise ValueError("the sweep is empty: it needs [grid] or [[cells]]")
     preset = load(base["preset"]) if "preset" in base else Spec()
     fixed = {"name": name, **{key: value for key, value in base.items() if key != "preset"}}
-    found: dict[str, Cell] = {}
+    by_key: dict[str, Cell] = {}
     for values in combinations:
         cell = _cell(preset, fixed, values)
-        found.setdefault(repr(cell.spec) if cell.spec else cell.label, cell)  # the same run only once
-    return list(found.values())
+        by_key.setdefault(repr(cell.spec) if cell.spec else cell.label, cell)  # the same run only once
+    return list(by_key.values())
 
 
-def checked(found: list[Cell]) -> list[Cell]:
+def checked(cells: list[Cell]) -> list[Cell]:
     """The cells, those that cannot run with their sentence; ValueError for a value that no cell can run with.
 
     >>> [cell.error for cell in checked(cells({"grid": {"nodes": [6, 20], "byzantine": [1, 4]}}))][1]
@@ -129,7 +129,7 @@ def checked(found: list[Cell]) -> list[Cell]:
     Traceback (most recent call last):
     ValueError: rule krumm: there is no rule 'krumm'; the nearest is 'krum'
     """
-    tried = [_tried(cell) for cell in found]
+    tried = [_tried(cell) for cell in cells]
     good = {(key, repr(value)) for cell in tried if cell.spec is not None for key, value in cell.values.items()}
     for cell in tried:
         for key, value in cell.values.items():
@@ -206,7 +206,7 @@ class Sweep:
 
     def __init__(
         self,
-        found: list[Cell],
+        cells: list[Cell],
         out: str | Path,
         jobs: int | None = None,
         tensorboard: bool = False,
@@ -222,10 +222,10 @@ class Sweep:
         self.out, self.tensorboard, self.reuse = Path(out).resolve() if ray else Path(out), tensorboard, reuse
         self.start: Callable[..., Any] = start if ray is None else partial(Task, ray)
         available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
-        self.jobs = max(1, min(jobs or available, len(found)))
+        self.jobs = max(1, min(jobs or available, len(cells)))
         self.threads = max(1, available // self.jobs)
         forget_checksums()
-        self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in found]
+        self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in cells]
         self.processes: dict[int, Any] = {}  # as subprocess.Popen: poll, returncode, send_signal, kill, wait
         self.stopping = False
 
@@ -338,11 +338,11 @@ class Sweep:
         keys = list(dict.fromkeys(key for state in self.states for key in state.cell.values))
         rows = []
         for state in self.states:
-            found = state.result or {}
+            result = state.result or {}
             spec = state.cell.spec
             row = {key: state.cell.values.get(key, getattr(spec, key, None)) for key in keys}
-            row |= {"status": state.status, **{key: found.get(key) for key in _NUMBERS}}
-            row |= {"held": found.get("certificate", {}).get("held"), "path": found.get("path"), "error": state.error}
+            row |= {"status": state.status, **{key: result.get(key) for key in _NUMBERS}}
+            row |= {"held": result.get("certificate", {}).get("held"), "path": result.get("path"), "error": state.error}
             rows.append(row)
         return rows
 

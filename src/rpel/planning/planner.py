@@ -386,15 +386,15 @@ def _nothing_feasible(case: Question, grid: Sequence[int] | None) -> str:
     where = "no pull of the grid" if grid else "no pull"
     late = f" when {case.no_shows} honest peers are late" if case.no_shows else ""
     quiet = f" {'and' if late else 'when'} all hostile ones stay silent" if case.silent else ""
-    needed, came = "", ""
+    needed, answers = "", ""
     if case.silent or case.no_shows:
         left = max(0, models - 1 - case.memory * case.no_shows - (b_hat if case.silent else 0))
-        needed, came = " and leaves 2 b_hat answers", f", {left} of {2 * b_hat} answers"
+        needed, answers = " and leaves 2 b_hat answers", f", {left} of {2 * b_hat} answers"
     most = _most_byzantine(case)
     return (
         f"{where} keeps b_hat/(s+1) at or below {float(case.max_fraction):.6g}{needed} for nodes {case.nodes} and "
         f"byzantine {case.byzantine}{late}{quiet}: the smallest fraction is {b_hat / models:.6g} (pull {best}, "
-        f"b_hat {b_hat}{came})" + ("" if grid or most is None else f", or plan for at most byzantine {most}")
+        f"b_hat {b_hat}{answers})" + ("" if grid or most is None else f", or plan for at most byzantine {most}")
     )
 
 

@@ -116,14 +116,16 @@ def _log_survival(others: int, marked: int, pull: int, rounds: int, memory: int,
     before = counts - low if lists == 1 else (counts - low)[:, None] + (counts - low)[None, :]
     total_before = before + lists * low
     allowed = total_before[..., None] + counts <= most
-    kept, lost = np.where(allowed, following[before], 0.0), np.where(allowed, 0.0, following[before]).sum(axis=-1)
+    surviving, lost = np.where(allowed, following[before], 0.0), np.where(allowed, 0.0, following[before]).sum(axis=-1)
     total, left = 0.0, 1.0
     for t in range(rounds):
         left = float((state * lost).sum())
         if left >= 1.0:
             return -math.inf
         total += math.log1p(-left)
-        after = state @ kept if lists == 1 else np.einsum("ab,abx->bx", state, kept)  # the oldest is forgotten
+        after = (
+            state @ surviving if lists == 1 else np.einsum("ab,abx->bx", state, surviving)
+        )  # the oldest is forgotten
         after /= 1.0 - left
         settled = float(np.abs(after - state).max()) < 1e-16
         state = after

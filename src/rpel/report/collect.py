@@ -63,7 +63,7 @@ def collect(paths: Iterable[str | Path]) -> Collection:
         if not under:
             raise ValueError(f"there is no run in {str(path)!r}: rpel run PRESET --out {path} makes one")
         folders = under | folders
-    read = [_read(path, place) for path, place in sorted(folders.items(), key=lambda item: (item[1], item[0]))]
+    read = [_read(path, name) for path, name in sorted(folders.items(), key=lambda item: (item[1], item[0]))]
     return Collection(
         tuple(shown(path) for path in given),
         tuple(one for one in read if isinstance(one, Run)),
@@ -127,24 +127,24 @@ def _folders(top: Path) -> Iterator[Path]:
 # --- reading one folder ----------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, place: str) -> Run | Unfinished | Broken:
+def _read(path: Path, name: str) -> Run | Unfinished | Broken:
     try:
         folder, spec = RunFolder(path), load_folder(path)
         certificate = folder.certificate()
         if certificate is None:
-            return Unfinished(path, place, spec, len(folder.metrics()))
+            return Unfinished(path, name, spec, len(folder.metrics()))
         spec = spec.replace(pull=certificate.pull, b_hat=certificate.b_hat)
-        run = Run(spec, path, certificate=certificate, place=place)
+        run = Run(spec, path, certificate=certificate, place=name)
         run.check()
         _ = run.edited
         return run
     except DAMAGE as error:
-        return Broken(path, place, _reason(error, path, place))
+        return Broken(path, name, _reason(error, path, name))
 
 
-def _reason(error: BaseException, path: Path, place: str) -> str:
+def _reason(error: BaseException, path: Path, name: str) -> str:
     told = isinstance(error, OSError | ValueError)
-    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(str(path), place)
+    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(str(path), name)
 
 
 # --- the command that makes a run again ------------------------------------------------------------------------------

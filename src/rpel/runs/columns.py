@@ -146,7 +146,7 @@ def measures(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     declared = names(role=Role.MEASURE)
     classes = [key for key in declared if key.startswith("accuracy") and any(row.get(key) is not None for row in last)]
     each = [{key for key, value in row.items() if value is not None or key.startswith(METRIC)} for row in last]
-    others = [key for key in (last[0] if last else ()) if key not in _BY_NAME and all(key in found for found in each)]
+    others = [key for key in (last[0] if last else ()) if key not in _BY_NAME and all(key in keys for keys in each)]
     spent = ("epsilon",) if last and all(row.get("epsilon") is not None for row in last) else ()
     return (*classes, *others, *(key for key in declared if not key.startswith("accuracy")), *spent)
 

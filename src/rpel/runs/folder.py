@@ -40,8 +40,8 @@ def hash_of(name: str) -> str | None:
     >>> hash_of("run-0123456789ab"), hash_of("run-0123456789ab-89abcdef"), hash_of("elsewhere")
     ('0123456789ab', '0123456789ab', None)
     """
-    found = _NAME.fullmatch(name)
-    return None if found is None else found["hash"]
+    match = _NAME.fullmatch(name)
+    return None if match is None else match["hash"]
 
 
 def base_of(path: Path) -> Path:
@@ -50,8 +50,8 @@ def base_of(path: Path) -> Path:
     >>> base_of(Path("runs/run-0123456789ab-89abcdef")).name
     'run-0123456789ab'
     """
-    found = _NAME.fullmatch(path.name)
-    return path if found is None else path.with_name(found["base"])
+    match = _NAME.fullmatch(path.name)
+    return path if match is None else path.with_name(match["base"])
 
 
 def is_by_row(key: str) -> bool:
@@ -127,8 +127,8 @@ class RunFolder:
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        with np.load(self.path / name, allow_pickle=False) as found:
-            return dict(found)
+        with np.load(self.path / name, allow_pickle=False) as file:
+            return dict(file)
 
     def certificate(self) -> Certificate | None:
         """The certificate of a finished run; None while it is not finished."""
@@ -139,8 +139,8 @@ class RunFolder:
 
     def code(self) -> str | None:
         """The digest of the code that finished the run or wrote its newest checkpoint; None before that."""
-        if (found := self.certificate()) is not None:
-            return str(found["versions"].get("code"))
+        if (certificate := self.certificate()) is not None:
+            return str(certificate["versions"].get("code"))
         for _, path in self.checkpoints:
             damage = contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
             with damage, path.open("rb") as file, np.load(file, allow_pickle=False) as state:  # read: one member
@@ -176,10 +176,10 @@ class RunFolder:
 
     def _named_by_hash(self) -> bool:
         """Whether the hash in the folder's name, if it has one, is that of its spec.toml and its certificate's data."""
-        found, named = self.certificate(), hash_of(self.path.resolve().name)
-        if found is None or named is None:
+        certificate, named = self.certificate(), hash_of(self.path.resolve().name)
+        if certificate is None or named is None:
             return True
-        return spec_hash(load_folder(self.path), found["data"], found["objects"]) == named
+        return spec_hash(load_folder(self.path), certificate["data"], certificate["objects"]) == named
 
     # --- metrics.jsonl ---
 
@@ -210,8 +210,8 @@ class RunFolder:
     @property
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(round, file) of the checkpoints that have their name, newest first."""
-        found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (self.path / "checkpoint").glob("*")]
-        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+        matches = [(_CHECKPOINT.fullmatch(path.name), path) for path in (self.path / "checkpoint").glob("*")]
+        return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
     def save(self, round_: int, arrays: Arrays, edges: Sequence[int] = ()) -> None:
         """Write the checkpoint of a round; older ones go when it is durable.
@@ -242,22 +242,22 @@ class RunFolder:
 
     def restore(self) -> dict[str, NDArray[Any]] | None:
         """The newest checkpoint that can be read; None to begin at round 0."""
-        return next((found for round_, _ in self.checkpoints if (found := self.read(round_)) is not None), None)
+        return next((arrays for round_, _ in self.checkpoints if (arrays := self.read(round_)) is not None), None)
 
     def read(self, round_: int, mine: slice = slice(None)) -> dict[str, NDArray[Any]] | None:
         """A round's checkpoint, with these rows of what is held by row, whoever wrote them; None if it is damaged."""
         try:
-            found = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
-            if "rows" not in found:
-                return {key: array[mine] if is_by_row(key) else array for key, array in found.items()}
-            edges = [int(edge) for edge in found.pop("rows")]
+            arrays = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
+            if "rows" not in arrays:
+                return {key: array[mine] if is_by_row(key) else array for key, array in arrays.items()}
+            edges = [int(edge) for edge in arrays.pop("rows")]
             begin, end, _ = mine.indices(edges[-1])
             parts = [
                 {key: array[max(begin - a, 0) : max(end - a, 0)] for key, array in _arrays(file).items()}
                 for a, b in pairwise(edges)
                 if ((a < end and begin < b) or a == 0) and (file := self._rows_file(round_, a))
             ]
-            return found | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            return arrays | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             log.warning("the checkpoint of round %d is damaged and left aside (%s)", round_, error)
             return None
@@ -270,8 +270,8 @@ class RunFolder:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Every array of a file, its CRC checked."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-        return dict(found)
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+        return dict(content)
 
 
 def _is_result(path: Path) -> bool:

@@ -126,10 +126,10 @@ class Run(Finished):
         certificate = folder.certificate()
         if certificate is None:
             raise ValueError(f"{path} is not finished: rpel resume {path}")
-        found = Run(load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused)
-        if found.seal is Seal.EDITED:
-            log.warning("%s was edited after it was finished: %s", path, ", ".join(found.edited))
-        return found
+        run = Run(load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused)
+        if run.seal is Seal.EDITED:
+            log.warning("%s was edited after it was finished: %s", path, ", ".join(run.edited))
+        return run
 
     # --- what there is ---
 
@@ -145,10 +145,10 @@ class Run(Finished):
 
     @cached_property
     def certificate(self) -> Certificate:
-        found = self._folder.certificate()
-        if found is None:
+        certificate = self._folder.certificate()
+        if certificate is None:
             raise ValueError(f"{self.path} is not finished: rpel resume {self.path}")
-        return found
+        return certificate
 
     @cached_property
     def nodes(self) -> dict[str, NDArray[Any]]:
@@ -159,8 +159,8 @@ class Run(Finished):
         """What models.safetensors holds: models (h, d), ids (h,), and local (h, q) where there are buffers."""
         from safetensors.numpy import load_file
 
-        found: dict[str, NDArray[Any]] = load_file(self._folder.path / "models.safetensors")
-        return found
+        tensors: dict[str, NDArray[Any]] = load_file(self._folder.path / "models.safetensors")
+        return tensors
 
     @property
     def models(self) -> NDArray[np.float32]:
@@ -199,8 +199,8 @@ class Run(Finished):
             raise ValueError("this run's network came from Python: give it again, as in rpel.load(path, model=…)")
         from rpel import data, models
 
-        found = data.load(self.spec.dataset, self.spec.data_dir)
-        return models.model(self.spec.model, found.shape, found.classes, seed=self.spec.seed)
+        dataset = data.load(self.spec.dataset, self.spec.data_dir)
+        return models.model(self.spec.model, dataset.shape, dataset.classes, seed=self.spec.seed)
 
     @cached_property
     def _edited(self) -> tuple[Seal, list[str]]:

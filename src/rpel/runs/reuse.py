@@ -40,10 +40,10 @@ def choose(base: Path, ours: Mapping[str, str], *, known: bool, reuse: bool = Fa
     finished = [folder for folder in there if folder.certificate() is not None]
     if finished and reuse:
         return finished[0].path
-    place = _free(base, ours["code"])
+    chosen = _free(base, ours["code"])
     if there:
-        log.warning("%s not reused (%s): this run goes to %s", there[-1].path, _why(there[-1], ours), place.name)
-    return place
+        log.warning("%s not reused (%s): this run goes to %s", there[-1].path, _why(there[-1], ours), chosen.name)
+    return chosen
 
 
 def _free(base: Path, code: str) -> Path:

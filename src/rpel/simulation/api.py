@@ -161,9 +161,9 @@ def simulate(
         optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a torch.optim
         class, or a function that makes an optimiser of some parameters. What it remembers stays with its node.
         outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.
-        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy of each node's
-        examples (rpel.privacy): gradients clipped example by example, noise on their sum, Poisson batches; a
-        target_epsilon alone plans the noise. The certificate says what it came to, metrics.jsonl round by round.
+        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy (rpel.privacy).
+        Gradients are clipped example by example, noise is added to their sum, batches are Poisson samples; a
+        target_epsilon alone plans the noise. The certificate has the final epsilon, metrics.jsonl that of each round.
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4"; the result is then a RunSet.
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).

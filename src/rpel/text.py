@@ -35,15 +35,17 @@ def percent(probability: float) -> str:
 def duration(seconds: float) -> str:
     """A time as people say it.
 
-    >>> duration(48), duration(150), duration(8040)
-    ('48 s', '2 min 30 s', '2 h 14 min')
+    >>> duration(48), duration(150), duration(8040), duration(1e6)
+    ('48 s', '2 min 30 s', '2 h 14 min', '11 days 13 h')
     """
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} days {whole % 86400 // 3600} h"
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:

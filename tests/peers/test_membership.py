@@ -274,4 +274,6 @@ def test_weak_plan_and_expiring_certificate_are_warned_about() -> None:
     (early,) = cautions(
         network(epoch=(soon + timedelta(days=824)).timestamp(), rounds=5000, members=network().members[:1])
     )
-    assert "'peer-0' ends at" in early
+    assert "the certificate of 'peer-0' ends before the last round, 20" in early
+    (all_of_them,) = cautions(network(epoch=(soon + timedelta(days=824)).timestamp(), rounds=5000))
+    assert "4 certificates end before the last round, that of 'peer-" in all_of_them

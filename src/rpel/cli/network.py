@@ -392,7 +392,8 @@ async def _held(observer: "Observer") -> "list[Holding]":
 def _holdings(held: "Sequence[Holding]", mine: str, coming: str) -> Table:
     table = terminal.table("member", "in force", "to come", "remark", fold=("remark",))
     for row in held:
-        table.add_row(row.id, _which(row.in_force, mine), _which(row.coming, coming), Text(row.remark, "red"))
+        hashes = [_which(row.in_force, mine), _which(row.coming, coming)]
+        table.add_row(row.id, *(["unknown"] * 2 if row.remark else hashes), Text(row.remark, "red"))
     return table
 
 

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from rpel.cli import terminal
 from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, Settings
-from rpel.text import count, visible
+from rpel.text import count, duration, visible
 
 if TYPE_CHECKING:
     from rpel.peer.core.protocol import Report
@@ -302,7 +302,8 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
 
 def _title(observer: "Observer") -> str:
     m, now = observer.now.membership, observer.clock.round()
-    when = f"begins in {-observer.clock.position():.0f} s" if now < 1 else f"round {min(now, m.rounds)} of {m.rounds}"
+    left = duration(-observer.clock.position())
+    when = f"begins in {left}" if now < 1 else f"round {min(now, m.rounds)} of {m.rounds}"
     return f"network {m.run}: {when}" + ("; over" if now > m.rounds else "")
 
 

@@ -47,6 +47,7 @@ LINGER = 10.0
 """Periods after the last round in which peers serve it to members that are late, unless all have ended before."""
 
 _log = logging.getLogger("rpel")
+_said: set[tuple[str, str]] = set()  # cautions, by membership: a command reads its files several times
 
 
 Probability = Annotated[float, Field(ge=1e-9, le=1 - 1e-15)]
@@ -156,7 +157,9 @@ class Membership(StrictRecord):
         membership = cls.read(where, content | {"members": tuple(members), "earlier": earlier})
         _check(f"{where}: ", membership, draft)
         for caution in cautions(membership):
-            _log.warning("%s: %s", where, caution)
+            if (membership.hash, caution) not in _said:
+                _said.add((membership.hash, caution))
+                _log.warning("%s: %s", where, caution)
         return membership
 
     def save(self, path: str | Path) -> None:
@@ -499,7 +502,12 @@ def cautions(m: Membership) -> Iterator[str]:
     holds = window_probability(m.nodes, m.byzantine, m.pull, m.rounds, m.memory, m.b_hat)
     if holds < m.confidence:
         yield f"b_hat {m.b_hat} holds with probability {holds:.6g}, below the confidence {m.confidence:g}"
-    for member in m.members:
-        until = read_certificate(member.certificate).not_after
-        if until.timestamp() < m.timetable.begins + m.timetable.end(m.rounds):
-            yield f"the certificate of {member.id!r} ends at {until:%Y-%m-%d %H:%M} UTC, before the last round"
+    last = m.timetable.begins + m.timetable.end(m.rounds)
+    ends = sorted((read_certificate(member.certificate).not_after, member.id) for member in m.members)
+    early = [(until, id) for until, id in ends if until.timestamp() < last]
+    if early:
+        until, first = early[0]
+        alone = len(early) == 1
+        which = f"the certificate of {first!r} ends" if alone else f"{len(early)} certificates end"
+        when = f"{until:%Y-%m-%d %H:%M} UTC" if alone else f"that of {first!r} first, at {until:%Y-%m-%d %H:%M} UTC"
+        yield f"{which} before the last round, {when}: `rpel network rotate` brings in one that lasts longer"

@@ -90,7 +90,7 @@ class Change:
         for member in self.altered:
             yield from self._altered(member)
         for key, old, new in self.changed():
-            yield f"{key + ':':<9}{_shown(old)} → {_shown(new)}"
+            yield f"{key + ':':<8} {_shown(old)} → {_shown(new)}"
         pause = self.begins - (m.timetable.begins + m.timetable.end(m.from_round - 1)) if m.from_round > 1 else 0.0
         if pause > m.period and not m.hours:
             yield f"pause:   no round for {duration(pause)} before it"
@@ -102,7 +102,7 @@ class Change:
             yield f"new key: {member.id}\n         {grouped(member.fingerprint)}"
         for key in ("url", "organisation"):
             if getattr(member, key) != getattr(had, key):
-                yield f"{key + ':':<9}{member.id}, {getattr(had, key)!r} → {getattr(member, key)!r}"
+                yield f"{key + ':':<8} {member.id}, {getattr(had, key)!r} → {getattr(member, key)!r}"
 
     def _to_do(self) -> Iterator[str]:
         name, new = self.path.name, [member.id for member in self.joined]

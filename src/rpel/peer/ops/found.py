@@ -108,9 +108,8 @@ def notes(founding: Founding) -> list[str]:
         found.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
     if not founding.strong_catch_up:
         found.append(
-            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: while the hostile ones are silent and "
-            f"{founding.late} honest late, a peer that missed rounds catches up with its own old model among the "
-            "answers, and hostile peers can hold it back for as long as that lasts"
+            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: a peer that missed rounds may have to "
+            "count its own old model among the answers, and hostile members can hold it back while they are silent"
         )
     if founding.memory == 1 and founding.plan.pull == founding.nodes - 1:
         found.append(

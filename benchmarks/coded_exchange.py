@@ -35,10 +35,10 @@ async def measure(folder: Path, sig: Signature) -> tuple[int, float, float, int]
         began = time.process_time()
         parts = sig.body(x)
         coding = time.process_time() - began
-        found = bytes.fromhex(digest_of(parts))
+        actual = bytes.fromhex(digest_of(parts))
         for number, (store, ends) in enumerate(zip(net.stores, net.transports, strict=True)):
             store.put(1, x)
-            store.signatures[1] = sign(ends.now.secret, of_member(net.membership, number), 1, found)
+            store.signatures[1] = sign(ends.now.secret, of_member(net.membership, number), 1, actual)
             ends.client.signed = True
         rows = np.empty((PULL, sig.d), sig.dtype)
         began, received = time.process_time(), 0
@@ -72,8 +72,8 @@ def main() -> None:
     given = asked.parse_args()
     if given.wire:
         sig = Signature(("w",), ((given.parameters,),), np.dtype("float32"), given.wire)
-        with tempfile.TemporaryDirectory() as place:
-            print(json.dumps(asyncio.run(measure(Path(place), sig))))
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(asyncio.run(measure(Path(folder), sig))))
         return
     turns = [{wire: child(wire, given.parameters) for wire in get_args(WireName)} for _ in range(given.repeats)]
     best = {wire: [min(turn[wire][i] for turn in turns) for i in range(4)] for wire in get_args(WireName)}

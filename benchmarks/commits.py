@@ -51,10 +51,10 @@ print(json.dumps(times))
 def turn(tree: Path, cache: Path) -> dict[str, float]:
     """One process with that commit's code; its times by name."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "RPEL_CACHE": str(cache), "HOME": str(cache)}
-    found = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, env=environment, cwd=cache)
-    if found.returncode:
-        raise SystemExit(f"the work failed at {tree.name}:\n{found.stderr[-2000:]}")
-    times: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, env=environment, cwd=cache)
+    if done.returncode:
+        raise SystemExit(f"the work failed at {tree.name}:\n{done.stderr[-2000:]}")
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times
 
 
@@ -75,9 +75,9 @@ def main() -> None:
         times: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
         for number in range(given.turns + 1):
             for name, tree in trees.items():
-                found = turn(tree, Path(folder) / f"cache-{name}")
+                actual = turn(tree, Path(folder) / f"cache-{name}")
                 if number:  # the first turn compiles
-                    times[name].append(found)
+                    times[name].append(actual)
             print(f"turn {number} of {given.turns}", file=sys.stderr)
     slower: list[str] = []
     print(f"{'':44}{given.old:>10}{given.new:>10}   new/old")

@@ -63,7 +63,7 @@ class Cell:
 
 def run(label: str, consistent: bool, seeds: Sequence[int], runs: Path, data: Path, model: str) -> Cell:
     name, parameters = ATTACKS.get(label, (label, {}))
-    found = []
+    values = []
     for seed in seeds:
         result = rpel.simulate(
             model,
@@ -76,9 +76,9 @@ def run(label: str, consistent: bool, seeds: Sequence[int], runs: Path, data: Pa
             **SETTING,
         )
         last = {key: result.history[key][-1] for key in NUMBERS}
-        found.append([float(last[key]) for key in NUMBERS])
-    print(f"{label}{', consistent' if consistent else ''}: {np.mean(found, axis=0).round(4).tolist()}", flush=True)
-    return Cell(label, consistent, np.array(found))
+        values.append([float(last[key]) for key in NUMBERS])
+    print(f"{label}{', consistent' if consistent else ''}: {np.mean(values, axis=0).round(4).tolist()}", flush=True)
+    return Cell(label, consistent, np.array(values))
 
 
 def write(cells: list[Cell], seeds: Sequence[int], path: Path) -> None:
@@ -119,12 +119,12 @@ def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
     places = np.arange(len(pairs))[::-1]
     kinds = (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
     for k, (name, colour) in enumerate(kinds):
-        for place, pair in zip(places + (0.17 if k == 0 else -0.17), pairs.values(), strict=True):
+        for position, pair in zip(places + (0.17 if k == 0 else -0.17), pairs.values(), strict=True):
             points = 100 * (calm.values[:, 1] - pair[k].values[:, 1])
             ratios = pair[k].values[:, 2] / calm.values[:, 2]
             for axes, values in ((lost, points), (apart, ratios)):
-                axes.plot([values.min(), values.max()], [place, place], color=colour, linewidth=1.5, alpha=0.6)
-                axes.plot([values.mean()], [place], "o", color=colour, markersize=6, label=name)
+                axes.plot([values.min(), values.max()], [position, position], color=colour, linewidth=1.5, alpha=0.6)
+                axes.plot([values.mean()], [position], "o", color=colour, markersize=6, label=name)
                 name = "_"  # one entry of the legend
     lost.set_yticks(places, list(pairs))
     lost.set_xlabel("accuracy that the worst node loses (points)")

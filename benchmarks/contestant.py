@@ -61,12 +61,12 @@ def comparators(m: int, needed: range) -> list[tuple[int, int]]:
                 break
             d, q, r = q - p, q // 2, p
         p //= 2
-    alive, kept = set(needed), []
+    alive, stored = set(needed), []
     for low, high in reversed(pairs):
         if low in alive or high in alive:
-            kept.append((low, high))
+            stored.append((low, high))
             alive |= {low, high}
-    return kept[::-1]
+    return stored[::-1]
 
 
 def race(make: Callable[[Work], Any]) -> None:

@@ -54,16 +54,16 @@ def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
     beside = dict[str, tuple[Callable[[], Any], int]]()
     if arrays.main:
         beside = parts(backend("numba"), table.numpy().copy(), x.numpy().copy(), index)
-    found = []
+    values = []
     for name, (work, nbytes) in parts(arrays, table, x, index).items():
         took = seconds(arrays.device, work)
         row = {"part": name, "seconds": took, "bytes": nbytes, "of_copy": took / (copied * nbytes)}
-        found.append(row | ({"numba": seconds("cpu", beside[name][0])} if beside else {}))
+        values.append(row | ({"numba": seconds("cpu", beside[name][0])} if beside else {}))
     square = torch.randn(1024, 1024, device=table.device)
     product = seconds(arrays.device, lambda: square @ square)
-    found.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
+    values.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
                   "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
-    return found
+    return values
 
 
 def parts(arrays: Any, table: Any, x: Any, index: Any) -> dict[str, tuple[Callable[[], Any], int]]:

@@ -95,7 +95,7 @@ class Victims:
 
     async def pulls(self, count: int) -> list[float]:
         """Seconds of each pull of a round that is published."""
-        loop, found = asyncio.get_running_loop(), []
+        loop, values = asyncio.get_running_loop(), []
         for i in range(count):
             server = self._members[i % len(self._members)]
             status = await server.status(loop.time() + 10)
@@ -103,10 +103,10 @@ class Victims:
             self.newest = int(status["round"])
             begin = loop.time()
             answer = await server.fetch(self.newest, self._row, begin + 10)
-            found.append(loop.time() - begin)
+            values.append(loop.time() - begin)
             assert answer.result == "ok", answer
             await asyncio.sleep(0.03)
-        return found
+        return values
 
 
 @contextmanager
@@ -138,11 +138,11 @@ async def measure(folder: Path, port: int, stretches: int, each: int) -> tuple[l
 
 def main() -> None:
     stretches, each = (1, 60) if "--quick" in sys.argv else (4, 150)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name in NAMES:
-            credentials(Path(place), name)
-        with running("serve", place) as (_, port):
-            quiet, flooded, sent = asyncio.run(measure(Path(place), int(port), stretches, each))
+            credentials(Path(folder), name)
+        with running("serve", folder) as (_, port):
+            quiet, flooded, sent = asyncio.run(measure(Path(folder), int(port), stretches, each))
     for q in (50, 99):
         before, after = (1e3 * float(np.percentile(seconds, q)) for seconds in (quiet, flooded))
         rise = f"{after - before:+.2f} ms  ratio {after / before:.2f}"

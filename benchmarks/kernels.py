@@ -97,7 +97,7 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
     (h, m), f, d = index.shape, setting.f, setting.d
     out = np.empty((h, d), np.float32)
     squared = kernels.squared_distances(table, index)
-    kept = kernels.nearest(squared, m - f)
+    nearest = kernels.nearest(squared, m - f)
     weights, ones = np.full((h, m), 1 / m), np.ones(h)
     for operation in OPERATIONS:
         kernels.prepare(m, f, operation, True, np.float32)
@@ -113,11 +113,11 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
         ("nearest", lambda: kernels.nearest(squared, m - f), squared.nbytes, h * m * m * m / 4 * 2),
         (
             "nnm + trimmed_mean",
-            _coordinates(table, index, "trimmed_mean", f, kept, out),
+            _coordinates(table, index, "trimmed_mean", f, nearest, out),
             moved,
             cells * (mixing + trim),
         ),
-        ("nnm + meamed", _coordinates(table, index, "meamed", f, kept, out), moved, cells * (mixing + full + 4 * f)),
+        ("nnm + meamed", _coordinates(table, index, "meamed", f, nearest, out), moved, cells * (mixing + full + 4 * f)),
         ("trimmed_mean", _coordinates(table, index, "trimmed_mean", f, None, out), moved, cells * (m + trim)),
         ("median", _coordinates(table, index, "median", f, None, out), moved, cells * (m + middle)),
         ("combine", lambda: kernels.combine(table, index, weights, out), moved, cells * m * 2),

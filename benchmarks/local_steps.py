@@ -31,14 +31,14 @@ CLOCK = {"now": time.perf_counter}
 
 def best(works: dict[str, Work], repeats: int) -> dict[str, float]:
     """Seconds of each, the best of a few turns; a first turn is not counted."""
-    found, now = dict.fromkeys(works, float("inf")), CLOCK["now"]
+    actual, now = dict.fromkeys(works, float("inf")), CLOCK["now"]
     for turn in range(1 + repeats):
         for name, work in works.items():
             start = now()
             work()
             if turn:
-                found[name] = min(found[name], now() - start)
-    return found
+                actual[name] = min(actual[name], now() - start)
+    return actual
 
 
 def gflops() -> Work:
@@ -104,7 +104,7 @@ def steps(title: str, s: Setting, batch: int, shape: tuple[int, ...], some: int,
     """Compare a step of all nodes with loops over `some` of them."""
     contiguous, last = copy.copy(s), copy.copy(s)
     contiguous.module, last.module = copy.deepcopy(s.module), copy.deepcopy(s.module)
-    found = best(
+    actual = best(
         {
             "gemm": gflops(),
             "loop": contiguous.loop(some, channels_last=False),
@@ -113,13 +113,13 @@ def steps(title: str, s: Setting, batch: int, shape: tuple[int, ...], some: int,
         },
         repeats,
     )
-    speed, flops = GEMM / found["gemm"], dense_flops(s.module, shape, batch)
-    limit, ours = flops / speed * 1e3, found["ours"] / s.nodes * 1e3
+    speed, flops = GEMM / actual["gemm"], dense_flops(s.module, shape, batch)
+    limit, ours = flops / speed * 1e3, actual["ours"] / s.nodes * 1e3
     kind = type(s.task.engine).__name__
     print(f"\n{title}: {s.task.d:,} parameters, batch {batch}, {s.nodes} nodes, {kind}")
     print(f"  arithmetic limit      {limit:8.3f} ms a node  ({flops / 1e6:.1f} Mflop at {speed / 1e9:.0f} Gflop/s)")
     for name, key in (("plain torch loop", "loop"), ("channels_last loop", "last")):
-        each = found[key] / some * 1e3
+        each = actual[key] / some * 1e3
         print(f"  {name:20s}  {each:8.3f} ms a node  {each / limit:5.1f} × the limit, {each / ours:5.1f} × rpel")
     print(f"  rpel                  {ours:8.3f} ms a node  {ours / limit:5.1f} × the limit")
 
@@ -138,10 +138,10 @@ def evaluation(s: Setting, shape: tuple[int, ...], nodes: int, some: int, repeat
                 s.module(part).argmax(1)
 
     works = {"gemm": gflops(), "loop": loop, "ours": lambda: s.task.evaluate(s.x[:nodes], s.local[:nodes], subset)}
-    found = best(works, repeats)
-    speed = GEMM / found["gemm"]
+    actual = best(works, repeats)
+    speed = GEMM / actual["gemm"]
     limit = dense_flops(s.module, shape, len(subset), backward=False) / speed
-    loop_, ours = found["loop"] / some, found["ours"] / nodes
+    loop_, ours = actual["loop"] / some, actual["ours"] / nodes
     print(f"  evaluation, {len(subset)} images: limit {limit * 1e3:.2f} ms a node, torch {loop_ * 1e3:.2f},", end=" ")
     print(f"rpel {ours * 1e3:.2f} ({ours / limit:.1f} × the limit); all {nodes} nodes {ours * nodes:.2f} s")
 

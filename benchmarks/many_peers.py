@@ -47,8 +47,8 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--peers", type=int, default=40)
     given = asked.parse_args()
-    with tempfile.TemporaryDirectory() as place, Stop() as stop:
-        paths = _founded(Demonstration(peers=given.peers, byzantine=0), ROBUST_RULE, Path(place) / "net", 60.0)
+    with tempfile.TemporaryDirectory() as folder, Stop() as stop:
+        paths = _founded(Demonstration(peers=given.peers, byzantine=0), ROBUST_RULE, Path(folder) / "net", 60.0)
         members = Config.load(paths[0]).members
         Membership.load(members).replace(epoch=time.time() + _LEAD).save(members)
         for count in (1, given.peers):  # the first one alone: it compiles, and the starter is warm then

@@ -53,8 +53,8 @@ async def one(config: dict[str, str], number: int, size: int, asked: list[int]) 
             return got
 
         await asyncio.sleep(start - time.monotonic())
-        found = await asyncio.gather(*(pull(other, row) for other, row in zip(asked, rows, strict=True)))
-        assert found == [size] * len(asked)
+        actual = await asyncio.gather(*(pull(other, row) for other, row in zip(asked, rows, strict=True)))
+        assert actual == [size] * len(asked)
         print(time.monotonic(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)  # the others may still be pulling
 
@@ -76,8 +76,8 @@ def measure(folder: Path, net: str, size: int, draws: Sequence[Sequence[int]]) -
             assert orders is not None
             orders.write(f"{start}\n")
             orders.flush()
-        found = [float(lines.readline()) for _, lines in ends if lines is not None]
-        return max(found) - start
+        actual = [float(lines.readline()) for _, lines in ends if lines is not None]
+        return max(actual) - start
     finally:
         for process in processes:
             process.kill()

@@ -97,11 +97,11 @@ async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) ->
 def main() -> None:
     repeats = 8 if "--quick" in sys.argv else 30
     for name, d in SIZES.items():
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             for who in ("server", "client"):
                 credentials(folder, who)
-            command = [sys.executable, __file__, "serve", place, str(d)]
+            command = [sys.executable, __file__, "serve", temporary, str(d)]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
                 assert serving.stdout is not None
                 ours, theirs = map(int, serving.stdout.readline().split())

@@ -133,13 +133,13 @@ class Course:
 
     def _spread(self, rounds: int) -> float:
         """Mean squared distance of honest half-steps to their mean, over the next few rounds."""
-        found = []
+        values = []
         for t in range(self.now() + 1, self.now() + 1 + rounds):
             self.net.wait(lambda t=t: min(member.last for member in self.honest) >= t, f"round {t}")  # type: ignore[misc]
             rows = [half_step(self.net, member, t) for member in self.honest]
             models = np.array([row for row in rows if row is not None])
-            found.append(float(np.square(models - models.mean(axis=0)).mean()))
-        return float(np.mean(found))
+            values.append(float(np.square(models - models.mean(axis=0)).mean()))
+        return float(np.mean(values))
 
 
 def ended_at(stamp: str) -> float:
@@ -180,11 +180,11 @@ def faults(quick: bool) -> None:
 def flood(quick: bool) -> None:
     """What benchmarks/flood.py measures, as a row."""
     stretches, each = (1, 60) if quick else (4, 150)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name in flooding.NAMES:
-            credentials(Path(place), name)
-        with flooding.running("serve", place) as (_, port):
-            quiet, flooded, sent = asyncio.run(flooding.measure(Path(place), int(port), stretches, each))
+            credentials(Path(folder), name)
+        with flooding.running("serve", folder) as (_, port):
+            quiet, flooded, sent = asyncio.run(flooding.measure(Path(folder), int(port), stretches, each))
     rows: list[Row] = []
     for q in (50, 99):
         before, after = (1e3 * float(np.percentile(seconds, q)) for seconds in (quiet, flooded))
@@ -216,7 +216,7 @@ def carried(d: int, rounds: int) -> tuple[object, ...]:
         listen=lambda i: f"{address}.{i + 1}:{PORT}",
     )
     proxies = Proxies([Proxy((f"{address}.{i + 101}", PORT), (f"{address}.{i + 1}", PORT)) for i in range(12)])
-    with tempfile.TemporaryDirectory() as place, ProcessNetwork(Path(place), plan) as net, proxies:
+    with tempfile.TemporaryDirectory() as folder, ProcessNetwork(Path(folder), plan) as net, proxies:
         net.start()
         net.wait_aggregated(times=1)
         first, before = resolved(net, proxies)
@@ -251,7 +251,7 @@ def exchange(quick: bool) -> None:
         urls=lambda i: f"https://{address}.{i + 1}:{PORT}",
     )
     imported = after_import()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, ProcessNetwork(Path(place), plan) as net:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ProcessNetwork(Path(folder), plan) as net:
         alone = net.members[0]  # a process of its own making, whose memory is its own
         command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(alone.config)]
         path = str(Path(__file__).parents[1] / "tests")
@@ -272,7 +272,7 @@ def exchange(quick: bool) -> None:
             cold.kill()
             cold.wait()
             net.kill(*net.members)
-        theirs = min(plain_exchange.measure(Path(place), address, size, draws) for _ in range(rounds))
+        theirs = min(plain_exchange.measure(Path(folder), address, size, draws) for _ in range(rounds))
     used, one, most = peak - imported, 4 * d, f"≤ s + 6 = {membership.pull + 6}"
     rows: list[Row] = [
         ("a round's exchange", f"{ours:.2f} s", f"plain aiohttp {theirs:.2f} s", f"{ours / theirs:.2f}", "≤ 2"),
@@ -319,7 +319,7 @@ def lined(d: int, rounds: int, wire: str) -> Row:
         for number in range(8):
             held = f"tc qdisc add dev net root tbf rate {MBIT}mbit burst 256kb latency 50ms"
             subprocess.run(["ip", "netns", "exec", network.namespace(number), *held.split()], check=True)
-        with tempfile.TemporaryDirectory() as place, ProcessNetwork(Path(place), plan) as net:
+        with tempfile.TemporaryDirectory() as folder, ProcessNetwork(Path(folder), plan) as net:
             net.start()
             patience = 600 + 2 * rounds * plan.period
             net.wait(lambda: min(len(m.lines) for m in net.members) > rounds, "large rounds", patience)
@@ -346,15 +346,15 @@ def _sent(namespace: str) -> int:
 
 def spans(net: ProcessNetwork) -> list[float]:
     """Seconds of each round from its first publication until the last pull has ended, where all pulls came."""
-    found = []
+    values = []
     for t in {line["round"] for line in net.members[1].lines}:
         times = [deed for m in net.members[1:] for deed in m.process.deeds if deed["round"] == t]
         whole = all(
             line["received"] == net.membership.pull for m in net.members[1:] for line in m.lines if line["round"] == t
         )
         if whole and len(times) == len(net.members) - 1:
-            found.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
-    return found
+            values.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
+    return values
 
 
 def drawn(me: int, nodes: int, s: int) -> list[int]:
@@ -364,18 +364,18 @@ def drawn(me: int, nodes: int, s: int) -> list[int]:
 
 def status(pid: int | str, entry: str) -> int:
     """An entry of a process's status, in bytes."""
-    found = re.search(rf"{entry}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(rf"{entry}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def after_import() -> int:
     """Resident bytes of a process that has imported what `rpel peer run` imports, and done nothing."""
     script = "import rpel.cli, rpel.peer.api; print(open('/proc/self/status').read())"
     text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"VmRSS:\s+(\d+) kB", text)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 MEASUREMENTS: dict[str, Callable[[bool], None]] = {

@@ -41,8 +41,8 @@ def convolve_and_pool(images: Array, weight: Array, bias: Array) -> Array:
     filters, _, k, _ = weight.shape
     height, width = images.shape[1] - k + 1, images.shape[2] - k + 1
     runs = [images[:, y : y + height, x : x + width] for y in range(k) for x in range(k)]
-    found = jnp.concatenate(runs, -1) @ weight.transpose(2, 3, 1, 0).reshape(-1, filters) + bias
-    quads = found.reshape(len(images), height // 2, 2, width // 2, 2, filters)
+    actual = jnp.concatenate(runs, -1) @ weight.transpose(2, 3, 1, 0).reshape(-1, filters) + bias
+    quads = actual.reshape(len(images), height // 2, 2, width // 2, 2, filters)
     return jax.nn.relu(quads.max((2, 4)))
 
 

@@ -68,8 +68,8 @@ class Rival:
                 torch.nn.utils.vector_to_parameters(self.x[i], parameters)
             images = self.inputs[i].contiguous(memory_format=torch.channels_last)
             loss = F.nll_loss(module(images), self.labels[i])
-            found = torch.autograd.grad(loss, parameters)
-            torch.cat([g.reshape(-1) for g in found], out=self.g[i])
+            actual = torch.autograd.grad(loss, parameters)
+            torch.cat([g.reshape(-1) for g in actual], out=self.g[i])
             self._momentum(slice(i, i + 1))
 
     def _linear(self, core: int, part: range) -> None:

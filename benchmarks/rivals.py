@@ -129,10 +129,10 @@ class Contestant:
 
 def jax_python() -> str:
     """The interpreter of the rivals' environment, made on first use."""
-    place = HERE.parent / ".venv-rivals"
-    python = place / "bin" / "python"
+    position = HERE.parent / ".venv-rivals"
+    python = position / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        subprocess.run([sys.executable, "-m", "venv", position], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *JAX], check=True)
     return str(python)
 
@@ -140,17 +140,17 @@ def jax_python() -> str:
 def commands(name: str, folder: Path, data_dir: str | None) -> dict[str, list[str]]:
     """How each contestant is started, ours first."""
     data = ["--data-dir", data_dir] if data_dir else []
-    found = {"rpel": [sys.executable, str(HERE / "rivals.py"), str(folder), name, "--child", *data]}
+    actual = {"rpel": [sys.executable, str(HERE / "rivals.py"), str(folder), name, "--child", *data]}
     for rival in RIVALS.get(name, ("jax", "torch")):
         python = jax_python() if rival == "jax" else sys.executable
-        found[rival] = [python, str(HERE / f"rival_{rival}.py"), str(folder)]
-    return found
+        actual[rival] = [python, str(HERE / f"rival_{rival}.py"), str(folder)]
+    return actual
 
 
 def compare(name: str, rounds: int, data_dir: str | None) -> list[dict[str, Any]]:
     """Equal work checked, then rounds in turns; a line for each rival."""
-    with tempfile.TemporaryDirectory() as place:
-        folder, run = Path(place), ours(name, data_dir)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, run = Path(temporary), ours(name, data_dir)
         write(run, name, rounds, folder)
         racers = {who: Contestant(command) for who, command in commands(name, folder, data_dir).items()}
         try:
@@ -197,10 +197,10 @@ def main() -> None:
     if given.child:
         race(lambda _: Ours(given.works[1], given.data_dir))
         return
-    found = []
+    values = []
     for name in given.works or WORKS:
         lines = compare(name, given.rounds, given.data_dir)
-        found += lines
+        values += lines
         for one in [] if given.json else lines:
             print(
                 f"{one['work']:24} {one['rival']:6} {one['rival_seconds']:7.3f} s ({one['rival_cpu']:.2f} CPU-s, "
@@ -208,7 +208,7 @@ def main() -> None:
                 f"{one['megabytes']:,.0f} MB)   {one['ratio']:5.2f} x   by CPU-s {one['cpu_ratio']:.2f} x"
             )
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps(values))
 
 
 if __name__ == "__main__":

@@ -43,14 +43,14 @@ def simulation(data: Dataset) -> Simulation:
 def parts(run: Simulation, repeats: int = 5) -> dict[str, float]:
     """Seconds of each part of a round, best of a few."""
     problem, state = run.problem, run.state
-    nodes, found = problem.deliver.nodes(1), {}
-    found["local steps"] = machine.best(lambda: problem.local(state.x, state.local, nodes, 1), repeats)
+    nodes, values = problem.deliver.nodes(1), {}
+    values["local steps"] = machine.best(lambda: problem.local(state.x, state.local, nodes, 1), repeats)
     half, _ = problem.local(state.x, state.local, nodes, 1)
-    found["pull and forging"] = machine.best(lambda: problem.deliver(half, {}, nodes, 1, state.x), repeats)
+    values["pull and forging"] = machine.best(lambda: problem.deliver(half, {}, nodes, 1, state.x), repeats)
     received, _ = problem.deliver(half, {}, nodes, 1, state.x)
-    found["aggregation"] = machine.best(lambda: problem.rule(half, received, nodes, 1, out=state.x), repeats)
-    found["whole round"] = machine.best(run.step, repeats)
-    return found
+    values["aggregation"] = machine.best(lambda: problem.rule(half, received, nodes, 1, out=state.x), repeats)
+    values["whole round"] = machine.best(run.step, repeats)
+    return values
 
 
 def plain_round(data: Dataset) -> dict[str, float]:

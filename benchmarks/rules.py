@@ -88,12 +88,12 @@ def rivals(byzfl: Any, case: Case) -> dict[str, Callable[[Any], Any]]:
 def theirs(rival: Callable[[Any], Any], x: Array, quick: bool) -> tuple[float, float]:
     """Seconds per victim of the torch and of the NumPy path, each the best of 3 or 9 (20 times as many if short)."""
     tensor = torch.from_numpy(x)
-    found = []
+    values = []
     for given in (tensor, x):
         first = machine.best(lambda given=given: rival(given), 1)  # type: ignore[misc]
         repeats = (3 if quick else 9) * (20 if first < 0.02 else 1)
-        found.append(machine.best(lambda given=given: rival(given), repeats))  # type: ignore[misc]
-    return found[0], found[1]
+        values.append(machine.best(lambda given=given: rival(given), repeats))  # type: ignore[misc]
+    return values[0], values[1]
 
 
 def ours(name: str, case: Case, table: Array, index: Array, out: Array, repeats: int) -> tuple[float, float, float]:
@@ -200,10 +200,10 @@ def report_compiling() -> None:
 
         def seconds(m: int, f: int) -> float:
             command = [sys.executable, "-c", PREPARE.format(m=m, f=f)]
-            found = subprocess.run(
+            done = subprocess.run(
                 command, capture_output=True, text=True, check=True, env={**os.environ, "RPEL_CACHE": store}
             )
-            return float(found.stdout)
+            return float(done.stdout)
 
         first, other, later = seconds(16, 7), seconds(31, 13), seconds(31, 13)
     print(

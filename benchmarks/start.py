@@ -35,17 +35,17 @@ def cpu_seconds(command: list[str], cache: Path, lines: str = "") -> float:
 
 def least(command: list[str], cache: Path, repeats: int, cold: bool = False, lines: str = "") -> float:
     """The best of a few, each from an empty cache if `cold`."""
-    found = []
+    values = []
     for _ in range(repeats):
         if cold:
             shutil.rmtree(cache, ignore_errors=True)
-        found.append(cpu_seconds(command, cache, lines))
-    return min(found)
+        values.append(cpu_seconds(command, cache, lines))
+    return min(values)
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="rpel-benchmark-") as place:
-        folder, cache = Path(place), Path(place) / "rpel-benchmark-cache"
+    with tempfile.TemporaryDirectory(prefix="rpel-benchmark-") as temporary:
+        folder, cache = Path(temporary), Path(temporary) / "rpel-benchmark-cache"
         rivals.write(rivals.ours("mnist-100", None), "mnist-100", 1, folder)
         commands = rivals.commands("mnist-100", folder, None)
         theirs = least(commands["jax"], cache, repeats, lines="round 0\n")
@@ -54,8 +54,8 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         works: dict[str, tuple[float, float | None]] = {
             "first round of mnist-100, empty cache": (cold, theirs),
             "first round of mnist-100, full cache": (warm, theirs),
-            "quickstart, empty cache": (least([*QUICKSTART, place], cache, repeats, cold=True), None),
-            "quickstart, full cache": (least([*QUICKSTART, place], cache, repeats), None),
+            "quickstart, empty cache": (least([*QUICKSTART, temporary], cache, repeats, cold=True), None),
+            "quickstart, full cache": (least([*QUICKSTART, temporary], cache, repeats), None),
             "rpel --help": (least([*RPEL, "--help"], cache, repeats), None),
             "rpel plan": (
                 least([*RPEL, "plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200"], cache, repeats),
@@ -79,11 +79,11 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=2, help="of each, the best counts")
     options.add_argument("--json", action="store_true", help="a list of objects instead of lines")
     given = options.parse_args()
-    found = measure(given.repeats)
+    actual = measure(given.repeats)
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps(actual))
         return
-    for one in found:
+    for one in actual:
         beside = f"   jax {one['rival_seconds']:6.2f}   {one['ratio']:.2f} x" if one["rival"] else ""
         print(f"{one['work']:40} {one['seconds']:6.2f} CPU-s{beside}")
 

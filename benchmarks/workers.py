@@ -42,11 +42,11 @@ def run(file: Path, address: str, places: list[list[str]]) -> None:
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "WORLD_SIZE": str(len(places)), "LOCAL_WORLD_SIZE": "1"}
     running = [
         subprocess.Popen(
-            [*place, sys.executable, "-m", "rpel", "run", str(file)],
+            [*position, sys.executable, "-m", "rpel", "run", str(file)],
             env={**os.environ, **meeting, "RANK": str(rank)},
             stdout=subprocess.DEVNULL,
         )
-        for rank, place in enumerate(places)
+        for rank, position in enumerate(places)
     ]
     statuses = [one.wait() for one in running]
     if any(statuses):

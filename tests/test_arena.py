@@ -38,14 +38,14 @@ def ended(seed: int, worst: float | None) -> Run | str:
 
 
 def test_arena_ranks_by_worst_case_and_not_by_average() -> None:
-    found = played(
+    standings = played(
         {
             "mean": {"alie": [0.9, 0.9, 0.9], "foe": [0.1, 0.1, 0.2]},
             "median": {"alie": [0.5, 0.6, 0.5], "foe": [0.7, 0.7, 0.7]},
         },
         ["alie", "foe"],
     )
-    first, second = found.ranking()
+    first, second = standings.ranking()
     assert (first.contestant.rule, second.contestant.rule) == ("median", "mean")
     assert first.worst_case == pytest.approx((0.5 + 0.6 + 0.5) / 3)
     assert (first.attack, second.attack) == ("alie", "foe")
@@ -65,7 +65,7 @@ def test_arena_rank_certainty_depends_on_the_seeds() -> None:
 
 
 def test_unfinished_rule_ranks_after_all_finished_rules() -> None:
-    found = played(
+    standings = played(
         {
             "mean": {"alie": [0.9], "foe": [None]},
             "krum": {"alie": [0.2], "foe": [0.3]},
@@ -73,16 +73,16 @@ def test_unfinished_rule_ranks_after_all_finished_rules() -> None:
         },
         ["alie", "foe"],
     )
-    assert [rank.contestant.rule for rank in found.ranking()] == ["krum", "mean", "median"]
-    text = arena.page(found)
+    assert [rank.contestant.rule for rank in standings.ranking()] == ["krum", "mean", "median"]
+    text = arena.page(standings)
     assert text.count('class="unable"') == 2 * 3, "three cells of both maps"
     assert "<b>median</b> against all attacks: it broke" in text
     assert "<b>mean</b> against foe: it broke" in text
 
 
 def test_arena_json_csv_and_latex_hold_the_same_numbers() -> None:
-    found = played({"nnm+trimmed_mean": {"alie": [0.75, 0.25]}, "mean": {"alie": [None, None]}}, ["alie"])
-    content = found.to_dict()
+    standings = played({"nnm+trimmed_mean": {"alie": [0.75, 0.25]}, "mean": {"alie": [None, None]}}, ["alie"])
+    content = standings.to_dict()
     good, bad = content["cells"]
     assert (good["rule"], good["attack"], good["method"], good["seeds"]) == ("nnm+trimmed_mean", "alie", "rpel", [0, 1])
     assert (good["accuracy_worst"], good["accuracy_mean"]) == (0.5, pytest.approx(0.6))
@@ -90,9 +90,9 @@ def test_arena_json_csv_and_latex_hold_the_same_numbers() -> None:
     assert [(row["rule"], row["method"], row["worst_case"]) for row in content["ranking"]] == [
         ("nnm+trimmed_mean", "rpel", 0.5), ("mean", "rpel", None),
     ]  # fmt: skip
-    assert "rpel,nnm+trimmed_mean,alie,1,0.35,0.25,2000," in arena.to_csv(found)
-    assert r"nnm+trimmed\_mean & 0.500 & 0.500 \\" in arena.latex(found)
-    assert r"mean & -- & -- \\" in arena.latex(found)
+    assert "rpel,nnm+trimmed_mean,alie,1,0.35,0.25,2000," in arena.to_csv(standings)
+    assert r"nnm+trimmed\_mean & 0.500 & 0.500 \\" in arena.latex(standings)
+    assert r"mean & -- & -- \\" in arena.latex(standings)
 
 
 def test_impossible_arena_pair_is_named_before_any_run() -> None:
@@ -116,16 +116,16 @@ def test_arena_without_names_runs_all_rules_and_attacks() -> None:
 
 
 def test_arena_page_loads_nothing_and_runs_no_hostile_text() -> None:
-    found = played({"mean": {"alie": [None]}}, ["alie"])
-    scores = tuple(type(s)(s.contestant, s.opponent, (), "<script>x</script>") for s in found.scores)
-    text = arena.page(Standings(found.base, found.contestants, found.opponents, scores))
+    standings = played({"mean": {"alie": [None]}}, ["alie"])
+    scores = tuple(type(s)(s.contestant, s.opponent, (), "<script>x</script>") for s in standings.scores)
+    text = arena.page(Standings(standings.base, standings.contestants, standings.opponents, scores))
     assert text.count("<script") == 2
     assert not re.search(r"https?:|@import|url\(", text)
 
 
 @pytest.mark.integration
 def test_arena_page_sorts_by_heading_and_by_rule_in_a_browser(tmp_path: Path) -> None:
-    found = played(
+    standings = played(
         {
             "median": {"alie": [0.5], "foe": [0.7], "inf": [0.6]},
             "mean": {"alie": [0.9], "foe": [0.1], "inf": [None]},
@@ -133,7 +133,7 @@ def test_arena_page_sorts_by_heading_and_by_rule_in_a_browser(tmp_path: Path) ->
         },
         ["alie", "foe", "inf"],
     )
-    seen = in_chromium(arena.page(found), DRIVE, tmp_path)
+    seen = in_chromium(arena.page(standings), DRIVE, tmp_path)
     assert seen["problems"] == []
     assert seen["byColumn"] == ["0.9", "0.8", "0.5"]
     assert seen["byColumnUp"] == ["0.5", "0.8", "0.9"]

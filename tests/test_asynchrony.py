@@ -119,12 +119,12 @@ def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -
 
 def test_aggregation_count_is_known_in_advance_and_certified() -> None:
     fields = SMALL | {"rounds": 6, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.3}
-    found = rpel.simulate("linear", **fields)
+    result = rpel.simulate("linear", **fields)
     n = schedule(resolve(Spec(**fields))).aggregations()
-    said = found.certificate
+    said = result.certificate
     assert said["aggregations"] == said["plan"]["aggregations"] == n == sum(said["histogram"])
     assert said["plan"]["probability"] == probability(12, 2, 6, 6, 2, n)
-    assert sum(found.history["messages"]) == pytest.approx(n * 6 * 12 / 10, rel=0.1)
+    assert sum(result.history["messages"]) == pytest.approx(n * 6 * 12 / 10, rel=0.1)
 
 
 @pytest.mark.parametrize(("fastest", "jitter"), [(0.2, 0.4), (0.6, 0.0)])
@@ -181,8 +181,8 @@ def test_oldest_version_that_max_age_allows_is_sent() -> None:
     run = simulation(SLOWED.replace(attack="oldest", rounds=8))
     for _ in range(8):
         run.step()
-    kept = run.state.network
-    assert len(kept["versions"]) == 1
+    stored = run.state.network
+    assert len(stored["versions"]) == 1
     limited = simulation(SLOWED.replace(attack="oldest", rounds=8, max_age=2.0))
     for _ in range(8):
         limited.step()
@@ -226,8 +226,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("change", WORKS, ids=str)
 def test_asynchronous_rounds_combine_with(change: dict[str, Any]) -> None:
-    found = rpel.simulate("linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change})
-    assert np.isfinite(found.models).all()
+    result = rpel.simulate("linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change})
+    assert np.isfinite(result.models).all()
 
 
 @pytest.mark.parametrize(

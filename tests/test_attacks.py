@@ -95,16 +95,16 @@ def test_alie_is_mu_plus_z_sigma(k: int, seed: int) -> None:
 @pytest.mark.parametrize(("m", "b", "z"), [(16, 7, 0.7647), (16, 6, 0.5244), (7, 3, 0.6745)])
 def test_alie_at_maximum_uses_the_reference_z(m: int, b: int, z: float) -> None:
     honest = np.random.default_rng(0).normal(size=(m - b - 1, 4))
-    found = rpel.attack("alie", z="max").forge(honest, byzantine=b)
-    np.testing.assert_allclose(found, honest.mean(axis=0) + z * honest.std(axis=0, ddof=1), atol=1e-4)
+    forged = rpel.attack("alie", z="max").forge(honest, byzantine=b)
+    np.testing.assert_allclose(forged, honest.mean(axis=0) + z * honest.std(axis=0, ddof=1), atol=1e-4)
 
 
 def test_dissensus_on_a_graph_uses_the_weights() -> None:
     coins = np.random.default_rng(1)
     honest, own, w = coins.normal(size=(3, 4)), coins.normal(size=4), np.array([0.4, 0.1, 0.2, 0.05, 0.15, 0.1])
-    found = rpel.attack("dissensus", epsilon=2.0).forge(honest, own, byzantine=2, weights=w)
+    forged = rpel.attack("dissensus", epsilon=2.0).forge(honest, own, byzantine=2, weights=w)
     expected = own - (2.0 / 0.25) * (w[1:4, None] * (honest - own)).sum(axis=0)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(forged, expected, atol=1e-12)
 
 
 def test_strongest_does_at_least_the_harm_of_the_plain_search() -> None:
@@ -117,14 +117,14 @@ def test_strongest_does_at_least_the_harm_of_the_plain_search() -> None:
         return float(np.linalg.norm(rule(models) - np.concatenate([own[None], honest]).mean(axis=0)))
 
     for of in ("alie", "foe", "ipm"):
-        found = rpel.attack("strongest", of=of).forge(honest, own, byzantine=3, rule=rule)
+        actual = rpel.attack("strongest", of=of).forge(honest, own, byzantine=3, rule=rule)
         key = {"alie": "z", "foe": "zeta", "ipm": "tau"}[of]
 
         def J(a: float, of: str = of, key: str = key) -> float:
             return harm(rpel.attack(of, **{key: a}).forge(honest))  # type: ignore[arg-type]
 
-        assert harm(found) >= one_by_one(J) * (1 - 1e-9)
-        assert harm(found) >= J(0.0)
+        assert harm(actual) >= one_by_one(J) * (1 - 1e-9)
+        assert harm(actual) >= J(0.0)
 
 
 def one_by_one(J: Any) -> float:
@@ -152,8 +152,8 @@ def test_strongest_also_searches_against_graph_rules() -> None:
     coins = np.random.default_rng(3)
     honest, own, w = coins.normal(size=(5, 6)), coins.normal(size=6), np.full(8, 1 / 8)
     rule = rpel.rule("cs_plus", b_hat=2)
-    found = rpel.attack("strongest", of="dissensus").forge(honest, own, byzantine=2, rule=rule, weights=w)
-    models = np.concatenate([own[None], honest, np.tile(found, (2, 1))])
+    forged = rpel.attack("strongest", of="dissensus").forge(honest, own, byzantine=2, rule=rule, weights=w)
+    models = np.concatenate([own[None], honest, np.tile(forged, (2, 1))])
     still = np.concatenate([own[None], honest, np.tile(own, (2, 1))])
     mean = np.concatenate([own[None], honest]).mean(axis=0)
 
@@ -211,9 +211,9 @@ def test_min_max_and_min_sum_by_hand() -> None:
 @pytest.mark.parametrize("name", ["min_max", "min_sum", "fang"])
 def test_single_or_equal_honest_models_leave_no_room_to_hide(name: str) -> None:
     for x in (np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]] * 4)):
-        found = rpel.attack(name).forge(x, change=np.array([1.0, -1.0]))
+        forged = rpel.attack(name).forge(x, change=np.array([1.0, -1.0]))
         expected = [0.999, -1.998] if name == "fang" else [1.0, -2.0]
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(forged, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernels", [plain, compiled], ids=["plain", "compiled"])
@@ -249,8 +249,8 @@ def test_spectral_drives_the_two_sides_of_the_weakest_cut_apart() -> None:
     for row, i in zip(forged, (1, 4), strict=True):
         np.testing.assert_allclose(row, x[i] + 2 * v[i] * (v @ x), atol=1e-9)
     order = np.array([0, 1, 2, 3, 5, 4])  # the plain twin takes the victim last
-    place = np.argsort(order)
-    rows = np.where(graph[order] >= 0, place[graph[order]], -1)
+    position = np.argsort(order)
+    rows = np.where(graph[order] >= 0, position[graph[order]], -1)
     alone = rpel.attack("spectral", a=2.0).forge(x[order[:5]], x[4], graph=rows)
     np.testing.assert_allclose(alone, forged[1], atol=1e-9)
 
@@ -301,8 +301,8 @@ def test_strongest_comes_near_the_brute_force_optimum(name: str, of: str) -> Non
         brute = np.zeros(20)
         for a in np.concatenate([[0.0], np.geomspace(0.02, 60, 120)]):
             brute = np.maximum(brute, harm(ATTACKS[of](view, **{FACTORS[of]: np.full(20, a)})))
-        found = harm(rpel.attack("strongest", of=of)(view, {})[0])
-        shares += (found / np.maximum(brute, 1e-9)).tolist()
+        values = harm(rpel.attack("strongest", of=of)(view, {})[0])
+        shares += (values / np.maximum(brute, 1e-9)).tolist()
     assert min(shares) > 0.5
     assert np.quantile(shares, 0.05) > 0.9
 
@@ -506,21 +506,21 @@ def test_inf_is_left_out_by_every_rule_even_by_averaging(rule: str) -> None:
 
 def test_attack_documentation_runs_and_names_every_attack() -> None:
     text = ROOT / "docs" / "rules.md"
-    found = doctest.testfile(str(text), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert found.attempted > 12
-    assert found.failed == 0
+    outcome = doctest.testfile(str(text), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 12
+    assert outcome.failed == 0
     assert all(f"`{name}`" in text.read_text("utf-8") for name in ATTACKS)
 
 
 def mean_harm(view: View, forged: Array, to: list[int]) -> float:
     """What one vector does to the aggregates of several victims, each of which meets it as often as hostile answers."""
-    found = []
+    values = []
     assert view.rule is not None
     for i in to:
         honest = [view.honest[i], *view.honest[view.peers[i][view.peers[i] >= 0]]]
         models = np.array([*honest, *[forged] * int(view.hostile[i])])
-        found.append(float(np.linalg.norm(view.rule(models) - np.mean(honest, axis=0))))
-    return float(np.mean(found))
+        values.append(float(np.linalg.norm(view.rule(models) - np.mean(honest, axis=0))))
+    return float(np.mean(values))
 
 
 @pytest.mark.parametrize("of", ["alie", "dissensus"])
@@ -534,11 +534,11 @@ def test_consistent_vector_maximises_the_mean_harm(of: str) -> None:
         alone = rpel.attack("strongest", of=of)(pulled_view(seed), {})[0].copy()
         forged = rpel.attack("strongest", of=of)(view, {})[0].copy()
         for sent, to in ((0, [0, 1, 2, 4]), (3, [3, 2])):
-            found = mean_harm(view, forged[sent], to)
+            actual = mean_harm(view, forged[sent], to)
             for a in (0.0, 0.5, 1.5, 3.0, 6.0):
                 given: dict[str, Any] = {name: a}
                 other = rpel.attack(of, **given)(pulled_view(seed), {})[0][sent]
-                assert found >= mean_harm(view, other, to) - 1e-9
-            better.append(found - mean_harm(view, alone[sent], to))
+                assert actual >= mean_harm(view, other, to) - 1e-9
+            better.append(actual - mean_harm(view, alone[sent], to))
     assert max(better) > 1e-3
     assert np.mean(better) > 0

@@ -40,9 +40,9 @@ def swept(config: dict[str, Any]) -> list[Cell]:
 
 
 def test_byzfl_lists_become_the_grid_of_all_combinations() -> None:
-    found = swept(CONFIG)
-    assert len(found) == 2 * 2 * 2 * 3, "alphas, sizes, rules, attacks"
-    specs = [cell.spec for cell in found]
+    actual = swept(CONFIG)
+    assert len(actual) == 2 * 2 * 2 * 3, "alphas, sizes, rules, attacks"
+    specs = [cell.spec for cell in actual]
     assert {(s.nodes, s.byzantine) for s in specs if s} == {(11, 1), (12, 2)}
     assert {s.rule for s in specs if s} == {"clipping+nnm+geometric_median", "clipping+nnm+trimmed_mean"}
     assert {(s.attack, tuple(s.attack_params.items())) for s in specs if s} == {
@@ -76,8 +76,8 @@ def test_byzfl_remarks_stay_comments() -> None:
         "aggregator": {"name": "Krum", "parameters": lines},
         "attack": {"name": "Inf", "parameters": lines},
     }
-    found = convert(hostile)
-    assert tomllib.loads(found.to_toml()) == tomllib.loads(replace(found, remarks=[]).to_toml())
+    actual = convert(hostile)
+    assert tomllib.loads(actual.to_toml()) == tomllib.loads(replace(actual, remarks=[]).to_toml())
 
 
 def test_byzfl_keys_of_older_versions_are_understood() -> None:

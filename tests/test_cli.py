@@ -52,11 +52,11 @@ def test_command_in_a_process_prints_and_exits_with_the_same_status() -> None:
 
 
 def test_plan_as_json_has_the_promised_keys(rpel: Rpel) -> None:
-    found = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
-    assert found.keys() >= PLAN_KEYS
-    assert (found["pull"], found["b_hat"]) == (16, 8)
-    assert found["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa", "window"}
-    assert found["bytes_per_round"] is None
+    content = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
+    assert content.keys() >= PLAN_KEYS
+    assert (content["pull"], content["b_hat"]) == (16, 8)
+    assert content["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa", "window"}
+    assert content["bytes_per_round"] is None
 
 
 def test_plan_with_memory_prints_windows_messages_and_what_is_kept(rpel: Rpel) -> None:
@@ -83,10 +83,10 @@ def test_plan_prints_answer_probability_and_neighbouring_choices(rpel: Rpel) -> 
 
 
 def test_infeasible_pull_is_answered_with_a_warning(rpel: Rpel) -> None:
-    found = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15")
-    assert "warning" in found.stderr
-    assert "97.3938 %" in found.stderr
-    assert "b_hat = 8" in found.stdout
+    done = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15")
+    assert "warning" in done.stderr
+    assert "97.3938 %" in done.stderr
+    assert "b_hat = 8" in done.stdout
 
 
 def test_bound_says_where_the_lemmas_are_vacuous(rpel: Rpel) -> None:
@@ -149,10 +149,10 @@ def test_plan_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> N
     ],
 )
 def test_bad_plan_options_exit_with_2_and_name_the_value(rpel: Rpel, arguments: list[str], words: list[str]) -> None:
-    found = rpel("plan", *arguments, code=2)
-    assert found.stdout == ""
-    assert len(found.stderr.strip().splitlines()) == 1
-    assert all(word in found.stderr for word in words), found.stderr
+    done = rpel("plan", *arguments, code=2)
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert all(word in done.stderr for word in words), done.stderr
 
 
 def test_unknown_command_names_the_nearest(rpel: Rpel) -> None:

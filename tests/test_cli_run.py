@@ -103,14 +103,14 @@ def test_run_ends_with_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert err.count(": round ") == 10
     assert "planned for 1" in err
     out, err = rpel(*arguments, "--json", capsys=capsys)
-    found = json.loads(out)
+    content = json.loads(out)
     assert "finished and not repeated" in err
-    proof = found["certificate"]
+    proof = content["certificate"]
     assert proof == {"guarantee": "plan", "held": True, "max_observed": 1, "violations_total": 0}
-    assert (found["reused"], found["pull"], found["b_hat"], found["rounds"]) == (True, 4, 1, 10)
-    assert Path(found["path"]).is_dir()
-    out, _ = rpel("resume", found["path"], "--json", capsys=capsys)
-    assert json.loads(out) == found
+    assert (content["reused"], content["pull"], content["b_hat"], content["rounds"]) == (True, 4, 1, 10)
+    assert Path(content["path"]).is_dir()
+    out, _ = rpel("resume", content["path"], "--json", capsys=capsys)
+    assert json.loads(out) == content
 
 
 def test_several_seeds_are_shown_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,10 +119,10 @@ def test_several_seeds_are_shown_with_intervals(tmp_path: Path, capsys: pytest.C
     assert "2 seeds" in out
     assert " to " in out
     assert out.count(str(tmp_path)) == 2
-    found = json.loads(rpel(*arguments, "--json", capsys=capsys)[0])
-    assert [run["seed"] for run in found["runs"]] == [0, 1]
-    low, high = sorted(run["accuracy_mean"] for run in found["runs"])
-    assert (found["intervals"]["accuracy_mean"]["low"], found["intervals"]["accuracy_mean"]["high"]) == (low, high)
+    content = json.loads(rpel(*arguments, "--json", capsys=capsys)[0])
+    assert [run["seed"] for run in content["runs"]] == [0, 1]
+    low, high = sorted(run["accuracy_mean"] for run in content["runs"])
+    assert (content["intervals"]["accuracy_mean"]["low"], content["intervals"]["accuracy_mean"]["high"]) == (low, high)
 
 
 def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +134,9 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     mine.write_text(rpel("show", "quickstart", capsys=capsys)[0])
     changed = [*FLAGS, "--rounds", "2", "--out", str(tmp_path / "runs"), "--silent", "--attack-params", "z=1"]
     path = json.loads(rpel("run", str(mine), *changed, "--json", capsys=capsys)[0])["path"]
-    kept = tomllib.loads(rpel("show", path, capsys=capsys)[0])
-    assert (kept["rounds"], kept["pull"], kept["b_hat"], kept["silent"]) == (2, 4, 1, True)
-    assert kept["attack_params"] == {"z": 1}
+    stored = tomllib.loads(rpel("show", path, capsys=capsys)[0])
+    assert (stored["rounds"], stored["pull"], stored["b_hat"], stored["silent"]) == (2, 4, 1, True)
+    assert stored["attack_params"] == {"z": 1}
     assert json.loads(rpel("show", path, "--json", capsys=capsys)[0])["threads"] == 1
     assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])["reused"]
 
@@ -197,9 +197,9 @@ def test_show_does_not_import_torch() -> None:
 
 def test_graph_judges_what_the_baselines_assume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ("graph", "--nodes", "30", "--byzantine", "6", "--pull", "15")
-    found = json.loads(rpel(*base, "--json", capsys=capsys)[0])
-    assert (found["edges"], found["messages"], found["connectivity_needed"]) == (225, 450, 12)
-    assert found["sufficiently_connected"] == (found["connectivity"] >= 12)
+    content = json.loads(rpel(*base, "--json", capsys=capsys)[0])
+    assert (content["edges"], content["messages"], content["connectivity_needed"]) == (225, 450, 12)
+    assert content["sufficiently_connected"] == (content["connectivity"] >= 12)
     picture = tmp_path / "graph.svg"
     text, _ = rpel(*base, "--placement", "adversarial", "--plot", str(picture), capsys=capsys)
     assert "b_hat must be b" in text

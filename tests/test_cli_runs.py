@@ -191,13 +191,13 @@ def test_ls_does_not_import_torch(kept: Path) -> None:
 def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rule in ("median", "mean"):
         simulate(**TINY, rule=rule, seeds="0-2", out=tmp_path / rule)
-    found = json.loads(rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), "--json", capsys=capsys)[0])
-    assert found["differences"] == {"rule": ["median", "mean"]}
-    assert found["seeds"] == [0, 1, 2]
-    worst = found["final"]["accuracy_worst"]
+    content = json.loads(rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), "--json", capsys=capsys)[0])
+    assert content["differences"] == {"rule": ["median", "mean"]}
+    assert content["seeds"] == [0, 1, 2]
+    worst = content["final"]["accuracy_worst"]
     assert worst["difference"] == pytest.approx(worst["b"] - worst["a"])
     assert worst["low"] <= worst["difference"] <= worst["high"]
-    assert {1, 2} <= {row["round"] for row in found["curve"]}
+    assert {1, 2} <= {row["round"] for row in content["curve"]}
     text, _ = rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), capsys=capsys)
     assert "rule: median | mean" in text
     assert "95 % t-interval" in text
@@ -209,9 +209,9 @@ def test_resume_of_a_folder_finishes_all_runs_below(
 ) -> None:
     for name in ("a", "b/c"):
         shutil.copytree(kept / "unfinished", tmp_path / name)
-    found = json.loads(rpel("resume", str(tmp_path), "--json", capsys=capsys)[0])
-    assert len(found) == 2
-    assert all((Path(one["path"]) / "certificate.json").is_file() for one in found)
-    assert found[0]["accuracy_mean"] == found[1]["accuracy_mean"]
+    content = json.loads(rpel("resume", str(tmp_path), "--json", capsys=capsys)[0])
+    assert len(content) == 2
+    assert all((Path(one["path"]) / "certificate.json").is_file() for one in content)
+    assert content[0]["accuracy_mean"] == content[1]["accuracy_mean"]
     out, err = rpel("resume", str(tmp_path), capsys=capsys)
     assert (out, "0 unfinished runs" in err) == ("", True)

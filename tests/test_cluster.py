@@ -51,11 +51,11 @@ def below(parent: int) -> dict[int, str]:
     """All processes below one, with their commands."""
     lines = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     rows = [line.split(None, 2) for line in lines]
-    found = {parent: ""}
+    actual = {parent: ""}
     for _ in range(4):  # the driver, its raylet, the workers, theirs
-        found |= {int(pid): args for pid, above, args in rows if int(above) in found}
-    del found[parent]
-    return found
+        actual |= {int(pid): args for pid, above, args in rows if int(above) in actual}
+    del actual[parent]
+    return actual
 
 
 def train_workers(parent: int) -> list[int]:
@@ -104,11 +104,11 @@ def test_ray_that_is_started_here_listens_on_loopback_alone(tmp_path: Path) -> N
     reached(tmp_path, 5, process)
     ours = {process.pid, *below(process.pid)} - set(train_workers(process.pid))  # torch's meeting place is not Ray's
     sockets = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
-    found = [line.split()[3] for line in sockets if any(f"pid={pid}," in line for pid in ours)]
+    actual = [line.split()[3] for line in sockets if any(f"pid={pid}," in line for pid in ours)]
     process.terminate()
     process.communicate()
-    assert found
-    assert all(where.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for where in found), found
+    assert actual
+    assert all(where.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for where in actual), actual
 
 
 def test_impossible_ray_run_is_refused(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def install(folder: Path) -> None:
     inside = [*pip, "--python", str(folder / "env" / "bin" / "python"), "install", "-q", "--no-deps"]
     wheels, alone = map(str, (folder / "wheels").glob("*.whl")), {**os.environ, "PYTHONPATH": ""}
     subprocess.run([*inside, *wheels], env=alone, check=True, timeout=PATIENCE)  # else it is thought to be there
-    (place,) = (folder / "env" / "lib").glob("python*/site-packages")
-    (place / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (position,) = (folder / "env" / "lib").glob("python*/site-packages")
+    (position / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
 
 @pytest.mark.full
@@ -121,6 +121,6 @@ def test_container_is_unprivileged_read_only_and_checked(tmp_path: Path) -> None
     assert (tmp_path / "clinic" / ".dockerignore").read_text().splitlines()[1:] == ["*", "!wheels/"]
     command = json.loads(re.search(r"ENTRYPOINT (\[.*\])", dockerfile)[1])[1:]  # type: ignore[index]
     command += json.loads(re.search(r"command: (\[.*\])", compose)[1])  # type: ignore[index]
-    found = typer.main.get_command(app).commands["peer"].commands["run"]  # type: ignore[attr-defined]
+    function = typer.main.get_command(app).commands["peer"].commands["run"]  # type: ignore[attr-defined]
     assert command[:2] == ["peer", "run"]
-    assert found.make_context("run", command[2:]).params["metrics_listen"] == "0.0.0.0:9464"
+    assert function.make_context("run", command[2:]).params["metrics_listen"] == "0.0.0.0:9464"

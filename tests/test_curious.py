@@ -131,13 +131,13 @@ def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
 ) -> None:
     words = ["privacy", "attack", str(folder), "--points", "2", "--canaries", "40", "--shadows", "2"]
     out, err = rpel(*words, "--json", "--plot", str(tmp_path / "attack.svg"), capsys=capsys)
-    found = json.loads(out)
-    assert [p["round"] for p in found["curves"]["every round"]] == [2, 3]
-    assert [p["met"] for p in found["curves"]["every round"]] == [2, 3]
-    assert all(p["met"] <= p["round"] for p in found["curves"]["by draws"])
-    assert 0 <= found["curves"]["every round"][-1]["ratio_auc"] <= 1
+    content = json.loads(out)
+    assert [p["round"] for p in content["curves"]["every round"]] == [2, 3]
+    assert [p["met"] for p in content["curves"]["every round"]] == [2, 3]
+    assert all(p["met"] <= p["round"] for p in content["curves"]["by draws"])
+    assert 0 <= content["curves"]["every round"][-1]["ratio_auc"] <= 1
     stated = json.loads((folder / "certificate.json").read_text())["privacy"]
-    assert 0.9 * stated["epsilon"] < found["stated"][-1] <= stated["epsilon"]  # the victim's own, and the largest
+    assert 0.9 * stated["epsilon"] < content["stated"][-1] <= stated["epsilon"]  # the victim's own, and the largest
     assert "</svg>" in (tmp_path / "attack.svg").read_text()
     assert "watching: round 3/3" in err
     assert "shadow 2 of 2: round 3/3" in err
@@ -173,5 +173,5 @@ def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) ->
 
 
 def test_run_without_stated_epsilon_can_be_attacked() -> None:
-    found = curious.attack(Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1)
-    assert (found.stated, found.holds) == ([None], None)
+    result = curious.attack(Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1)
+    assert (result.stated, result.holds) == ([None], None)

@@ -326,11 +326,11 @@ def test_pickle_of_plain_values_is_read_unchanged(value: Any) -> None:
 @given(edited(plain_values.map(lambda value: pickle.dumps(value, 3))))
 def test_arbitrary_pickle_bytes_are_refused_or_plain_values(content: bytes) -> None:
     try:
-        found = formats.unpickle(content)
+        actual = formats.unpickle(content)
     except DataError as error:
         assert "refused as a pickle" in str(error)  # noqa: PT017  (both outcomes are right, each in its own way)
     else:
-        assert type(found).__module__ in ("builtins", "numpy")
+        assert type(actual).__module__ in ("builtins", "numpy")
 
 
 @pytest.mark.parametrize(
@@ -557,9 +557,9 @@ def test_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
 def test_four_hospitals_files_are_downloaded_as_published(mirror: Server, shared_data: Path) -> None:
     files = [f"heart-disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")]
     mirror.files = {file: (shared_data / file).read_bytes() for file in files}
-    found = load("heart-disease")
-    assert found.writers is not None
-    assert np.bincount(found.writers).tolist() == [228, 221, 93, 150]
+    data = load("heart-disease")
+    assert data.writers is not None
+    assert np.bincount(data.writers).tolist() == [228, 221, 93, 150]
     assert mirror.asked == files
 
 

@@ -58,5 +58,5 @@ def test_systemd_unit_is_bounded_and_does_not_restart_permanent_errors() -> None
         assert unit[key], key
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2 3")
     _, group, command, *arguments = shlex.split(unit["ExecStart"])
-    found = typer.main.get_command(app).commands[group].commands[command]  # type: ignore[attr-defined]
-    assert str(found.make_context(command, arguments).params["config"]) == "/etc/rpel/peer.toml"
+    function = typer.main.get_command(app).commands[group].commands[command]  # type: ignore[attr-defined]
+    assert str(function.make_context(command, arguments).params["config"]) == "/etc/rpel/peer.toml"

@@ -49,9 +49,9 @@ def one_round(name: str, wide: bool = False, rounds: int = 1, **more: Any) -> tu
     if not wide:
         numba.step()
         torchs.load(numba.arrays())
-    found = [[run.step(measured=True) for _ in range(rounds)] for run in (numba, torchs)]
+    actual = [[run.step(measured=True) for _ in range(rounds)] for run in (numba, torchs)]
     assert isinstance(torchs.state.x, torch.Tensor)
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*actual, strict=True):
         assert (a.hostile == b.hostile).all()
         assert (a.degraded, a.diverged) == (b.degraded, b.diverged)
         assert a.consensus == pytest.approx(b.consensus, rel=1e-3, nan_ok=True)
@@ -62,16 +62,16 @@ def one_round(name: str, wide: bool = False, rounds: int = 1, **more: Any) -> tu
 
 @pytest.mark.parametrize("name", TABLE)
 def test_torch_round_equals_numba_round_up_to_rounding(name: str) -> None:
-    expected, found, _, _ = one_round(name)
-    off = np.abs(found - expected).max(axis=1) > 1e-5 * largest(expected)
+    expected, actual, _, _ = one_round(name)
+    off = np.abs(actual - expected).max(axis=1) > 1e-5 * largest(expected)
     assert off.mean() <= 0.01, f"{off.sum()} of {len(off)} nodes differ"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["rule-nnm+trimmed_mean", "method-cs-plus", "attack-mimic_heuristic"])
 def test_twenty_rounds_in_float64_end_where_numba_ends(name: str) -> None:
-    expected, found, _, _ = one_round(name, wide=True, rounds=20)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+    expected, actual, _, _ = one_round(name, wide=True, rounds=20)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("steps", ["unfold", "grouped", "alone"])
@@ -86,10 +86,10 @@ def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) ->
     ids = np.arange(3)
     x = np.tile(plain.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
     local = plain.local_state(3)
-    expected, kept = plain.gradient(x, local, ids, t=1, k=0)
-    found, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-9 * largest(expected))
-    np.testing.assert_allclose(np.asarray(state), kept, rtol=1e-6)
+    expected, stored = plain.gradient(x, local, ids, t=1, k=0)
+    actual, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=1e-9 * largest(expected))
+    np.testing.assert_allclose(np.asarray(state), stored, rtol=1e-6)
 
 
 def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
@@ -101,9 +101,9 @@ def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
     table = (base + 1e-3 * coins.normal(size=(9, 5000)) * np.arange(1, 10)[:, None]).astype(np.float32)
     index = np.arange(9)[None]
     exact = backend("plain").squared_distances(table, index)
-    found = Narrow(budget=40_000).squared_distances(torch.from_numpy(table), index)
-    np.testing.assert_allclose(found, exact, rtol=2e-6)
-    assert (np.argsort(found, axis=2) == np.argsort(exact, axis=2)).all()
+    actual = Narrow(budget=40_000).squared_distances(torch.from_numpy(table), index)
+    np.testing.assert_allclose(actual, exact, rtol=2e-6)
+    assert (np.argsort(actual, axis=2) == np.argsort(exact, axis=2)).all()
 
 
 def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,10 +115,10 @@ def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCapture
         return np.sort(x, axis=0)[f:-f].mean(axis=0)
 
     given: dict[str, Any] = {**device_cases.SMALL, "rounds": 2, "eval_size": 10, "threads": 1}
-    found = rpel.simulate(**{**given, "attack": minus, "rule": middle}, backend="torch")
+    result = rpel.simulate(**{**given, "attack": minus, "rule": middle}, backend="torch")
     expected = rpel.simulate(**{**given, "attack": minus, "rule": middle})
-    np.testing.assert_allclose(found.models, expected.models, rtol=0, atol=1e-5 * largest(expected.models))
-    through = found.certificate["backend"]["through_host"]
+    np.testing.assert_allclose(result.models, expected.models, rtol=0, atol=1e-5 * largest(expected.models))
+    through = result.certificate["backend"]["through_host"]
     assert {who.split()[0] for who in through} == {"rule", "attack"}
     assert all(entry["bytes"] > 0 for entry in through.values())
     assert caplog.text.count("goes through the host") == 2

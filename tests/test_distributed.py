@@ -133,9 +133,9 @@ def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(s
     together(size, file, tmp_path / "out")
     for rank in range(size):
         (received,) = json.loads((tmp_path / "out" / f"received-{rank}.json").read_text())
-        kept = 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0  # worker 0 collects the result, once
+        stored = 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0  # worker 0 collects the result, once
         wanted = 4 * 270 * 7850 * (size - 1) / size * 4
-        assert 0.9 * wanted < received - kept < 1.1 * wanted
+        assert 0.9 * wanted < received - stored < 1.1 * wanted
 
 
 def test_shards_are_whole_units_and_cover_all_rows() -> None:
@@ -222,17 +222,17 @@ def workers(parent: int) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout
-    return [int(word) for word in found.split()]
+    done = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout
+    return [int(word) for word in done.split()]
 
 
 @pytest.mark.full
 def test_worker_that_dies_before_joining_is_reported_at_once(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
-    while not (found := workers(process.pid)):
+    while not (actual := workers(process.pid)):
         assert process.poll() is None
         time.sleep(0.01)
-    os.kill(found[0], signal.SIGKILL)
+    os.kill(actual[0], signal.SIGKILL)
     _, said = process.communicate()
     assert (process.returncode, "worker 1 ended before it had joined the others" in said) == (2, True), said
     assert "Traceback" not in said

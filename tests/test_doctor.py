@@ -20,9 +20,9 @@ from rpel.experiments.bench import Measurement, fastest
 def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
     with pytest.raises(SystemExit) as left:
         main(list(arguments))
-    found = capsys.readouterr()
-    assert left.value.code == code, found.out + found.err
-    return found.out
+    output = capsys.readouterr()
+    assert left.value.code == code, output.out + output.err
+    return output.out
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -61,9 +61,9 @@ def test_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.Monkey
         raise RuntimeError("no such machine")
 
     monkeypatch.setattr(doctor, "_available", broken)
-    found = by_name(examine())
-    assert (found["memory"].ok, "no such machine" in found["memory"].detail) == (False, True)
-    assert found["disk"].ok
+    checks = by_name(examine())
+    assert (checks["memory"].ok, "no such machine" in checks["memory"].detail) == (False, True)
+    assert checks["disk"].ok
 
 
 def test_kernel_cache_that_cannot_be_written_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path))
     monkeypatch.delenv("RPEL_DATA", raising=False)
     assert "does not exist" in by_name(examine(data_dir=str(tmp_path / "nowhere")))["data sets"].detail
-    found = by_name(examine("femnist-30", data_dir=str(tmp_path)))
-    assert not found["data"].ok, "nobody offers FEMNIST for download"
-    assert "femnist/train/*.json" in found["data"].remedy
+    checks = by_name(examine("femnist-30", data_dir=str(tmp_path)))
+    assert not checks["data"].ok, "nobody offers FEMNIST for download"
+    assert "femnist/train/*.json" in checks["data"].remedy
     assert "data" not in by_name(examine("mnist-30", data_dir=str(tmp_path))), "MNIST is downloaded when first used"
     images = tmp_path / "MNIST" / "raw"
     images.mkdir(parents=True)
@@ -119,13 +119,13 @@ def peer(tmp_path: Path) -> Path:
 def test_peers_good_files_pass_and_what_is_missing_is_named(
     peer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = by_name(examine(config=peer))
-    assert all(found[name].ok for name in ("peer.toml", "certificate", "key", "port"))
-    assert not found["members"].ok, "there is no members.toml yet"
-    assert "rpel network new" in found["members"].remedy
+    checks = by_name(examine(config=peer))
+    assert all(checks[name].ok for name in ("peer.toml", "certificate", "key", "port"))
+    assert not checks["members"].ok, "there is no members.toml yet"
+    assert "rpel network new" in checks["members"].remedy
     rpel("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "5", "--out", str(tmp_path), capsys=capsys)
-    found = by_name(examine(config=peer))
-    assert not found["members"].ok, "and this peer is not in it"
+    checks = by_name(examine(config=peer))
+    assert not checks["members"].ok, "and this peer is not in it"
     missing = by_name(examine(config=tmp_path / "nowhere.toml"))["peer"]
     assert (missing.ok, "nowhere.toml" in missing.detail, missing.remedy) == (False, True, "rpel peer init writes one")
 
@@ -135,10 +135,10 @@ def test_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> Non
     for days, words in ((10, "valid for 10 more days"), (-3, f"expired on {now - timedelta(days=3):%Y-%m-%d}")):
         begun = now - timedelta(days=100 - days)
         (peer.parent / "peer.crt").write_text(create("a", days=100, now=begun + timedelta(hours=1))[1])
-        found = by_name(examine(config=peer))["certificate"]
-        assert not found.ok
-        assert words in found.detail
-        assert "all members need its entry" in found.remedy
+        checks = by_name(examine(config=peer))["certificate"]
+        assert not checks.ok
+        assert words in checks.detail
+        assert "all members need its entry" in checks.remedy
 
 
 def test_key_that_others_can_read_and_a_port_in_use_are_problems(
@@ -165,9 +165,9 @@ def test_measurement_is_a_ratio() -> None:
 
 @pytest.mark.full
 def test_bench_prints_ratios_of_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(rpel("bench", "--json", capsys=capsys))
-    assert found["seconds"] > 0
-    rows = {row["name"]: row for row in found["benchmarks"]}
+    content = json.loads(rpel("bench", "--json", capsys=capsys))
+    assert content["seconds"] > 0
+    rows = {row["name"]: row for row in content["benchmarks"]}
     assert {name.partition(",")[0] for name in rows} == {
         "nnm+trimmed_mean", "forging ALIE", "a whole round", "plan for 100", "first call",
     }  # fmt: skip

@@ -102,13 +102,13 @@ def test_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[s
     spec = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
     dataset = data.load("mnist-sample")
     shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
-    found = {}
+    values = {}
     for name in ("numba", "plain"):
         task = Wide(dataset, shards, lambda: model(spec.model), batch_size=spec.batch_size, seed=0)
         run = Simulation(spec, task, arrays=backend(name))
         infos = [run.step(measured=True) for _ in range(spec.rounds)]
-        found[name] = np.r_[run.models().ravel(), [info.consensus for info in infos]]
-    np.testing.assert_allclose(found["plain"], found["numba"], rtol=0, atol=1e-9)
+        values[name] = np.r_[run.models().ravel(), [info.consensus for info in infos]]
+    np.testing.assert_allclose(values["plain"], values["numba"], rtol=0, atol=1e-9)
 
 
 def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
@@ -247,9 +247,9 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     assert info.consensus == pytest.approx(spread(honest)[1])
     assert info.consensus != pytest.approx(spread(run.state.x)[1])
     np.testing.assert_array_equal(run.models(), honest)
-    kept = run.honest[:, None].astype(float)
-    np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, kept)[0])
-    np.testing.assert_array_equal(run.local_states(), kept)
+    stored = run.honest[:, None].astype(float)
+    np.testing.assert_array_equal(run.evaluate(None).accuracy, run.task.evaluate(honest, stored)[0])
+    np.testing.assert_array_equal(run.local_states(), stored)
 
 
 def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:
@@ -275,9 +275,9 @@ def test_gradient_norm_is_that_of_several_nodes() -> None:
 
 def test_certificate_lists_a_thousand_violations_and_counts_all() -> None:
     counts = np.full((40, 50), 3)
-    found = certificate({}, counts, 2, lambda t: np.arange(50), seed=0, versions={}, threads=1, data={})
-    assert (len(found["violations"]), found["violations_total"]) == (1000, 2000)
-    assert found["violations"][51] == {"round": 2, "node": 1, "count": 3}
+    values = certificate({}, counts, 2, lambda t: np.arange(50), seed=0, versions={}, threads=1, data={})
+    assert (len(values["violations"]), values["violations_total"]) == (1000, 2000)
+    assert values["violations"][51] == {"round": 2, "node": 1, "count": 3}
 
 
 def test_all_to_all_hears_everybody() -> None:
@@ -349,11 +349,11 @@ def test_consistent_hostile_node_sends_one_vector_to_all_victims(method: str) ->
     """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
     for consistent in (True, False):
         run = simulation(BASE.replace(method=method, consistent=consistent, rounds=3))
-        kept = watched(run)
+        stored = watched(run)
         shared = False
         for t in range(1, 4):
             run.step()
-            ask, inbox = kept[-1]
+            ask, inbox = stored[-1]
             hostile = run.roster.hostile(t)
             sent: dict[int, set[int]] = {}
             for wanted, rows in zip(ask.wanted, inbox.index[:, 1:], strict=True):
@@ -385,10 +385,10 @@ def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
         views.append(view)
         return forge(view)
 
-    kept = watched(with_attack(run, replace(run.network.attack, function=watching)))
+    stored = watched(with_attack(run, replace(run.network.attack, function=watching)))
     for t in range(1, 4):
         run.step()
-        ask, hostile, view = kept[-1][0], run.roster.hostile(t), views[-1]
+        ask, hostile, view = stored[-1][0], run.roster.hostile(t), views[-1]
         met = np.flatnonzero(hostile[ask.wanted].any(axis=1))
         pullers = {int(j): set(np.flatnonzero((ask.wanted == j).any(axis=1))) for j in np.flatnonzero(hostile)}
         for row in view.audience[(view.audience >= 0).any(axis=1)]:
@@ -402,10 +402,10 @@ def test_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> Non
     )
     roster, listed = Roster(20, 6, seed=0, roaming=True), result.certificate["violations"]
     assert len(listed) > 3
-    for found in listed:
-        hostile, node = roster.hostile(found["round"]), found["node"]
+    for actual in listed:
+        hostile, node = roster.hostile(actual["round"]), actual["node"]
         assert not hostile[node]
-        assert hostile[Pull(20, 6, 0).sample(found["round"], np.array([node]))[0]].sum() == found["count"]
+        assert hostile[Pull(20, 6, 0).sample(actual["round"], np.array([node]))[0]].sum() == actual["count"]
 
 
 def test_workers_without_a_unit_of_work_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,12 +83,12 @@ def test_speakers_keep_their_words_and_each_character_is_followed_by_the_next() 
 
 
 def test_text_of_shakespeare_has_99_speakers_and_65_characters(shared_data: Path) -> None:
-    found = load("shakespeare", shared_data)
-    assert found.writers is not None
-    assert found.test_writers is not None
-    assert len(np.unique(found.writers)) == len(np.unique(found.test_writers)) == 99
-    assert found.classes == len(CHARACTERS) == 65
-    assert (found.train_x.min(), found.train_x.max(), found.labels) == (0, 64, None)
+    data = load("shakespeare", shared_data)
+    assert data.writers is not None
+    assert data.test_writers is not None
+    assert len(np.unique(data.writers)) == len(np.unique(data.test_writers)) == 99
+    assert data.classes == len(CHARACTERS) == 65
+    assert (data.train_x.min(), data.train_x.max(), data.labels) == (0, 64, None)
 
 
 def test_owners_with_most_examples_have_a_node_each() -> None:

@@ -55,9 +55,9 @@ def test_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> None:
     for round_ in (5, 10):
         folder.save(round_, {"x": np.full(3, round_)})
     assert [t for t, _ in folder.checkpoints] == [10]
-    found = folder.restore()
-    assert found is not None
-    assert found["x"].tolist() == [10, 10, 10]
+    checkpoint = folder.restore()
+    assert checkpoint is not None
+    assert checkpoint["x"].tolist() == [10, 10, 10]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "unnamed"])
@@ -65,9 +65,9 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
     folder: RunFolder, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.save(5, {"x": np.arange(1000)})
-    kept = folder.checkpoints[0][1].read_bytes()
+    stored = folder.checkpoints[0][1].read_bytes()
     folder.save(10, {"x": np.arange(1000) + 1})
-    (folder.path / "checkpoint" / "round-00000005.npz").write_bytes(kept)
+    (folder.path / "checkpoint" / "round-00000005.npz").write_bytes(stored)
     newest = folder.checkpoints[0][1]
     content = bytearray(newest.read_bytes())
     if damage == "unnamed":  # killed before the rename
@@ -76,9 +76,9 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
         content[len(content) // 2] ^= 1
         newest.write_bytes(bytes({"truncated": content[:3000], "flipped": content, "empty": bytearray()}[damage]))
     with caplog.at_level(logging.WARNING):
-        found = folder.restore()
-    assert found is not None
-    assert found["x"][0] == 0
+        checkpoint = folder.restore()
+    assert checkpoint is not None
+    assert checkpoint["x"][0] == 0
     assert ("round 10 is damaged" in caplog.text) == (damage != "unnamed")
     (folder.path / "checkpoint" / "round-00000005.npz").write_bytes(b"gone")
     if damage != "unnamed":
@@ -122,8 +122,8 @@ def test_tensors_are_written_as_safetensors(folder: RunFolder) -> None:
         "none": np.zeros((3, 0)),
     }
     folder.write_tensors("t.safetensors", arrays)
-    found = load_file(folder.path / "t.safetensors")
-    assert found.keys() == arrays.keys()
+    tensors = load_file(folder.path / "t.safetensors")
+    assert tensors.keys() == arrays.keys()
     for key, array in arrays.items():
-        assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
-        assert np.array_equal(found[key], array)
+        assert (tensors[key].dtype, tensors[key].shape) == (array.dtype, array.shape)
+        assert np.array_equal(tensors[key], array)

@@ -22,12 +22,12 @@ def test_results_equal_the_reference_to_1e_9(case: dict[str, Any]) -> None:
     kind, _, name = case["rule"].rpartition(":")
     x, parameters = VECTORS[case["input"]], dict(case["params"])
     if kind == "attack":
-        found = rpel.attack(name, **parameters).forge(x)
+        forged = rpel.attack(name, **parameters).forge(x)
     elif kind == "gossip":
         parameters.pop("node")
         weights = VECTORS[parameters.pop("weights")]
         rule = rpel.rule(name, **parameters)
-        found = rule(x, weights=weights)
+        forged = rule(x, weights=weights)
     else:
-        found = rpel.rule(name, **parameters)(x)
-    np.testing.assert_allclose(found, VECTORS[case["output"]], rtol=0, atol=1e-9)
+        forged = rpel.rule(name, **parameters)(x)
+    np.testing.assert_allclose(forged, VECTORS[case["output"]], rtol=0, atol=1e-9)

@@ -61,8 +61,8 @@ class Case:
 
     def mixes(self, k: int) -> list[Array | None]:
         weights = self.rng.integers(-2, 3, (self.h, max(1, self.m - 1), self.m)) / 2
-        kept = np.sort(self.rng.permuted(np.tile(np.arange(self.m), (self.h, self.m, 1)), axis=2)[:, :, :k], axis=2)
-        return [None, kept, weights]
+        stored = np.sort(self.rng.permuted(np.tile(np.arange(self.m), (self.h, self.m, 1)), axis=2)[:, :, :k], axis=2)
+        return [None, stored, weights]
 
 
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 257, 511, 512, 513, 600]))
@@ -113,10 +113,10 @@ def test_compiled_distances_equal_plain_distances(twin: str, case: Case) -> None
 def test_nearest_is_stable_and_holds_the_anchor(twin: str, case: Case, share: float) -> None:
     k = 1 + round(share * (case.m - 1))
     squared = plain.squared_distances(case.table, case.index)
-    kept = call(twin, "nearest", squared, k)
-    assert np.array_equal(kept, plain.nearest(squared, k))
-    assert (kept == np.arange(case.m)[:, None]).any(axis=2).all()
-    assert (np.diff(kept, axis=2) > 0).all()
+    nearest = call(twin, "nearest", squared, k)
+    assert np.array_equal(nearest, plain.nearest(squared, k))
+    assert (nearest == np.arange(case.m)[:, None]).any(axis=2).all()
+    assert (np.diff(nearest, axis=2) > 0).all()
 
 
 @pytest.mark.parametrize("twin", FAST)
@@ -157,11 +157,11 @@ def test_compiled_coordinate_rules_equal_plain_ones(twin: str, operation: Operat
 
 def near_median_by_index(x: Array, f: int) -> Array:
     """(d,) the mean of the m − f values nearest to the median, ties to the lower row: coordinate by coordinate."""
-    median, found = np.median(x, axis=0), []
+    median, values = np.median(x, axis=0), []
     for column, middle in zip(x.T, median, strict=True):
         order = sorted(range(len(x)), key=lambda j: (abs(column[j] - middle), j))
-        found.append(sum(column[j] for j in order[: len(x) - f]) / (len(x) - f))
-    return np.array(found)
+        values.append(sum(column[j] for j in order[: len(x) - f]) / (len(x) - f))
+    return np.array(values)
 
 
 @pytest.mark.parametrize("twin", ["plain", "generic", "specialised", "torch"])
@@ -174,11 +174,11 @@ def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
     for f in (2, 4) if twin == "specialised" else range(5):  # each f there is compiled anew
         rows = np.array([[3, 1, 4, 0, 5, 8, 2, 6, 7], np.arange(9)])
         if twin in ("plain", "torch"):
-            found = call(twin, "coordinatewise", table, rows, "meamed", f)
+            actual = call(twin, "coordinatewise", table, rows, "meamed", f)
         else:
             out = np.empty((2, 300), dtype)
-            found = coordinates.coordinatewise(table, rows, "meamed", f, None, out, twin == "specialised")
-        for result, own in zip(found, rows, strict=True):
+            actual = coordinates.coordinatewise(table, rows, "meamed", f, None, out, twin == "specialised")
+        for result, own in zip(actual, rows, strict=True):
             np.testing.assert_allclose(result, near_median_by_index(table[own].astype(np.float64), f), atol=1e-6)
 
 
@@ -218,13 +218,13 @@ def everything(table: Array, index: Array) -> list[Array]:
     h, m = index.shape
     f = (m - 1) // 2
     squared = compiled.squared_distances(table, index)
-    kept = compiled.nearest(squared, m - f)
+    nearest = compiled.nearest(squared, m - f)
     factors = np.linspace(-1, 1, h)
     weights = np.linspace(-1, 1, h * m).reshape(h, m)
     return [
         squared,
-        kept,
-        *(compiled.coordinatewise(table, index, operation, f, kept) for operation in OPERATIONS),
+        nearest,
+        *(compiled.coordinatewise(table, index, operation, f, nearest) for operation in OPERATIONS),
         compiled.coordinatewise(table, index, "median", mix=np.repeat(weights[:, None], 3, axis=1)),
         compiled.combine(table, index, weights),
         compiled.moments(table, index, factors, factors),
@@ -288,9 +288,9 @@ def test_neighbours_found_on_the_way_and_beforehand_give_the_same_bits(
 ) -> None:
     table, index = wide(*shape)
     m, f = shape[3], shape[3] // 3
-    kept = compiled.nearest(compiled.squared_distances(table, index), m - f)
+    nearest = compiled.nearest(compiled.squared_distances(table, index), m - f)
     result = compiled.coordinatewise(table, index, operation, f, m - f)
-    same(result, compiled.coordinatewise(table, index, operation, f, kept))
+    same(result, compiled.coordinatewise(table, index, operation, f, nearest))
     for twin in ("plain", "torch"):
         close(call(twin, "coordinatewise", table, index[:5], operation, f, m - f), result[:5], table.dtype)
 
@@ -310,9 +310,9 @@ def test_neighbours_of_float32_rows_are_those_of_exact_distances(step: float, sc
     index = np.stack([rng.choice(40, m, replace=True) for _ in range(h)])
     expected = compiled.nearest(compiled.squared_distances(single, index), k)
     same(distances.neighbours(single, index, k), expected)
-    kept = np.empty_like(expected)
-    distances.neighbours_of(single, index, k, kept)
-    same(kept, expected)
+    stored = np.empty_like(expected)
+    distances.neighbours_of(single, index, k, stored)
+    same(stored, expected)
 
 
 def test_function_called_with_a_written_number_is_compiled_once() -> None:
@@ -367,17 +367,17 @@ def test_huge_forged_rows_leave_the_honest_result(twin: str, huge: float | str, 
     forged = np.where(np.arange(f) % 2, 3e38, -3e38)[:, None] if huge == "both" else float(huge)
     table[m - f :] = forged
     index = np.arange(m)[None]
-    kept = call(twin, "nearest", call(twin, "squared_distances", table, index), m - f)
+    nearest = call(twin, "nearest", call(twin, "squared_distances", table, index), m - f)
     honest = table[: m - f]
-    for mix in (kept, None):
+    for mix in (nearest, None):
         result = call(twin, "coordinatewise", table, index, operation, f, mix)
         assert np.isfinite(result).all()
         assert (result >= honest.min(axis=0) - 1e-6).all()
         assert (result <= honest.max(axis=0) + 1e-6).all()
     if operation != "meamed":
         np.testing.assert_allclose(
-            call(twin, "coordinatewise", table, index, operation, f, kept)[0],
-            plain.coordinatewise(table.astype(np.float64), index, operation, f, kept)[0],
+            call(twin, "coordinatewise", table, index, operation, f, nearest)[0],
+            plain.coordinatewise(table.astype(np.float64), index, operation, f, nearest)[0],
             rtol=1e-4,
             atol=1e-6,
         )

@@ -46,23 +46,23 @@ def test_peer_aggregates_pulled_models_like_the_simulator(name: str, missing: tu
     coins = np.random.default_rng(3)
     models, rule = coins.normal(size=(8, 12)).astype(np.float32), rpel.rule(name, f=2)
     models[4] = np.nan  # counts among the two
-    came = [j for j in range(1, 8) if j not in missing]
-    kept = one_round(rule, models[0], models[1:], tuple(LATE if j in missing else OK for j in range(1, 8)))
+    received = [j for j in range(1, 8) if j not in missing]
+    stored = one_round(rule, models[0], models[1:], tuple(LATE if j in missing else OK for j in range(1, 8)))
     index = np.full((1, 8), -1)
-    index[0, : 1 + len(came)] = [0, *came]
+    index[0, : 1 + len(received)] = [0, *received]
     expected, info = aggregate(models[:1], Received(models, index), rule)
     assert not info.degraded.any()
     assert info.trimmed.tolist() == [1]
-    assert kept.outcome == Outcome.AGGREGATED
-    np.testing.assert_array_equal(kept.x, expected[0])
+    assert stored.outcome == Outcome.AGGREGATED
+    np.testing.assert_array_equal(stored.x, expected[0])
 
 
 def test_peer_with_too_few_answers_keeps_the_half_step_like_the_simulator() -> None:
     models, rule = np.random.default_rng(4).normal(size=(8, 12)).astype(np.float32), rpel.rule("trimmed_mean", f=3)
-    kept = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
+    stored = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
     expected, info = aggregate(models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)
     assert info.degraded.all()
-    assert (kept.outcome, kept.degraded) == (Outcome.LOCAL_ONLY, 1)
-    np.testing.assert_array_equal(kept.x, expected[0])
+    assert (stored.outcome, stored.degraded) == (Outcome.LOCAL_ONLY, 1)
+    np.testing.assert_array_equal(stored.x, expected[0])
     nobody = one_round(rule, models[0], models[1:], (LATE,) * 7)
     np.testing.assert_array_equal(nobody.x, models[0])

@@ -46,19 +46,19 @@ def test_line_9_sees_the_answers_of_the_window_moved_along_with_the_node(memory:
     spec = BASE.replace(pull=4, memory=memory, attack=attack)
     run = simulation(spec, Quadratic(nodes=15 if attack == "label_flip" else 12))
     halves: dict[int, Any] = {}
-    came: dict[int, list[Any]] = {}
+    arrived: dict[int, list[Any]] = {}
     for t in range(1, 7):
         info = run.advance()
         received, halves[t] = info.received, info.half.copy()
         now = [vectors(received, i)[1 : 1 + (memory * 4 if t == 1 else 4)].copy() for i in range(run.nodes)]
         if t == 1:
             for q in range(memory):  # the last list is round 1's
-                came[q + 2 - memory] = [answers[4 * q : 4 * (q + 1)] for answers in now]
+                arrived[q + 2 - memory] = [answers[4 * q : 4 * (q + 1)] for answers in now]
             continue
-        came[t] = now
+        arrived[t] = now
         for i in range(run.nodes):
-            old = [came[t - lag][i] + (halves[t][i] - halves[max(t - lag, 1)][i]) for lag in range(1, memory)]
-            wanted = np.concatenate([halves[t][i][None], came[t][i], *old])
+            old = [arrived[t - lag][i] + (halves[t][i] - halves[max(t - lag, 1)][i]) for lag in range(1, memory)]
+            wanted = np.concatenate([halves[t][i][None], arrived[t][i], *old])
             np.testing.assert_array_equal(vectors(received, i), wanted)
 
 
@@ -144,12 +144,12 @@ def test_hostile_answers_are_counted_over_the_window_and_follow_the_exact_law() 
 
 
 def test_certificate_speaks_of_windows_and_counts_aggregations() -> None:
-    found = rpel.simulate("linear", **SMALL)
-    said = found.certificate
+    result = rpel.simulate("linear", **SMALL)
+    said = result.certificate
     assert (said["aggregations"], said["plan"]["memory"], said["plan"]["window"]) == (4 * 12, 2, 10)
     assert said["plan"]["probability"] == window_probability(14, 2, 5, 4, 2, 2) == 1.0
     assert "of 11" in said["rule"]["sentence"]
-    assert list(found.history["messages"]) == [140, 70, 70, 70]
+    assert list(result.history["messages"]) == [140, 70, 70, 70]
 
 
 @given(st.integers(2, 30), st.data())
@@ -215,13 +215,13 @@ def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
         np.testing.assert_array_equal(moving.squared_distances(table, index), inside.squared_distances(whole, index))
         np.testing.assert_array_equal(moving.combine(table, index, weights), inside.combine(whole, index, weights))
         for origin in (None, np.ones(d), np.ones((h, d)), index[:, 0].copy()):
-            found = moving.distances_to(table, index, origin)
-            np.testing.assert_allclose(found, inside.distances_to(whole, index, origin), rtol=1e-12)
+            actual = moving.distances_to(table, index, origin)
+            np.testing.assert_allclose(actual, inside.distances_to(whole, index, origin), rtol=1e-12)
         for operation in ("trimmed_mean", "median", "meamed"):
             f = (m - 1) // 2
             for mix in (None, max(1, m - f)):
-                found = moving.coordinatewise(table, index, operation, f, mix=mix)
-                np.testing.assert_array_equal(found, inside.coordinatewise(whole, index, operation, f, mix=mix))
+                actual = moving.coordinatewise(table, index, operation, f, mix=mix)
+                np.testing.assert_array_equal(actual, inside.coordinatewise(whole, index, operation, f, mix=mix))
 
 
 @given(st.integers(0, 99), st.sampled_from([np.float32, np.float64]))
@@ -245,8 +245,8 @@ def test_every_rule_aggregates_moved_rows_like_copies(name: str) -> None:
     inside: Any = compiled
     kernels: Any = Moving(inside, moves)
     whole = np.concatenate([table, plain_moved(moves, table, np.arange(48))])
-    found = full.aggregate(table, index, kernels=kernels, finite=kernels.finite_rows(table))
-    np.testing.assert_allclose(found, full.aggregate(whole, index), rtol=1e-12)
+    aggregated = full.aggregate(table, index, kernels=kernels, finite=kernels.finite_rows(table))
+    np.testing.assert_allclose(aggregated, full.aggregate(whole, index), rtol=1e-12)
 
 
 # --- what goes together ----------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("change", WORKS, ids=str)
 def test_memory_goes_with(change: dict[str, Any]) -> None:
-    found = rpel.simulate("linear", **SMALL | {"rounds": 3} | change)
-    assert np.isfinite(found.models).all()
+    result = rpel.simulate("linear", **SMALL | {"rounds": 3} | change)
+    assert np.isfinite(result.models).all()
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=str)
@@ -336,11 +336,11 @@ def test_lookahead_harm_equals_its_definition(memory: int) -> None:
     view = views[-1]
     forged = view.moments(1.0, -2.0)
     z = forgeries._aggregated(view, view.with_forged(forged))
-    found = forgeries._harm_later(view, z, lookahead.next_round(view))  # type: ignore[arg-type]
+    actual = forgeries._harm_later(view, z, lookahead.next_round(view))  # type: ignore[arg-type]
     for i in range(view.victims):
         window, honest = next_window(run, 3, i, forged[i], z[i], view)
         wanted = np.linalg.norm(view.rule(window) - honest.mean(axis=0))
-        assert found[i] == pytest.approx(wanted, rel=1e-6)
+        assert actual[i] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_lookahead_attack_needs_nodes_with_memory() -> None:

@@ -248,8 +248,8 @@ def test_graph_methods_without_hostile_weight_are_plain_gossip() -> None:
         for _ in range(6):
             run.step()
         results.append(run.models())
-    for found in results[1:]:
-        np.testing.assert_allclose(found, results[0], atol=1e-10)
+    for actual in results[1:]:
+        np.testing.assert_allclose(actual, results[0], atol=1e-10)
 
 
 def rounds_of_gossip(rule: rpel.Rule, graph: Graph, x: Array, rounds: int) -> list[float]:
@@ -281,15 +281,15 @@ def test_spread_on_complete_graphs_contracts_under_minority_hostile_weight(metho
 
 @pytest.mark.parametrize(("rule", "same"), [("bucketing+trimmed_mean", False), ("nnm+trimmed_mean", True)])
 def test_rule_is_given_the_round_and_redraws_buckets(rule: str, same: bool) -> None:
-    start, found = np.random.default_rng(5).normal(size=(12, 7)), []
+    start, values = np.random.default_rng(5).normal(size=(12, 7)), []
     for before in (0, 1):
         spec = BASE.replace(method="all-to-all", rule=rule, attack="sf", lr=0.1, pull=None, b_hat=None)
         run = simulation(spec, Quadratic(noise=0.0))
         run.state.x[:] = start
         run.state = replace(run.state, round=before)
         run.step()
-        found.append(run.models().copy())
-    assert np.allclose(found[0], found[1]) is same
+        values.append(run.models().copy())
+    assert np.allclose(values[0], values[1]) is same
 
 
 @pytest.mark.parametrize("method", ["rpel", "gts"])

@@ -143,9 +143,9 @@ def test_outer_step_is_nesterov_and_skipped_with_a_kept_half_step() -> None:
     rng = np.random.default_rng(0)
     outer, x = NesterovOuter(lr=0.7, momentum=0.9), rng.normal(size=(3, 4))
     state, v = outer.init(x), np.zeros_like(x)
-    for kept in ([False, False, False], [False, True, False], [False, False, False]):
+    for stored in ([False, False, False], [False, True, False], [False, False, False]):
         z = rng.normal(size=(3, 4))
-        degraded = np.array(kept)
+        degraded = np.array(stored)
         delta = x - z
         v = np.where(degraded[:, None], v, 0.9 * v + delta)
         expected = np.where(degraded[:, None], z, x - 0.7 * (delta + 0.9 * v))

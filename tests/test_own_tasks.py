@@ -156,9 +156,9 @@ def test_reports_name_a_metric_and_its_direction(tmp_path: Path, capsys: pytest.
     assert "mae on test data (less is better)" in page.read_text("utf-8")
     assert "the node that ends highest" in page.read_text("utf-8")
     assert "measure & mean & worst node" in (tmp_path / "table.tex").read_text("utf-8")
-    found = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
-    assert all(row["state"] == "finished" and row["measure"] == "mae" for row in found)
-    assert all("accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in found)
+    content = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
+    assert all(row["state"] == "finished" and row["measure"] == "mae" for row in content)
+    assert all("accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in content)
     folders = [str(path) for path in (tmp_path / "runs").iterdir()]
     assert "mean mae by round: 0: " in rpel("compare", *folders, capsys=capsys)[0]
 
@@ -240,7 +240,7 @@ def test_tuple_inputs_are_passed_as_arguments_and_outputs_to_the_loss() -> None:
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.bool_, np.float32, np.float64])
 def test_inputs_keep_their_kind_and_floats_take_the_models_precision(kind: Any) -> None:
     x, y = np.eye(4).astype(kind), np.array([0, 1, 0, 1])
-    found = user.dataset((x, y), (x, y))
+    data = user.dataset((x, y), (x, y))
     seen: list[torch.dtype] = []
 
     class Watching(nn.Linear):
@@ -248,7 +248,7 @@ def test_inputs_keep_their_kind_and_floats_take_the_models_precision(kind: Any) 
             seen.append(given.dtype)
             return super().forward(given.float())
 
-    Classification(found, [np.arange(4)], Watching(4, 2), batch_size=2, seed=0)
+    Classification(data, [np.arange(4)], Watching(4, 2), batch_size=2, seed=0)
     assert set(seen) == {torch.float32 if np.dtype(kind).kind == "f" else torch.from_numpy(x).dtype}
 
 
@@ -265,17 +265,17 @@ def test_frames_and_series_are_taken_with_their_numbers() -> None:
         def to_numpy(self, dtype: Any = object) -> NDArray[Any]:
             return np.stack([column.astype(dtype) for column in self.columns.values()], axis=1)
 
-    found = user.dataset((Frame(), [0, 1, 0]), (Frame(), [0, 1, 0]))
-    assert found.train_x.dtype == np.float32
-    assert found.train_x[2].tolist() == [3, 1, 1]
-    assert found.classes == 2
+    data = user.dataset((Frame(), [0, 1, 0]), (Frame(), [0, 1, 0]))
+    assert data.train_x.dtype == np.float32
+    assert data.train_x[2].tolist() == [3, 1, 1]
+    assert data.classes == 2
 
 
 def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_one() -> None:
     x, y = texts()
-    found, shards = user.dataset((x, y), (x, y)), [np.arange(160)] * 3
+    data, shards = user.dataset((x, y), (x, y)), [np.arange(160)] * 3
     engines = [
-        Classification(found, shards, made(Meaning), batch_size=8, seed=0, fast=fast, metric=F.cross_entropy)
+        Classification(data, shards, made(Meaning), batch_size=8, seed=0, fast=fast, metric=F.cross_entropy)
         for fast in (True, False)
     ]
     assert isinstance(engines[0].engine, VmapEngine)
@@ -293,9 +293,9 @@ def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_o
 
 def test_backdoor_patches_user_images_at_their_largest_value() -> None:
     x = np.random.default_rng(0).uniform(0, 5, (20, 1, 7, 7)).astype(np.float32)
-    found = user.dataset((x, Y[:20]), (x, Y[:20]))
+    data = user.dataset((x, Y[:20]), (x, Y[:20]))
     task = Classification(
-        found, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0, flipped=[1],
+        data, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0, flipped=[1],
         trigger=Trigger(target=2, share=1.0),
     )  # fmt: skip
     ids = np.arange(2)

@@ -76,17 +76,17 @@ def test_package_metadata_names_version_licence_and_dependencies(wheel: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"rpel-{rpel.__version__}.dist-info/METADATA").decode()
         scripts = archive.read(f"rpel-{rpel.__version__}.dist-info/entry_points.txt").decode()
-    found = HeaderParser().parsestr(text)
+    actual = HeaderParser().parsestr(text)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert found["Version"] == rpel.__version__
+    assert actual["Version"] == rpel.__version__
     assert re.search(rf"^version: {re.escape(rpel.__version__)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
     assert rpel.__version__ in (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert found["License-Expression"] == project["license"]
-    assert set(found.get_all("Provides-Extra") or []) == set(project["optional-dependencies"])
-    assert len([need for need in found.get_all("Requires-Dist") or [] if "extra" not in need]) == len(
+    assert actual["License-Expression"] == project["license"]
+    assert set(actual.get_all("Provides-Extra") or []) == set(project["optional-dependencies"])
+    assert len([need for need in actual.get_all("Requires-Dist") or [] if "extra" not in need]) == len(
         project["dependencies"]
     )
-    assert found.get_all("Project-URL")
+    assert actual.get_all("Project-URL")
     assert "rpel = rpel.cli:main" in scripts
 
 
@@ -135,8 +135,8 @@ def test_wheel_and_sdist_are_fit_for_an_index_and_their_description_renders(
 @pytest.mark.full
 def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
-    place, bin_ = tmp_path / "elsewhere", tmp_path / "venv" / "bin"
-    place.mkdir()
+    position, bin_ = tmp_path / "elsewhere", tmp_path / "venv" / "bin"
+    position.mkdir()
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RPEL", "VIRTUAL"))}
     clean |= {"PATH": f"{bin_}:/usr/bin:/bin", "HOME": str(tmp_path), "RPEL_CACHE": str(tmp_path / "cache")}
     pip = [str(bin_ / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -147,7 +147,7 @@ def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path,
     def run(*command: str) -> str:
         done = subprocess.run(
             [str(bin_ / command[0]), *command[1:]],
-            cwd=place,
+            cwd=position,
             env=clean,
             capture_output=True,
             text=True,

@@ -63,19 +63,19 @@ def test_comfortable_plan_is_smallest_with_a_third_and_three_left(silent: bool) 
             with pytest.raises(ValueError, match=r"max_fraction|b_hat"):
                 comfortable(**sizes, silent=silent)
             continue
-        found = comfortable(**sizes, silent=silent)
+        planned = comfortable(**sizes, silent=silent)
         expected = good[0] if good else max(feasible, key=lambda c: (c[0] - 2 * c[1], -c[0]))
-        assert (found.pull, found.b_hat) == expected, sizes
-        named = [p.comfortable for p in (found, rpel.plan(**sizes, silent=silent))]
-        assert [None if choice is None else choice.pull for choice in named] == [found.pull] * 2
+        assert (planned.pull, planned.b_hat) == expected, sizes
+        named = [p.comfortable for p in (planned, rpel.plan(**sizes, silent=silent))]
+        assert [None if choice is None else choice.pull for choice in named] == [planned.pull] * 2
 
 
 def test_max_fraction_is_respected_or_refused() -> None:
     sizes: dict[str, Any] = {"nodes": 100, "byzantine": 10, "rounds": 200}
-    found = [comfortable(**sizes, max_fraction=share) for share in (0.25, 1 / 3, 0.45)]
-    assert [p.pull for p in found] == [39, 26, 18]
-    assert all(p.fraction <= share for p, share in zip(found, (0.25, 1 / 3, 0.45), strict=True))
-    assert all(p.pull + 1 - 2 * p.b_hat >= 3 for p in found)
+    planned = [comfortable(**sizes, max_fraction=share) for share in (0.25, 1 / 3, 0.45)]
+    assert [p.pull for p in planned] == [39, 26, 18]
+    assert all(p.fraction <= share for p, share in zip(planned, (0.25, 1 / 3, 0.45), strict=True))
+    assert all(p.pull + 1 - 2 * p.b_hat >= 3 for p in planned)
     with pytest.raises(ValueError, match=r"0\.05"):
         comfortable(**sizes, max_fraction=0.05)
 
@@ -92,8 +92,8 @@ def test_tails_agree_with_integer_arithmetic(data: st.DataObject) -> None:
     low, tail = hypergeometric.tail(population, marked, draws)
     for k in range(min(marked, draws) + 1):
         exact = exact_tail(population, marked, draws, k)
-        found = 1.0 if k < low else (float(tail[k - low]) if k - low < len(tail) else 0.0)
-        assert abs(Fraction(found) - exact) <= exact / 10**9 + SMALLEST
+        actual = 1.0 if k < low else (float(tail[k - low]) if k - low < len(tail) else 0.0)
+        assert abs(Fraction(actual) - exact) <= exact / 10**9 + SMALLEST
 
 
 @given(st.data())
@@ -171,9 +171,9 @@ def test_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, no_
     ("n", "p", "s", "b_hat"), [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)]
 )
 def test_lemma_gives_the_reference_plans(n: int, p: float, s: int, b_hat: int) -> None:
-    found = plan(nodes=n, byzantine=n // 10, rounds=200, confidence=p, method="bound")
-    assert (found.pull, found.b_hat) == (s, b_hat)
-    assert p <= found.probability <= max_byzantine_cdf(n, n // 10, s, 200)[min(b_hat, n // 10)]
+    planned = plan(nodes=n, byzantine=n // 10, rounds=200, confidence=p, method="bound")
+    assert (planned.pull, planned.b_hat) == (s, b_hat)
+    assert p <= planned.probability <= max_byzantine_cdf(n, n // 10, s, 200)[min(b_hat, n // 10)]
 
 
 @pytest.mark.parametrize(

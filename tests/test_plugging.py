@@ -72,8 +72,8 @@ def test_attack_from_outside_may_train_instead_of_forging(poison: str) -> None:
         """Trains on examples that are not what they seem."""
 
     ours = {"labels": "label_flip", "patch": "backdoor"}[poison]
-    found = rpel.simulate("linear", attack=mine, out=None, **SMALL)
-    assert np.array_equal(found.models, rpel.simulate("linear", attack=ours, out=None, **SMALL).models)
+    result = rpel.simulate("linear", attack=mine, out=None, **SMALL)
+    assert np.array_equal(result.models, rpel.simulate("linear", attack=ours, out=None, **SMALL).models)
 
 
 # --- a rule ----------------------------------------------------------------------------------------------------------

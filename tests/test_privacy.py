@@ -117,8 +117,8 @@ def test_missing_accountant_names_the_package_to_install(monkeypatch: pytest.Mon
 
 def test_importing_privacy_imports_neither_the_accountant_nor_torch() -> None:
     code = "import sys, rpel.privacy; print('torch' in sys.modules, 'dp_accounting' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout == "False False\n"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False False\n"
 
 
 # --- rpel plan -------------------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def test_plan_names_the_noise_that_keeps_an_epsilon(capsys: pytest.CaptureFixtur
         "--local-steps",
         "2",
     ]
-    found = json.loads(rpel(*PLAN, *asked, "--json", capsys=capsys)[0])
-    noise = found["noise_multiplier"]
+    content = json.loads(rpel(*PLAN, *asked, "--json", capsys=capsys)[0])
+    noise = content["noise_multiplier"]
     assert direct(noise, 0.05, 60, 1e-4) <= 1 < direct(0.997 * noise, 0.05, 60, 1e-4)
     out, err = rpel(*PLAN, *asked, capsys=capsys)
     assert f"noise multiplier {noise:g} " in out
@@ -232,9 +232,9 @@ def test_examples_at_once_equal_one_by_one_with_frozen_layers_and_dropout() -> N
     at_once, one_by_one = (PrivateGradients(task(module, fast=fast), 0.7) for fast in (True, False))
     one_by_one.engine = one_by_one.task.engine
     x, local = at(made), made.local_state(NODES)
-    found, expected = (one.gradient(x, local, np.arange(NODES), 3, 0)[0] for one in (at_once, one_by_one))
+    actual, expected = (one.gradient(x, local, np.arange(NODES), 3, 0)[0] for one in (at_once, one_by_one))
     assert type(at_once.engine) is not type(one_by_one.engine)
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_engine_keeps_to_the_examples_that_are_there() -> None:
@@ -246,9 +246,9 @@ def test_engine_keeps_to_the_examples_that_are_there() -> None:
         some, few, nobody = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
         there = torch.tensor([[True, False, True, False, False, True]])
         private.engine.clipped(x, local, inputs, labels, seeds, there, 0.5, some)
-        kept = [0, 2, 5]
+        stored = [0, 2, 5]
         every = torch.ones(1, 3, dtype=torch.bool)
-        private.engine.clipped(x, local, inputs[:, kept], labels[:, kept], seeds[:, kept], every, 0.5, few)
+        private.engine.clipped(x, local, inputs[:, stored], labels[:, stored], seeds[:, stored], every, 0.5, few)
         assert torch.allclose(some, few, atol=1e-6)
         private.engine.clipped(x, local, inputs, labels, seeds, there & False, 0.5, nobody)
         assert not nobody.any()
@@ -382,9 +382,11 @@ def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = (package.simulate(**{**RUN, "rounds": 2, "noise_multiplier": s}, out=tmp_path) for s in (4.0, 8.0))
-    found = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"]["epsilon"]
+    content = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"]["epsilon"]
     stated = [run.certificate["privacy"]["epsilon"] for run in (a, b)]
-    assert [found["a"], found["b"], found["difference"]] == pytest.approx([*stated, stated[1] - stated[0]], rel=1e-6)
+    assert [content["a"], content["b"], content["difference"]] == pytest.approx(
+        [*stated, stated[1] - stated[0]], rel=1e-6
+    )
     assert "epsilon" in rpel("compare", str(a.path), str(b.path), capsys=capsys)[0]
 
 

@@ -37,12 +37,12 @@ def flipped() -> rpel.Result:
     """Six honest nodes with the same example, two hostile ones that train on its flipped label, one of them node 0."""
     x, y = examples(60)
     one = np.repeat(x[:1], 4, axis=0), np.full(4, 2)
-    found = rpel.simulate(
+    result = rpel.simulate(
         Normalised(), [one] * 6, (x, y), nodes=8, byzantine=2, pull=4, b_hat=1, rounds=4, attack="label_flip",
         rule="mean", batch_size=4, lr=0.5, momentum=0.5, eval_every=2, eval_size=30, seed=1, out=None,
     )  # fmt: skip
-    assert found.tensors["ids"].tolist() == [1, 2, 3, 4, 6, 7]
-    return found
+    assert result.tensors["ids"].tolist() == [1, 2, 3, 4, 6, 7]
+    return result
 
 
 def outputs(result: rpel.Result, inputs: Tensor) -> list[Tensor]:

@@ -42,7 +42,7 @@ def test_attackers_who_choose_their_places_are_all_counted_on() -> None:
     """At this confidence two of the three would be planned for; but all may sit beside one victim."""
     few: dict[str, Any] = {"nodes": 12, "byzantine": 3, "pull": 6, "rounds": 1, "confidence": 0.3, "method": "cs-plus"}
     planned = {placed: tiny(None, placement=placed, **few).certificate for placed in ("random", "adversarial")}
-    assert {placed: found["plan"]["b_hat"] for placed, found in planned.items()} == {"random": 2, "adversarial": 3}
+    assert {placed: actual["plan"]["b_hat"] for placed, actual in planned.items()} == {"random": 2, "adversarial": 3}
 
 
 def test_plan_with_a_chosen_b_hat_has_that_b_hats_constants() -> None:

@@ -45,18 +45,18 @@ def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp
     graph = result.path / "graph.npz"
     adjacency = Graph(Case(fields)["nodes"], np.load(graph)["pairs"]).adjacency if graph.is_file() else None
     expected = Case(fields, adjacency)
-    found = np.load(result.path / "counts.npz")
-    np.testing.assert_array_equal(found["counts"], expected.counts())
+    arrays = np.load(result.path / "counts.npz")
+    np.testing.assert_array_equal(arrays["counts"], expected.counts())
     np.testing.assert_array_equal(result.tensors["ids"], expected.honest(1))
     played = expected.rounds()
     np.testing.assert_allclose(result.models, played[-1][1], rtol=0, atol=2e-6)
     assert_spread_is_told(result.history.rows(), played)
     on_graph = expected.adjacency is not None  # there a node may have aggregated and stand where it stood
-    kept = [0 if on_graph else int((x == half).all(axis=1).sum()) for half, x in played]
-    assert result.history["degraded"].tolist() == kept
+    stored = [0 if on_graph else int((x == half).all(axis=1).sum()) for half, x in played]
+    assert result.history["degraded"].tolist() == stored
     rounds = range(1, expected["rounds"] + 1)
     ids = [expected.honest(t) for t in rounds] if expected["roaming"] else expected.honest(1)
-    np.testing.assert_array_equal(found["ids"], ids)
+    np.testing.assert_array_equal(arrays["ids"], ids)
     sent = {"all-to-all": 12 * 11}.get(expected["method"], expected["nodes"] * expected["pull"])
     for row, met in zip(result.history, expected.counts(), strict=True):
         assert (row["messages"], row["bytes"], row["byzantine_max"]) == (sent, sent * 4 * PARAMETERS, max(met))

@@ -24,9 +24,9 @@ CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize(("arguments", "expected"), CONSOLE)
 def test_command_line_example_prints_what_the_readme_shows(arguments: str, expected: str) -> None:
-    found = subprocess.run([sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True)
-    assert found.returncode == 0
-    assert found.stdout.strip() == expected.strip()
+    done = subprocess.run([sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.strip() == expected.strip()
 
 
 def commands() -> list[str]:
@@ -43,11 +43,11 @@ def expanded(word: str) -> list[str]:
     >>> expanded("s{3,4}-b{0,1}")
     ['s3-b0', 's3-b1', 's4-b0', 's4-b1']
     """
-    found = re.search(r"\{([^{}]*)\}", word)
-    if found is None:
+    values = re.search(r"\{([^{}]*)\}", word)
+    if values is None:
         return [word]
-    heads = [word[: found.start()] + choice for choice in found[1].split(",")]
-    return [head + tail for head in heads for tail in expanded(word[found.end() :])]
+    heads = [word[: values.start()] + choice for choice in values[1].split(",")]
+    return [head + tail for head in heads for tail in expanded(word[values.end() :])]
 
 
 # What an argument names is there; finding it raises if it is not.
@@ -72,9 +72,9 @@ def test_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
 
 
 def test_python_example_gives_what_the_readme_shows() -> None:
-    found = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert found.attempted > 0
-    assert found.failed == 0
+    outcome = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_readme_has_both_kinds_of_example_and_no_dead_link() -> None:
@@ -92,11 +92,11 @@ def test_files_of_this_repository_that_a_page_names_are_there() -> None:
     """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package, as in docs/architecture.md."""
     packages = "|".join(path.name for path in (ROOT / "src" / "rpel").iterdir() if (path / "__init__.py").exists())
     named = re.compile(rf"`({TOP}[\w./-]+|(?:{packages})/[\w./-]+(?:\.py|/))[` :]")
-    found = {(page, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
-    assert len(found) > 50
+    actual = {(page, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
+    assert len(actual) > 50
     missing = [
         f"{page.relative_to(ROOT)}: {path}"
-        for page, path in sorted(found)
+        for page, path in sorted(actual)
         if not ((ROOT / path).exists() or (ROOT / "src" / "rpel" / path).exists())
     ]
     assert missing == []

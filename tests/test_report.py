@@ -70,8 +70,8 @@ def put_nodes(path: Path, accuracy: list[list[float]]) -> None:
 
 
 def change(path: Path, name: str, **values: Any) -> None:
-    found = json.loads((path / name).read_text())
-    (path / name).write_text(json.dumps({**found, **values}))
+    content = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps({**content, **values}))
 
 
 def rpel_report(*arguments: str) -> None:
@@ -158,10 +158,10 @@ def test_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Pa
     put(tmp_path / "a")
     put(tmp_path / "b")
     put(tmp_path / "c", worst=0.7)
-    found = collect([tmp_path, tmp_path / "a"])
-    assert len(found.runs) == 3
-    assert [setting.label[-3:] for setting in group_runs(found.runs)] == ["(1)", "(2)"]
-    assert "1 more are copies" in page(found)
+    collection = collect([tmp_path, tmp_path / "a"])
+    assert len(collection.runs) == 3
+    assert [setting.label[-3:] for setting in group_runs(collection.runs)] == ["(1)", "(2)"]
+    assert "1 more are copies" in page(collection)
 
 
 def test_overflowed_numbers_are_named_in_the_report(tmp_path: Path) -> None:
@@ -269,9 +269,9 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     unfinished = put(tmp_path, folder="<i>", seed=3)
     (unfinished / "certificate.json").unlink()
     change(put(tmp_path, seed=4), "certificate.json", guarantee=HOSTILE)
-    found = collect([tmp_path])
-    assert (len(found.runs), len(found.unfinished), len(found.broken)) == (1, 1, 2)
-    text = page(found)
+    collection = collect([tmp_path])
+    assert (len(collection.runs), len(collection.unfinished), len(collection.broken)) == (1, 1, 2)
+    text = page(collection)
     assert text.count("<script") == 2
     assert not re.search(r"<(img|b|i)[\s>]", re.sub(r"<b>(Guarantee|The \w+):</b>", "", text))
     assert str(markupsafe.escape(HOSTILE)) in text
@@ -307,10 +307,10 @@ def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     digits.write_text(re.sub("(?m)^seed = 8 ", f"seed = 8{'0' * 400} ", digits.read_text()))
     rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--json")
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["runs"] == 8
-    assert found["unfinished"] == [str(unfinished)]
-    assert set(found["broken"]) == {str(runs / name) for name in [*damaged, "headless"]}
+    listing = json.loads(out)
+    assert listing["runs"] == 8
+    assert listing["unfinished"] == [str(unfinished)]
+    assert set(listing["broken"]) == {str(runs / name) for name in [*damaged, "headless"]}
     assert len(err.splitlines()) == 10
     text = (tmp_path / "page.html").read_text()
     assert f"rpel resume runs/{unfinished.name}" in text
@@ -438,9 +438,9 @@ def test_paper_figures_are_one_column_wide_and_embed_their_letters(tmp_path: Pat
     files = sorted((tmp_path / "figures").iterdir())
     assert [path.suffix for path in files] == [".pdf"] * 3
     for path in files:
-        found = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", path.read_bytes())
-        assert found is not None
-        assert float(found[1]) == pytest.approx(3.4 * 72, abs=0.1)
+        match = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", path.read_bytes())
+        assert match is not None
+        assert float(match[1]) == pytest.approx(3.4 * 72, abs=0.1)
         assert b"STIXGeneral" in path.read_bytes()
 
 
@@ -506,10 +506,10 @@ DRIVE = (Path(__file__).parent / "browser" / "report.js").read_text("utf-8")
 
 
 def test_report_toggles_and_sorts_in_a_browser(runs: Path, tmp_path: Path) -> None:
-    found = in_chromium(page(collect([runs])), DRIVE, tmp_path)
-    assert found["problems"] == []
-    assert found["charts"] == 6
-    assert found["toggle"] == {
+    collection = in_chromium(page(collect([runs])), DRIVE, tmp_path)
+    assert collection["problems"] == []
+    assert collection["charts"] == 6
+    assert collection["toggle"] == {
         "before": True,
         "off": False,
         "pressed": "false",
@@ -517,28 +517,28 @@ def test_report_toggles_and_sorts_in_a_browser(runs: Path, tmp_path: Path) -> No
         "loss": False,
         "on": True,
     }
-    assert found["worst"] == {"before": True, "off": False}
-    assert found["mean"] == {"off": False, "loss": True}, "one switch for accuracies, none for the loss"
-    assert found["hover"]["shown"]
-    assert "round 2" in found["hover"]["text"]
-    assert "mean 0.2100" in found["hover"]["text"]
-    assert "0.2000 to 0.2200" in found["hover"]["text"]
-    assert "round 4" in found["keyboard"]
-    numbers, words = found["sorted"]["mean"], found["sorted"]["setting"]
+    assert collection["worst"] == {"before": True, "off": False}
+    assert collection["mean"] == {"off": False, "loss": True}, "one switch for accuracies, none for the loss"
+    assert collection["hover"]["shown"]
+    assert "round 2" in collection["hover"]["text"]
+    assert "mean 0.2100" in collection["hover"]["text"]
+    assert "0.2000 to 0.2200" in collection["hover"]["text"]
+    assert "round 4" in collection["keyboard"]
+    numbers, words = collection["sorted"]["mean"], collection["sorted"]["setting"]
     assert numbers["down"] == sorted(numbers["down"], reverse=True)
     assert numbers["up"] == sorted(numbers["up"])
     assert (numbers["aria"], words["aria"]) == (["descending", "ascending"], ["ascending", "descending"])
     assert words["up"] == sorted(words["up"], reverse=True)
-    assert found["link_opens"]
-    assert found["width"] <= found["window"], "the page does not scroll sideways"
+    assert collection["link_opens"]
+    assert collection["width"] <= collection["window"], "the page does not scroll sideways"
 
 
 def test_report_runs_no_hostile_text_in_a_browser(tmp_path: Path) -> None:
     for seed in range(2):
         put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=f"<img src=x onerror=alert({seed})>")
-    found = in_chromium(page(collect([tmp_path / "runs"])), DRIVE, tmp_path)
-    assert found["problems"] == []
-    assert found["images"] == 0
+    collection = in_chromium(page(collect([tmp_path / "runs"])), DRIVE, tmp_path)
+    assert collection["problems"] == []
+    assert collection["images"] == 0
 
 
 def test_real_run_is_reported(tmp_path: Path) -> None:

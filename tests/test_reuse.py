@@ -29,9 +29,9 @@ def place(result: Result) -> Path:
 def of_other_code(path: Path) -> None:
     """Make a finished run look as if another release of torch had made it."""
     file = path / "certificate.json"
-    found = json.loads(file.read_text())
-    found["versions"] |= {"code": "0" * 64, "torch": "0.0"}
-    file.write_text(json.dumps(found))
+    content = json.loads(file.read_text())
+    content["versions"] |= {"code": "0" * 64, "torch": "0.0"}
+    file.write_text(json.dumps(content))
 
 
 # --- by other code ---------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def own(out: Path, model: nn.Module | None = None, **more: Any) -> Result:
     fields: dict[str, Any] = {"nodes": 8, "byzantine": 1, "pull": 4, "rounds": 2, "eval_size": 30, "batch_size": 5}
-    found: Result = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
-    return found
+    result: Result = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
+    return result
 
 
 def from_text(factor: float) -> Any:

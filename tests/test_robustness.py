@@ -133,9 +133,9 @@ def test_nearly_equal_models_are_ordered_as_in_float64() -> None:
     """A float32 Gram matrix would lose the order: the relative differences are 1e-6."""
     base = np.random.default_rng(6).normal(size=2000)
     x = np.array([base * (1 + 1e-6 * a) for a in (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]).astype(np.float32)
-    kept = A.monna(3)(x)
+    stored = A.monna(3)(x)
     expected = x[:4].astype(np.float64).mean(axis=0)
-    np.testing.assert_allclose(kept, expected, rtol=1e-7)
+    np.testing.assert_allclose(stored, expected, rtol=1e-7)
     best = int(np.argmin(np.linalg.norm(x - A.krum(3)(x), axis=1)))
     plain_best = int(np.argmin(np.linalg.norm(x.astype(np.float64) - A.krum(3)(x.astype(np.float64)), axis=1)))
     assert best == plain_best

@@ -30,14 +30,14 @@ def test_numpy_and_torch_give_the_same_kind_and_dtype_back_and_leave_the_input(
 ) -> None:
     rule, x = rpel.rule(name, **parameters), cloud(1, m, 33, dtype)
     before = x.copy()
-    found = rule(x)
-    assert isinstance(found, np.ndarray)
-    assert (found.dtype, found.shape) == (x.dtype, (33,))
+    aggregated = rule(x)
+    assert isinstance(aggregated, np.ndarray)
+    assert (aggregated.dtype, aggregated.shape) == (x.dtype, (33,))
     lent = torch.from_numpy(x)
     again = rule(lent)
     assert isinstance(again, torch.Tensor)
     assert again.dtype == lent.dtype
-    np.testing.assert_array_equal(again.numpy(), found)
+    np.testing.assert_array_equal(again.numpy(), aggregated)
     np.testing.assert_array_equal(x, before)
 
 
@@ -52,11 +52,11 @@ def test_half_precision_comes_back_as_half_precision(name: str, parameters: dict
 def test_batched_rule_equals_entries_one_by_one(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
     rule = rpel.rule(name, **parameters)
     x = np.stack([[cloud(10 * a + b, m, 17) for b in range(3)] for a in range(2)])
-    found = rule(x)
-    assert found.shape == (2, 3, 17)
+    aggregated = rule(x)
+    assert aggregated.shape == (2, 3, 17)
     for a in range(2):
         for b in range(3):
-            np.testing.assert_allclose(found[a, b], rule(x[a, b]), rtol=0, atol=1e-12)
+            np.testing.assert_allclose(aggregated[a, b], rule(x[a, b]), rtol=0, atol=1e-12)
 
 
 def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
@@ -74,8 +74,8 @@ def test_many_victims_over_one_table_get_what_each_would_get_alone(
     rule = rpel.rule(name, **parameters)
     table, index = table_and_index(m)
     alone = rule(table[index])  # one batch, so that a shuffling rule deals the same cards
-    found = rule.aggregate(kernels.array(table), index, kernels=kernels)
-    np.testing.assert_allclose(found, alone, rtol=0, atol=1e-9)
+    aggregated = rule.aggregate(kernels.array(table), index, kernels=kernels)
+    np.testing.assert_allclose(aggregated, alone, rtol=0, atol=1e-9)
     out = np.empty_like(alone)
     assert rule.aggregate(table, index, out=out) is out
     np.testing.assert_allclose(out, alone, rtol=0, atol=1e-9)
@@ -87,9 +87,9 @@ def test_absent_answers_are_as_if_never_asked(name: str, parameters: dict[str, A
     table, index = table_and_index(m + 1)
     holes = index.copy()
     holes[::2, m] = -1
-    found = rule.aggregate(table, holes)
+    aggregated = rule.aggregate(table, holes)
     for i, row in enumerate(holes):
-        np.testing.assert_allclose(found[i], rule(table[row[row >= 0]]), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(aggregated[i], rule(table[row[row >= 0]]), rtol=0, atol=1e-12)
 
 
 def test_torch_table_and_a_torch_out_work_without_a_copy() -> None:
@@ -235,21 +235,21 @@ def test_dnc_equals_its_definition_on_drawn_coordinates() -> None:
         y = x[:, columns] - x[:, columns].mean(axis=0)
         along = (y @ np.linalg.svd(y)[2][0]) ** 2
         dropped |= set(np.argsort(along)[-2:].tolist())
-    kept = [j for j in range(9) if j not in dropped]
-    assert 3 not in kept
-    assert 5 <= len(kept) < 7, "the passes differ"
-    np.testing.assert_allclose(rule(x), x[kept].mean(axis=0), atol=1e-12)
+    stored = [j for j in range(9) if j not in dropped]
+    assert 3 not in stored
+    assert 5 <= len(stored) < 7, "the passes differ"
+    np.testing.assert_allclose(rule(x), x[stored].mean(axis=0), atol=1e-12)
 
 
 def test_dnc_falls_back_to_the_median_when_too_few_are_left() -> None:
     x = cloud(32, 9, 60)
-    rule, found = A.dnc(3, passes=8, coordinates=2), 0
+    rule, aggregated = A.dnc(3, passes=8, coordinates=2), 0
     for node in range(40):
         told = rule.at(round=1, rounds=2, seed=0, ids=np.array([node]))
         result = told(x)
         near = np.argsort(np.linalg.norm(x - np.median(x, axis=0), axis=1))[:3]
-        found += bool(np.allclose(result, x[near].mean(axis=0), atol=1e-12))
-    assert found > 30
+        aggregated += bool(np.allclose(result, x[near].mean(axis=0), atol=1e-12))
+    assert aggregated > 30
 
 
 def test_ios_by_hand() -> None:
@@ -287,8 +287,8 @@ def test_rules_that_draw_do_so_anew_for_every_node_and_round_and_repeat() -> Non
         np.testing.assert_array_equal(told.aggregate(table, index), first)
         some = np.array([2, 7, 11])  # whoever aggregates a part of the nodes gets what they would have got
         context = A.RoundContext(round=3, rounds=9, seed=1, ids=np.arange(100, 112))
-        found = rule.aggregate(table, index[some], context=context.among(some))
-        np.testing.assert_array_equal(found, first[some])
+        aggregated = rule.aggregate(table, index[some], context=context.among(some))
+        np.testing.assert_array_equal(aggregated, first[some])
 
 
 def metropolis_like(h: int, m: int) -> Array:
@@ -369,11 +369,11 @@ def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
     order = np.argsort(norm, kind="stable")
     assert order[0] == 0
     # RTC
-    kept, removed = list(order), 0.0
-    while removed + w[kept[-1]] <= b_w:
-        removed += w[kept.pop()]
-    tau = np.sqrt((w[kept] * norm[kept] ** 2).sum() / b_w)
-    expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in kept if j)
+    stored, removed = list(order), 0.0
+    while removed + w[stored[-1]] <= b_w:
+        removed += w[stored.pop()]
+    tau = np.sqrt((w[stored] * norm[stored] ** 2).sum() / b_w)
+    expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in stored if j)
     np.testing.assert_allclose(A.rtc(byzantine_weight=b_w)(x, weights=w), expected, atol=1e-12)
     # GTS by definition
     left, step = 1 - b_w, np.zeros(5)
@@ -385,8 +385,8 @@ def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
     hostile = np.arange(9) >= 7
     tau = np.sqrt((w * norm**2)[~hostile].sum() / w[hostile].sum())
     expected = x[0] + sum(w[j] * d[j] * min(1, tau / norm[j]) for j in range(1, 9))
-    found = A.clipped_gossip_oracle(byzantine_weight=b_w)(x, weights=w, hostile=hostile)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    aggregated = A.clipped_gossip_oracle(byzantine_weight=b_w)(x, weights=w, hostile=hostile)
+    np.testing.assert_allclose(aggregated, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
@@ -399,12 +399,12 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
     w = np.where(index >= 0, metropolis_like(12, 7), 0.0)
     hostile = np.random.default_rng(2).random(index.shape) < 0.3
     hostile[:, 0] = False
-    found = np.asarray(rule.aggregate(kernels.array(table), index, weights=w, hostile=hostile, kernels=kernels))
-    np.testing.assert_allclose(found[4], table[index[4, 0]], atol=1e-12)
+    aggregated = np.asarray(rule.aggregate(kernels.array(table), index, weights=w, hostile=hostile, kernels=kernels))
+    np.testing.assert_allclose(aggregated[4], table[index[4, 0]], atol=1e-12)
     for i in range(12):
         here = index[i] >= 0
         alone = rule(table[index[i][here]], weights=w[i][here], hostile=hostile[i][here])
-        np.testing.assert_allclose(found[i], alone, atol=1e-9)
+        np.testing.assert_allclose(aggregated[i], alone, atol=1e-9)
 
 
 # --- errors and names ------------------------------------------------------------------------------------------------
@@ -467,16 +467,16 @@ def test_chain_by_name_is_the_chain_by_hand() -> None:
 def test_rule_writes_into_the_given_out_array(dtype: torch.dtype) -> None:
     table, index = table_and_index(9)
     models, out = torch.from_numpy(table).to(dtype), torch.zeros((len(index), table.shape[1]), dtype=dtype)
-    for kept, rows in ((out, models), (np.zeros(out.shape, models.numpy().dtype), models.numpy())):
-        found = A.trimmed_mean(2).aggregate(rows, index, out=kept)
-        assert found is kept
-        np.testing.assert_array_equal(np.asarray(kept), np.asarray(A.trimmed_mean(2).aggregate(rows, index)))
+    for stored, rows in ((out, models), (np.zeros(out.shape, models.numpy().dtype), models.numpy())):
+        aggregated = A.trimmed_mean(2).aggregate(rows, index, out=stored)
+        assert aggregated is stored
+        np.testing.assert_array_equal(np.asarray(stored), np.asarray(A.trimmed_mean(2).aggregate(rows, index)))
 
 
 def test_f_can_be_overridden_per_call() -> None:
     table, index = table_and_index(9)
-    found = rpel.rule("nnm+trimmed_mean", f=4).aggregate(table, index, f=2)
-    np.testing.assert_array_equal(found, rpel.rule("nnm+trimmed_mean", f=2).aggregate(table, index))
+    aggregated = rpel.rule("nnm+trimmed_mean", f=4).aggregate(table, index, f=2)
+    np.testing.assert_array_equal(aggregated, rpel.rule("nnm+trimmed_mean", f=2).aggregate(table, index))
 
 
 def test_every_rule_stands_in_the_documentation() -> None:

@@ -511,11 +511,11 @@ def test_uniform_output_keeps_local_state_and_reports_both_accuracies(tmp_path: 
     fields = OWN | {"output": "uniform", "checkpoint_every": 3, "lr": 0.02, "rounds": 40, "eval_every": 10}
     result = simulate(net, blobs(0), blobs(1), **fields, out=tmp_path)
     x, y = (torch.from_numpy(a) for a in blobs(1))
-    kept = [(result.model(node)(x).argmax(1) == y).double().mean().item() for node in range(7)]
-    assert result.final["output_accuracy_mean"] == pytest.approx(np.mean(kept), rel=1e-4)
-    assert result.final["output_accuracy_worst"] == pytest.approx(min(kept), rel=1e-4)
+    stored = [(result.model(node)(x).argmax(1) == y).double().mean().item() for node in range(7)]
+    assert result.final["output_accuracy_mean"] == pytest.approx(np.mean(stored), rel=1e-4)
+    assert result.final["output_accuracy_worst"] == pytest.approx(min(stored), rel=1e-4)
     assert result.final["accuracy_mean"] == pytest.approx(result.nodes["accuracy"][-1].mean())
-    assert result.final["accuracy_mean"] != pytest.approx(np.mean(kept), rel=1e-4)
+    assert result.final["accuracy_mean"] != pytest.approx(np.mean(stored), rel=1e-4)
     assert all(row["output_accuracy_mean"] is None for row in result.history.rows()[:-1])
     crashed = tmp_path / "crashed"
     with pytest.raises(CrashError):
@@ -577,9 +577,9 @@ def test_user_data_that_do_not_fit_are_refused(arguments: dict[str, Any], words:
 
 def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     tiny(None, progress=True)
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert found.err.splitlines()[-1].startswith("run, seed 0: round 6 of 6; accuracy in round 6: mean 0.")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines()[-1].startswith("run, seed 0: round 6 of 6; accuracy in round 6: mean 0.")
     tiny(None, progress=False)
     assert capsys.readouterr().err == ""
 
@@ -663,11 +663,11 @@ def test_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
     assert proof["max_observed"] > 1
     assert proof["plan"]["probability"] < 0.01
     assert result.path is not None
-    found = np.load(result.path / "counts.npz")
+    arrays = np.load(result.path / "counts.npz")
     listed = {(v["round"], v["node"], v["count"]) for v in proof["violations"]}
-    rows, columns = np.nonzero(found["counts"] > 1)
-    met = found["counts"][rows, columns]
-    assert listed == set(zip((rows + 1).tolist(), found["ids"][columns].tolist(), met.tolist(), strict=True))
+    rows, columns = np.nonzero(arrays["counts"] > 1)
+    met = arrays["counts"][rows, columns]
+    assert listed == set(zip((rows + 1).tolist(), arrays["ids"][columns].tolist(), met.tolist(), strict=True))
     assert proof["violations_total"] == len(listed)
 
 

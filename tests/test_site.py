@@ -100,7 +100,7 @@ def test_figure_in_the_page_answers_as_the_planner_does() -> None:
     )
     assert NODE is not None
     answers = json.loads(subprocess.run([NODE, "-e", program], capture_output=True, text=True, check=True).stdout)
-    for (nodes, byzantine, rounds, confidence), found in zip(cases, answers, strict=True):
+    for (nodes, byzantine, rounds, confidence), actual in zip(cases, answers, strict=True):
         expected = rpel.plan(nodes=nodes, byzantine=byzantine, rounds=rounds, confidence=confidence)
-        assert (found["s"], found["bHat"]) == (expected.pull, expected.b_hat)
-        assert found["probability"] == pytest.approx(expected.probability, rel=1e-6)
+        assert (actual["s"], actual["bHat"]) == (expected.pull, expected.b_hat)
+        assert actual["probability"] == pytest.approx(expected.probability, rel=1e-6)

@@ -43,15 +43,15 @@ def test_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
     file = tmp_path / "attacks.toml"
     grid = '[grid]\nattack = ["alie", "foe"]\nbyzantine = [1, 5]\n[[cells]]\nattack = "alie"\nbyzantine = 1\n'
     file.write_text(SMALL + grid + "[[cells]]\nrounds = 7\n", "utf-8")
-    found = read(file)
-    assert [cell.label for cell in found] == [
+    actual = read(file)
+    assert [cell.label for cell in actual] == [
         "attack alie, byzantine 1", "attack alie, byzantine 5", "attack foe, byzantine 1", "attack foe, byzantine 5",
         "rounds 7",
     ]  # fmt: skip
-    assert found[0].spec is not None
-    assert (found[0].spec.name, found[0].spec.model, found[0].spec.attack) == ("attacks", "linear", "alie")
-    assert found[1].spec is None
-    assert found[1].error == "byzantine 5 is not a minority of nodes 8: the most is 3"
+    assert actual[0].spec is not None
+    assert (actual[0].spec.name, actual[0].spec.model, actual[0].spec.attack) == ("attacks", "linear", "alie")
+    assert actual[1].spec is None
+    assert actual[1].error == "byzantine 5 is not a minority of nodes 8: the most is 3"
     table = cells({"base": {"preset": "mnist-30", "rounds": 3}, "grid": {"pull": [12, 15]}})
     assert [(cell.spec.pull, cell.spec.rounds) for cell in table if cell.spec] == [(12, 3), (15, 3)]
 
@@ -82,9 +82,9 @@ def test_whole_grid_is_checked_before_the_first_cell_runs(tmp_path: Path, capsys
     said = rpel("sweep", str(file), "--out", str(tmp_path / "out"), capsys=capsys, code=2)[1]
     assert "rule krumm: there is no rule 'krumm'; the nearest is 'krum'" in said
     assert not (tmp_path / "out").exists()
-    found = checked(cells({"nodes": 8, "grid": {"byzantine": [1, 2], "pull": [2, 4]}}))
-    assert [cell.spec is None for cell in found] == [False, False, True, False], "a combination stops no other"
-    assert "best_below_half" in found[2].error
+    actual = checked(cells({"nodes": 8, "grid": {"byzantine": [1, 2], "pull": [2, 4]}}))
+    assert [cell.spec is None for cell in actual] == [False, False, True, False], "a combination stops no other"
+    assert "best_below_half" in actual[2].error
 
 
 def test_cell_is_another_one_with_other_code_and_with_other_data(

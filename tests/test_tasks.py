@@ -181,23 +181,23 @@ def test_convolutions_by_winograds_way_equal_torchs(data: st.DataObject) -> None
     if data.draw(st.booleans()):
         x = x.contiguous(memory_format=torch.channels_last)
     x.requires_grad_()
-    found = []
+    values = []
     for module in (layer, with_winograd(copy.deepcopy(layer))):
         out = module(x)
         weights = torch.randn(out.shape, dtype=kind, generator=torch.Generator().manual_seed(1))
-        found.append([out, *torch.autograd.grad(out, [x, *module.parameters()], weights)])
-    for plain, short in zip(*found, strict=True):
+        values.append([out, *torch.autograd.grad(out, [x, *module.parameters()], weights)])
+    for plain, short in zip(*values, strict=True):
         assert (plain - short).abs().max() <= bound * plain.abs().max()
 
 
 def test_winograds_way_is_differentiable_twice() -> None:
     torch.manual_seed(0)
     layer, x = nn.Conv2d(32, 32, 3, padding=1).double(), torch.randn(2, 32, 4, 4).double().requires_grad_()
-    found = []
+    values = []
     for module in (layer, with_winograd(copy.deepcopy(layer))):
         (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
-    torch.testing.assert_close(found[0], found[1])
+        values.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
+    torch.testing.assert_close(values[0], values[1])
 
 
 @pytest.mark.parametrize(
@@ -378,15 +378,15 @@ def test_attack_success_counts_patched_images_of_other_classes() -> None:
     data = dataset((1, 6, 5))
     t = task("linear", flipped=[5], trigger=Trigger(target=1))
     x, local = models(t), t.local_state(NODES)
-    found = t.attack_success(x, local)
+    actual = t.attack_success(x, local)
     test_x = data.test_x[data.test_y != 1].copy()
     test_x[:, :, -1:, -1:] = 255
     module = network("linear")
     for i in range(NODES):
         unflatten(module, torch.from_numpy(x[i]))
         called = module(torch.from_numpy(data.normalised(test_x))).argmax(1)
-        assert found is not None
-        assert found[i] == float((called == 1).double().mean())
+        assert actual is not None
+        assert actual[i] == float((called == 1).double().mean())
     assert task("linear").attack_success(x, local) is None
 
 

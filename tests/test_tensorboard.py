@@ -65,19 +65,19 @@ def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
     assert with_events.name == without.name, "it is not part of the run's meaning"
     same_bytes(with_events, without)
     assert not (without / "tensorboard").exists()
-    found = scalars(accumulator(with_events))
-    assert found == expected(with_events)
-    assert [step for step, _ in found["consensus"]] == [1, 2, 3, 4, 5, 6]
-    assert [step for step, _ in found["accuracy/worst"]] == [2, 4, 6]
+    points = scalars(accumulator(with_events))
+    assert points == expected(with_events)
+    assert [step for step, _ in points["consensus"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in points["accuracy/worst"]] == [2, 4, 6]
 
 
 def test_every_tensorboard_tag_shows_its_column(tmp_path: Path) -> None:
     """In a run in which no two columns are equal: a backdoor, and so many late nodes that some keep their half-step."""
     path = tiny(tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2).path
     assert path is not None
-    found = scalars(accumulator(path))
-    assert found == expected(path)
-    last = {tag: points[-1][1] for tag, points in found.items()}
+    values_by_tag = scalars(accumulator(path))
+    assert values_by_tag == expected(path)
+    last = {tag: points[-1][1] for tag, points in values_by_tag.items()}
     assert last.keys() == TAGS.keys()
     assert len({value for tag, value in last.items() if tag != "diverged"}) == len(TAGS) - 1
 

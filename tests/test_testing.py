@@ -113,8 +113,8 @@ def test_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -
 
 def middle(x: Array, f: int, share: float = 0.5) -> Array:
     """Between the median and the trimmed mean."""
-    kept = np.sort(x, axis=0)[f : len(x) - f].mean(axis=0)
-    return np.asarray(share * np.median(x, axis=0) + (1 - share) * kept)
+    stored = np.sort(x, axis=0)[f : len(x) - f].mean(axis=0)
+    return np.asarray(share * np.median(x, axis=0) + (1 - share) * stored)
 
 
 def test_function_rule_passes_and_its_slowness_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -305,12 +305,12 @@ def test_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: Pa
 def test_user_code_is_part_of_the_run_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "my_own_rule.py"
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = []
+    values = []
     for text in ("return x.mean(axis=0)", "return x.mean(axis=0)  # the same", "return x[0]"):
         source.write_text(f"def rule(x):\n    {text}\n", "utf-8")
         monkeypatch.delitem(sys.modules, "my_own_rule", raising=False)
         result = rpel.simulate(out=tmp_path / "runs", rule="my_own_rule:rule", **SMALL)
         assert result.path is not None
-        found.append(result.path.name)
+        values.append(result.path.name)
         assert "my_own_rule:rule" in result.certificate["versions"]
-    assert len(set(found)) == 3
+    assert len(set(values)) == 3

@@ -51,18 +51,18 @@ def test_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
             red = theory.reduction(30, 0, pull, 0)
             assert red is not None
             sizes["pull"] = pull
-            found = theory.convergence(red, **sizes, rounds=T, L=L, sigma=sigma, G=G, gap=gap)
-            assert found is not None
-            eta = found.eta_max
+            actual = theory.convergence(red, **sizes, rounds=T, L=L, sigma=sigma, G=G, gap=gap)
+            assert actual is not None
+            eta = actual.eta_max
             assert eta <= 1 / (12 * L)
             proof = (
-                found.c0 / (eta * T)
-                + found.c2 * eta * L * sigma**2
+                actual.c0 / (eta * T)
+                + actual.c2 * eta * L * sigma**2
                 + 432 * eta * L / T * sigma**2 / 30
-                + found.c3 * G**2
-                + 9 * found.c1 * 30 * eta**2 * L**2 * (sigma**2 + G**2)
+                + actual.c3 * G**2
+                + 9 * actual.c1 * 30 * eta**2 * L**2 * (sigma**2 + G**2)
             )
-            assert proof <= found.bound * (1 + 1e-12)
+            assert proof <= actual.bound * (1 + 1e-12)
 
 
 def test_bound_scales_with_length_squared_which_the_printed_cube_would_not() -> None:
@@ -71,11 +71,11 @@ def test_bound_scales_with_length_squared_which_the_printed_cube_would_not() -> 
     assert red is not None
 
     def bound(c: float) -> float:
-        found = theory.convergence(
+        actual = theory.convergence(
             red, nodes=30, byzantine=0, pull=15, b_hat=0, rounds=50, L=2 * c, sigma=c, G=c * 0.7, gap=c
         )
-        assert found is not None
-        return found.bound
+        assert actual is not None
+        return actual.bound
 
     assert bound(8.0) == pytest.approx(64 * bound(1.0), rel=1e-12)
 

@@ -83,9 +83,9 @@ def test_shape_tool_counts_modules_and_names_import_cycles() -> None:
 
 
 def test_definitions_compute_what_they_say() -> None:
-    found = doctest.testfile(str(ROOT / "docs" / "reference.md"), module_relative=False)
-    assert found.attempted >= 4
-    assert found.failed == 0
+    outcome = doctest.testfile(str(ROOT / "docs" / "reference.md"), module_relative=False)
+    assert outcome.attempted >= 4
+    assert outcome.failed == 0
 
 
 def test_no_text_refers_to_a_file_that_is_not_in_the_repository() -> None:
@@ -95,4 +95,4 @@ def test_no_text_refers_to_a_file_that_is_not_in_the_repository() -> None:
         places += [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".toml", ".sh"}]
     texts = {path: path.read_text("utf-8") for path in places if path.name != "test_tools.py"}
     assert len(texts) > 200
-    assert [f"{path}: {found}" for path, text in texts.items() for found in outside.findall(text)] == []
+    assert [f"{path}: {actual}" for path, text in texts.items() for actual in outside.findall(text)] == []

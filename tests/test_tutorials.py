@@ -19,9 +19,9 @@ def cells(page: str) -> list[str]:
 
 
 def test_five_networks_of_ten_lines_each_train_as_the_tutorial_has_them() -> None:
-    found, names = cells("any_network"), dict[str, Any]()
-    assert len(found) == 5
-    for cell in found:
+    actual, names = cells("any_network"), dict[str, Any]()
+    assert len(actual) == 5
+    for cell in actual:
         statements = [line for line in cell.splitlines() if line]
         assert len(statements) <= 10
         torch.manual_seed(0)

@@ -30,8 +30,8 @@ def test_window_of_one_round_is_the_law_of_algorithm_1(nodes: int, data: st.Data
     byzantine = data.draw(st.integers(0, (nodes - 1) // 2))
     pull, rounds = data.draw(st.integers(1, nodes - 1)), data.draw(st.integers(1, 300))
     cdf = max_byzantine_cdf(nodes, byzantine, pull, rounds)
-    found = [window_probability(nodes, byzantine, pull, rounds, 1, k) for k in range(len(cdf))]
-    np.testing.assert_allclose(found, cdf, rtol=1e-10, atol=1e-300)
+    actual = [window_probability(nodes, byzantine, pull, rounds, 1, k) for k in range(len(cdf))]
+    np.testing.assert_allclose(actual, cdf, rtol=1e-10, atol=1e-300)
 
 
 @pytest.mark.parametrize(("memory", "pull"), [(2, 5), (3, 4)])
@@ -68,17 +68,21 @@ def test_long_windows_are_bounded_from_below_or_refused() -> None:
 def test_plan_with_memory_has_the_smallest_pull_whose_window_is_feasible(
     nodes: int, byzantine: int, memory: int
 ) -> None:
-    found = plan(nodes=nodes, byzantine=byzantine, rounds=50, memory=memory)
+    planned = plan(nodes=nodes, byzantine=byzantine, rounds=50, memory=memory)
     tried = [
         s
         for s in range(1, (nodes - 1) // memory + 1)
         if 2 * window_quantile(nodes, byzantine, s, 50, memory, 0.99) < memory * s + 1
     ]
-    assert (found.pull, found.window) == (tried[0], memory * tried[0])
-    assert found.probability == window_probability(nodes, byzantine, found.pull, 50, memory, found.b_hat) >= 0.99
-    assert (found.fraction, found.theorem_applies, found.alpha) == (found.b_hat / (found.window + 1), False, None)
-    assert found.messages_per_round == nodes * found.pull
-    assert {choice.window for choice in found.alternatives} <= {memory * s for s in range(nodes)}
+    assert (planned.pull, planned.window) == (tried[0], memory * tried[0])
+    assert planned.probability == window_probability(nodes, byzantine, planned.pull, 50, memory, planned.b_hat) >= 0.99
+    assert (planned.fraction, planned.theorem_applies, planned.alpha) == (
+        planned.b_hat / (planned.window + 1),
+        False,
+        None,
+    )
+    assert planned.messages_per_round == nodes * planned.pull
+    assert {choice.window for choice in planned.alternatives} <= {memory * s for s in range(nodes)}
 
 
 def test_bounds_decide_about_windows_as_the_chain_does() -> None:
@@ -93,8 +97,8 @@ def test_bounds_decide_about_windows_as_the_chain_does() -> None:
 def test_million_nodes_with_memory_are_planned_in_milliseconds() -> None:
     plan(nodes=1000, byzantine=100, rounds=200, memory=2)
     began = time.process_time()
-    found = plan(nodes=10**6, byzantine=10**5, rounds=200, memory=3)
-    assert (found.pull, found.window, found.b_hat) == (14, 42, 21)
+    planned = plan(nodes=10**6, byzantine=10**5, rounds=200, memory=3)
+    assert (planned.pull, planned.window, planned.b_hat) == (14, 42, 21)
     assert time.process_time() - began < 0.5, "some 20 ms on an idle machine"
 
 

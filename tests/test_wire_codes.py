@@ -31,19 +31,19 @@ def test_decoded_model_equals_its_message(name: WireName, seed: int, d: int) -> 
     x, wire = drawn(seed, d), Wire(name)
     out = np.empty_like(x)
     wire.through(x, out)
-    for row, came in zip(x, out, strict=True):
+    for row, received in zip(x, out, strict=True):
         message = wire.encode(row)
         assert len(message) == wire.nbytes(d)
-        np.testing.assert_array_equal(came.view(np.uint32), wire.decode(message, d).view(np.uint32))
+        np.testing.assert_array_equal(received.view(np.uint32), wire.decode(message, d).view(np.uint32))
 
 
 @given(st.integers(0, 1000), st.integers(1, 700))
 def test_int8_is_within_half_a_step_of_each_block(seed: int, d: int) -> None:
     x = drawn(3 * seed + 1, d)[2]
-    came = Wire("int8").decode(Wire("int8").encode(x), d)
+    received = Wire("int8").decode(Wire("int8").encode(x), d)
     for left in range(0, d, 256):
         block = x[left : left + 256]
-        assert np.abs(came[left : left + 256] - block).max() <= np.abs(block).max() / 127 * 0.5001 + 2.0**-119
+        assert np.abs(received[left : left + 256] - block).max() <= np.abs(block).max() / 127 * 0.5001 + 2.0**-119
 
 
 def test_message_that_is_none_is_a_model_without_a_finite_number() -> None:

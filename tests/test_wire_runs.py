@@ -39,11 +39,11 @@ def test_line_9_uses_coded_answers_and_the_exact_own_model(wire: WireName, chang
 
 
 def test_bytes_are_those_of_the_messages_and_accuracy_stays() -> None:
-    found = {wire: rpel.simulate("linear", wire=wire, **SMALL | {"rounds": 20}) for wire in ("float32", "int8")}
-    d = found["float32"].models.shape[1]
-    assert found["int8"].history["bytes"][0] == 10 * 6 * (d + 4 * -(-d // 256))
-    assert abs(found["int8"].accuracy_mean - found["float32"].accuracy_mean) < 0.02
-    assert not np.array_equal(found["int8"].models, found["float32"].models)
+    result = {wire: rpel.simulate("linear", wire=wire, **SMALL | {"rounds": 20}) for wire in ("float32", "int8")}
+    d = result["float32"].models.shape[1]
+    assert result["int8"].history["bytes"][0] == 10 * 6 * (d + 4 * -(-d // 256))
+    assert abs(result["int8"].accuracy_mean - result["float32"].accuracy_mean) < 0.02
+    assert not np.array_equal(result["int8"].models, result["float32"].models)
 
 
 def test_workers_change_no_byte_of_a_coded_run_that_is_not_kept() -> None:

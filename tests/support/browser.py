@@ -40,8 +40,8 @@ def in_chromium(text: str, drive: str, tmp_path: Path) -> dict[str, Any]:
     done = subprocess.run(
         [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr
-    content: dict[str, Any] = json.loads(html.unescape(found[1]))
+    match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match is not None, done.stderr
+    content: dict[str, Any] = json.loads(html.unescape(match[1]))
     content["problems"] += [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return content

@@ -12,9 +12,9 @@ def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> 
     """The command in this process: (stdout, stderr)."""
     with pytest.raises(SystemExit) as left:
         main(list(arguments))
-    found = capsys.readouterr()
-    assert left.value.code == code, found.out + found.err
-    return found.out, found.err
+    output = capsys.readouterr()
+    assert left.value.code == code, output.out + output.err
+    return output.out, output.err
 
 
 def loads_none_of(modules: set[str], *arguments: str) -> None:

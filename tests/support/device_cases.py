@@ -33,18 +33,18 @@ def cases() -> dict[str, Fields]:
     """By name, what differs from SMALL."""
     rules = [name for name in RULES if name not in BEFORE and not _needs_graph(name)]
     rules = [*rules, *(f"{name}+median" for name in BEFORE), "nnm+krum", "nnm+trimmed_mean"]
-    found: dict[str, Fields] = {f"rule-{name}": {"rule": name} for name in rules}
-    found["rule-bulyan"]["pull"] = 10
-    found |= {f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS}
-    found |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
-    found |= {
+    actual: dict[str, Fields] = {f"rule-{name}": {"rule": name} for name in rules}
+    actual["rule-bulyan"]["pull"] = 10
+    actual |= {f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS}
+    actual |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
+    actual |= {
         "wire-int8": {"wire": "int8"}, "wire-bfloat16": {"wire": "bfloat16"}, "no-show": {"no_show": 0.2},
         "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"}, "uniform": {"output": "uniform"},
         "local-steps": {"local_steps": 2}, "exposed": {"attack_params": {"targeting": "most-exposed"}},
         "network-many": {"model": NETWORK}, "network-alone": {"model": NETWORK},
     }  # fmt: skip
-    return found
+    return actual
 
 
 def _needs_graph(name: str) -> bool:

@@ -49,10 +49,10 @@ class Credentials:
 
 def credentials(folder: Path, name: str, days: int = 30) -> Credentials:
     secret, pem = certificates.create(name, days=days)
-    found = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    identity.write_key(found.key, secret)
-    found.certificate.write_text(pem)
-    return found
+    actual = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
+    identity.write_key(actual.key, secret)
+    actual.certificate.write_text(pem)
+    return actual
 
 
 def membership(members: Iterable[Member]) -> Membership:

@@ -106,6 +106,6 @@ class Namespaces:
 
 def _ip(*commands: str, inside: str = "") -> None:
     """Run ip commands, in a namespace if one is named."""
-    place = ["-n", inside] if inside else []
+    position = ["-n", inside] if inside else []
     text = "".join(f"{command}\n" for command in commands)
-    subprocess.run(["ip", *place, "-batch", "-"], input=text, text=True, check=True, capture_output=True)
+    subprocess.run(["ip", *position, "-batch", "-"], input=text, text=True, check=True, capture_output=True)

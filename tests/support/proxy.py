@@ -75,9 +75,9 @@ class Proxy:
         if not self.damage:
             return piece
         harmed = bytearray(piece)
-        for place in range(-seen % self.damage, len(piece), self.damage):
-            if seen + place:
-                harmed[place] ^= 0x10
+        for position in range(-seen % self.damage, len(piece), self.damage):
+            if seen + position:
+                harmed[position] ^= 0x10
                 self.damaged += 1
         return bytes(harmed)
 

@@ -70,9 +70,9 @@ def play(name: str, broken: str | None) -> None:
     spec, arrays, mode = resolved(cases()[name]), Standing("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)
-    initial, kept = task.initial(), task.local_state(1)
+    initial, stored = task.initial(), task.local_state(1)
     task.initial = lambda: initial  # type: ignore[method-assign]
-    task.local_state = lambda h: np.tile(kept, (h, 1))  # type: ignore[method-assign]
+    task.local_state = lambda h: np.tile(stored, (h, 1))  # type: ignore[method-assign]
     task.arrays = arrays
     task.use("alone" if name.endswith("alone") else "unfold")
     made_beforehand(task.engine, mode)

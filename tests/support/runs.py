@@ -16,8 +16,8 @@ TINY: dict[str, Any] = {
 
 
 def tiny(out: Path | None, **fields: Any) -> Result:
-    found: Result = simulate(out=out, **{**TINY, **fields})
-    return found
+    result: Result = simulate(out=out, **{**TINY, **fields})
+    return result
 
 
 def without_seconds(path: Path) -> list[dict[str, Any]]:

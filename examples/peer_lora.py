@@ -45,7 +45,7 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
 
 
 def my_texts(count: int = 256) -> list[dict[str, torch.Tensor]]:
-    """Stands for your own data: sequences that count upwards by a step of one's own."""
+    """Stands for your own data: sequences that count upwards by a step that differs."""
     start, step = torch.randint(TOKENS, (count, 1)), torch.randint(1, 3, (count, 1))
     tokens = (start + step * torch.arange(16)) % TOKENS
     return [{"input_ids": row, "labels": row} for row in tokens]

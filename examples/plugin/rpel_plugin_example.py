@@ -1,4 +1,4 @@
-"""A rule, an attack and a peer's task of one's own. After `pip install ./examples/plugin` rpel knows them by name:
+"""A user's rule, attack and task of a peer. After `pip install ./examples/plugin` rpel knows them by name:
 
 rpel run quickstart --rule nnm+winsorized_mean --attack echo
 rpel network new --task quadrants --model init.safetensors …

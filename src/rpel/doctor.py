@@ -1,4 +1,4 @@
-"""Is this machine ready? Each check is ok, or says what is wrong and how to mend it. Nothing is changed.
+"""Is this machine ready? Each check is ok, or says what is wrong and how to fix it. Nothing is changed.
 
 Invariant: a check that cannot be made is a check that failed, with its reason; it never stops the others.
 """

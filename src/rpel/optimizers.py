@@ -7,7 +7,7 @@ Invariants:
   every node has an optimiser of its own over the parameters of its model;
 - nothing depends on which nodes stand beside a node, nor on the number of threads or workers.
 
-Plain twin: the torch optimiser itself, in a loop of one's own.
+Plain twin: the torch optimiser itself, in a plain loop.
 """
 
 import inspect

@@ -29,13 +29,13 @@ def is_own(name: str) -> bool:
 
 
 _HANDED: MutableMapping[str, Any] = WeakValueDictionary()
-"""Objects handed over from Python by the names they were given, while somebody holds them."""
+"""User-supplied objects by the names they were given, while somebody holds them."""
 _KEPT: dict[str, Any] = {}
 """Those that do not say when they are gone."""
 
 
 def named(thing: Any) -> str:
-    """A name ``module:object`` under which :func:`load` finds an object handed over from Python, while it lives.
+    """A name ``module:object`` under which :func:`load` finds a user-supplied object, while it lives.
 
     No two living objects share one, so that of two lambdas each is found.
 
@@ -146,7 +146,7 @@ def origins(group: str, names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _version(module: str) -> str:
-    """The package that a module comes from, with its version; empty where it is a file of one's own."""
+    """The package that a module comes from, with its version; empty where it is a user's file."""
     for package in packages_distributions().get(module.partition(".")[0], []):
         return f"{package} {version(package)}"
     return ""

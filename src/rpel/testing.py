@@ -1,4 +1,4 @@
-"""The promises that rules and attacks keep, to hold one's own to: ``check_rule(rule)``, ``check_attack(attack)``.
+"""The promises that rules and attacks keep, as checks for your own: ``check_rule(rule)``, ``check_attack(attack)``.
 
 Both raise AssertionError naming the promise that is broken. With pytest, every promise becomes a test of its own::
 

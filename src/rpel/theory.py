@@ -156,9 +156,9 @@ def convergence(
     G: float,
     gap: float,
 ) -> Convergence | None:
-    """Theorem "BEL_cv" with its slips mended; None when it does not apply (α ≥ 1).
+    """Theorem "BEL_cv" with its misprints corrected; None when it does not apply (α ≥ 1).
 
-    Mended: the last term is c₃G² (printed G³), c₂ carries no L (printed 72L, and the bound multiplies by L again).
+    Corrected: the last term is c₃G² (printed G³), c₂ carries no L (printed 72L, and the bound multiplies by L again).
     ``corollary`` is the order of ε in the corollary, without its constants: √((b̂+1)σ²/((s+1)T)) + (b̂+1)/(s+1)·G².
 
     >>> red = reduction(nodes=100, byzantine=0, pull=99, b_hat=0)

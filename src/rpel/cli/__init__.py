@@ -56,6 +56,7 @@ def _empty() -> typer.Typer:
     made = typer.Typer(
         name="rpel",
         help="Robust Pull-based Epidemic Learning: train one model among peers, some of them hostile, with no server.",
+        epilog="Start with: rpel doctor, then rpel run quickstart --attack foe. rpel COMMAND --help has examples.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

@@ -188,12 +188,13 @@ def _show_plan(p: planning.Plan) -> None:
 
 def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     source = {"bound": "lemma's lower bound"}.get(p.method, "exact" if p.exact else "Boole's lower bound")
+    certainty = percent(p.probability) + ("" if p.probability == 1 and p.exact else f" ({source})")
     honest = f"{p.nodes - p.byzantine:,} honest nodes"
     window = "" if p.memory == 1 else f" of the last {p.memory} rounds"
     rows = [
         ("pull", f"s = {p.pull} random peers a round"),
         ("tolerate", f"b_hat = {p.b_hat} hostile answers{window} ({p.b_hat} of {p.models} models, {p.fraction:.4f})"),
-        ("probability", f"{percent(p.probability)} ({source}) that none of {honest} meets more in {p.rounds:,} rounds"),
+        ("probability", f"{certainty} that none of {honest} meets more in {p.rounds:,} rounds"),
         ("messages", f"{p.messages_per_round:,} a round; all-to-all needs {p.messages_all_to_all:,}"),
     ]
     if p.bytes_per_round is not None and p.bytes_per_message is not None:

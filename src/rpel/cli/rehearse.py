@@ -1,4 +1,4 @@
-"""``rpel network rehearse``: the network's plan and rule on one's own data, before anything is real."""
+"""``rpel network rehearse``: the network's plan and rule on this member's data, before the network starts."""
 
 from pathlib import Path
 from typing import Annotated, Any

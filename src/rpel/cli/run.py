@@ -1,6 +1,7 @@
 """``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option, made from the field itself."""
 
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -170,6 +171,14 @@ _DATASETS = {
 }
 
 
+_SYMBOLS = {
+    "rules": "m vectors are aggregated, of which f may be hostile; rules join into chains, such as nnm+trimmed_mean",
+    "attacks": "μ and σ are mean and standard deviation of the honest models that a victim gets, x_i is its own model, "
+    "W are a graph's weights; --param sets a parameter, such as z=1.5",
+}
+"""What a list's letters mean, for a person who reads it."""
+
+
 def list_names(
     kind: Annotated[str, typer.Argument(metavar="rules|attacks|methods|datasets|presets", show_default=False)],
     as_json: Json = False,
@@ -184,6 +193,8 @@ def list_names(
     rows = list(_names(kind))
     if not terminal.printed([{"name": name, "about": about} for name, about in rows], as_json, ensure_ascii=False):
         terminal.print_pairs(rows)
+        if kind in _SYMBOLS and sys.stdout.isatty():
+            terminal.say(_SYMBOLS[kind])
 
 
 def _names(kind: str) -> Iterable[tuple[str, str]]:

@@ -29,7 +29,7 @@ _COINS = re.compile(r"seed|coin|random|rng|entropy|draw")
 
 
 def check_task(task: str) -> str:
-    """The task itself, if it is a built-in one, registered by an installed package, or looks like one's own.
+    """The task itself, if it is a built-in one, registered by an installed package, or looks like module:task.
 
     >>> check_task("clinic.training:task")
     'clinic.training:task'

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from rpel.errors import nearest
 
 OWN = "own"
-"""The dataset, model or partition of a run that trains objects handed over from Python."""
+"""The dataset, model or partition of a run that trains user-supplied objects."""
 _LARGEST = 256 << 20
 _LONG_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")
 """A dotted key of so many parts takes the parser a time that grows with their square; nobody writes one by hand."""

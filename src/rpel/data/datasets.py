@@ -233,7 +233,7 @@ def _from_outside(name: str) -> Dataset:
 
 
 def _found(name: str, folder: Path) -> Dataset | None:
-    """The data set in a folder; a damaged copy is the user's to mend, except that the cache can be filled again."""
+    """The data set in a folder; a damaged copy is reported, except in the cache, which can be filled again."""
     try:
         return SOURCES[name].find(folder)
     except DataError as error:

@@ -127,9 +127,9 @@ def _log_survival(others: int, marked: int, pull: int, rounds: int, memory: int,
             state @ surviving if lists == 1 else np.einsum("ab,abx->bx", state, surviving)
         )  # the oldest is forgotten
         after /= 1.0 - left
-        settled = float(np.abs(after - state).max()) < 1e-16
+        converged = float(np.abs(after - state).max()) < 1e-16
         state = after
-        if settled:  # every further round loses the same share
+        if converged:  # every further round loses the same share
             return total + (rounds - t - 1) * math.log1p(-left)
     return total
 

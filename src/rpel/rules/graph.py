@@ -274,7 +274,7 @@ ios = _graph_rule("ios", _plain, kind=OutlierScissor)
 
 @dataclass(frozen=True)
 class Balance(Rule):
-    """Average with the neighbours that are near in units of one's own length; see :func:`balance`."""
+    """Average with the neighbours that are near in units of the node's own length; see :func:`balance`."""
 
     gamma: float = 0.3
     decay: float = 1.0

@@ -138,7 +138,7 @@ def certificate(
     Where nodes do not aggregate once a round, counts are (T, k, h), −1 where there was no aggregation.
 
     ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
-    what was handed over from Python; ``metrics``, names of the task's, with whether more is better; ``privacy`` is
+    what the user supplied as objects; ``metrics``, names of the task's, with whether more is better; ``privacy`` is
     what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])

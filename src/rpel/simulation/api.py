@@ -257,7 +257,7 @@ def _of_task(task: Task, code: bool, **others: Any) -> Objects:
 
 
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
-    """An attack handed over from Python as the two fields of a Spec."""
+    """A user-supplied attack as the two fields of a Spec."""
     if not isinstance(attack, Attack):
         return {"attack": named(attack), "attack_params": parameters}
     whole = attack.parameters | ({"flood": True} if attack.flood else {})

@@ -1,4 +1,4 @@
-"""What a run trains on and with: data, network and loss, by name or handed over from Python, made into a Task.
+"""What a run trains on and with: data, network and loss, by name or user-supplied, made into a Task.
 
 What an object does cannot be known from outside, so a run with objects from Python is never taken for another one that
 is finished; their digests tell folders apart and no more.
@@ -71,7 +71,7 @@ class Objects:
         return self.shards is not None or user.is_one_per_node(self.train)
 
     def named(self, spec: Spec) -> Spec:
-        """The Spec with the word "own" where something was handed over."""
+        """The Spec with the word "own" where something is user-supplied."""
         changes = {} if self.model is None else {"model": OWN}
         if self.optimizer is not None:
             changes["optimizer"] = OWN
@@ -84,7 +84,7 @@ class Objects:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Data, network and loss of a run; ``digests`` tell what was handed over from Python apart.
+    """Data, network and loss of a run; ``digests`` tell user-supplied objects apart.
 
     shards: the training examples of each honest node, where the user brought one data set for each.
     versions: the code of the run, see :func:`rpel.runs.certificate.versions`.

@@ -89,7 +89,7 @@ def prepared(spec: Spec, own: Objects, load: Load) -> tuple[ResolvedSpec, Inputs
 
 @contextmanager
 def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
-    """The workers of this run. What was handed over from Python stays in this process; worker 0 speaks for all."""
+    """The workers of this run. User-supplied objects stay in this process; worker 0 speaks for all."""
     if spec.workers > 1 and own != Objects():
         raise ValueError("workers share runs whose data and model have names: with objects from Python, workers=1")
     with launch.joined(spec) as workers:

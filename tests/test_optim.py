@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rpel
 from rpel.optim import LocalMomentum
+
+
+def test_optimiser_is_reached_through_the_package() -> None:
+    assert "optim" in dir(rpel)
+    assert rpel.optim.LocalMomentum is LocalMomentum
 
 
 def steps(optimiser: LocalMomentum, x: torch.nn.Parameter, gradients: np.ndarray) -> None:

@@ -41,7 +41,7 @@ _HOMES = {
     "simulate": "rpel.simulation.api",
 }
 
-_PARTS = ("attacks", "planning", "rules", "testing")
+_PARTS = ("attacks", "optim", "planning", "rules", "testing")
 """Packages whose names users reach as ``rpel.testing.check_rule``."""
 
 __all__ = [

@@ -21,26 +21,26 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.peer.core.evidence import of_member, sign
-from rpel.peer.core.wire import Signature, digest_of
+from rpel.peer.core.wire import Layout, digest_of
 from rpel.types import Models, WireName
 from support.loopback import Loopback, loopback, model
 
 NODES, PULL = 12, 9
 
 
-async def measure(folder: Path, sig: Signature) -> tuple[int, float, float, int]:
+async def measure(folder: Path, layout: Layout) -> tuple[int, float, float, int]:
     """Bytes of all bodies, CPU-seconds to code one model and of all pulls, and the peak memory of this process."""
-    async with loopback(folder, NODES, sig) as net:
-        x = model(sig, 1)
+    async with loopback(folder, NODES, layout) as net:
+        x = model(layout, 1)
         began = time.process_time()
-        parts = sig.body(x)
+        parts = layout.body(x)
         coding = time.process_time() - began
         actual = bytes.fromhex(digest_of(parts))
         for number, (store, ends) in enumerate(zip(net.stores, net.transports, strict=True)):
             store.put(1, x)
             store.signatures[1] = sign(ends.now.secret, of_member(net.membership, number), 1, actual)
             ends.client.signed = True
-        rows = np.empty((PULL, sig.d), sig.dtype)
+        rows = np.empty((PULL, layout.d), layout.dtype)
         began, received = time.process_time(), 0
         for me in range(NODES):
             received += await pulled(net, me, rows)
@@ -71,9 +71,9 @@ def main() -> None:
     asked.add_argument("--wire", choices=get_args(WireName), help="measure this one here, and print JSON")
     given = asked.parse_args()
     if given.wire:
-        sig = Signature(("w",), ((given.parameters,),), np.dtype("float32"), given.wire)
+        layout = Layout(("w",), ((given.parameters,),), np.dtype("float32"), given.wire)
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(asyncio.run(measure(Path(folder), sig))))
+            print(json.dumps(asyncio.run(measure(Path(folder), layout))))
         return
     turns = [{wire: child(wire, given.parameters) for wire in get_args(WireName)} for _ in range(given.repeats)]
     best = {wire: [min(turn[wire][i] for turn in turns) for i in range(4)] for wire in get_args(WireName)}

@@ -23,9 +23,9 @@ from rpel.peer.io import identity
 from rpel.peer.io.client import Client
 from rpel.peer.io.snapshot import Snapshot
 from support.flood import Flood, stall
-from support.loopback import Credentials, Ends, MemoryStore, credentials, membership, model, signature
+from support.loopback import Credentials, Ends, MemoryStore, credentials, flat_layout, membership, model
 
-SIG = signature(176_050)
+LAYOUT = flat_layout(176_050)
 NAMES = ("server", "hostile", "a", "b", "c", "d")
 PERIOD = 0.2
 
@@ -40,8 +40,8 @@ def members(folder: Path, port: int) -> Membership:
 
 async def serve(folder: Path) -> None:
     """Publish a round every 200 ms; prints the port, ends with its standard input."""
-    own, store, x = held(folder, "server"), MemoryStore(SIG), model(SIG, 1)
-    transport = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", SIG, store)
+    own, store, x = held(folder, "server"), MemoryStore(LAYOUT), model(LAYOUT, 1)
+    transport = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", LAYOUT, store)
     await transport.start()
     transport.rotate(members(folder, transport.port), own.certificate, own.key)
     print(transport.port, flush=True)
@@ -84,9 +84,9 @@ class Victims:
 
     def __init__(self, folder: Path, port: int) -> None:
         everybody = members(folder, port)
-        self._row = np.zeros(SIG.d, np.float32)
+        self._row = np.zeros(LAYOUT.d, np.float32)
         self._members = [
-            Client(SIG, lambda: 0.0).member(
+            Client(LAYOUT, lambda: 0.0).member(
                 Snapshot(everybody, number, held(folder, name).certificate, held(folder, name).key), 0
             )
             for number, name in enumerate(NAMES[2:], 2)

@@ -22,7 +22,7 @@ from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.io import identity
 from rpel.peer.io.client import Client
 from rpel.peer.io.snapshot import Snapshot
-from support.loopback import Credentials, Ends, MemoryStore, credentials, membership, model, signature
+from support.loopback import Credentials, Ends, MemoryStore, credentials, flat_layout, membership, model
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}
 
@@ -43,13 +43,13 @@ def members(folder: Path, port: int) -> Membership:
 async def serve(folder: Path, d: int) -> None:
     """Both servers in one process; prints their ports, ends with its standard input."""
     own, client = held(folder)
-    sig, x = signature(d), model(signature(d), 1)
-    store = MemoryStore(sig, policy=ServePolicy(bodies=10**9))
+    layout, x = flat_layout(d), model(flat_layout(d), 1)
+    store = MemoryStore(layout, policy=ServePolicy(bodies=10**9))
     store.put(1, x)
-    ours = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", sig, store)
+    ours = Ends(members(folder, 1), own.certificate, own.key, "127.0.0.1:0", layout, store)
     await ours.start()
     ours.rotate(members(folder, ours.port), own.certificate, own.key)
-    body = sig.header + x.tobytes()
+    body = layout.header + x.tobytes()
 
     async def plain(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": str(len(body))})
@@ -67,14 +67,14 @@ async def serve(folder: Path, d: int) -> None:
 
 async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) -> tuple[float, float]:
     """Median seconds of our pull and of aiohttp's, taking turns."""
-    loop, sig = asyncio.get_running_loop(), signature(d)
+    loop, layout = asyncio.get_running_loop(), flat_layout(d)
     server, own = held(folder)
     row = np.zeros(d, np.float32)
-    client = Client(sig, loop.time)
+    client = Client(layout, loop.time)
     member = client.member(Snapshot(members(folder, ports[0]), 1, own.certificate, own.key), 0)
     context = identity.client_context(own.certificate, own.key, server.pem)
     mine, theirs = [], []
-    target = memoryview(bytearray(sig.size))
+    target = memoryview(bytearray(layout.size))
     async with aiohttp.ClientSession(auto_decompress=False, read_bufsize=1 << 20) as session:
         for _ in range(repeats):
             begin = loop.time()
@@ -87,7 +87,7 @@ async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) ->
                 async for piece in reply.content.iter_any():
                     target[got : got + len(piece)] = piece
                     got += len(piece)
-                assert got == sig.size
+                assert got == layout.size
             theirs.append(loop.time() - begin)
             await asyncio.sleep(0.03)  # below the rate at which a member is held up
     await client.close()

@@ -266,7 +266,7 @@ def exchange(quick: bool) -> None:
             net.wait(lambda: all(m.last >= rounds for m in net.members[1:]), "large rounds", 600 + rounds * period)
             peak = status(cold.pid, "VmHWM")
             ours = min(spans(net))
-            size, membership = net.signature.size, net.membership
+            size, membership = net.layout.size, net.membership
             draws = [drawn(i, membership.nodes, membership.pull) for i in range(membership.nodes)]
         finally:
             cold.kill()

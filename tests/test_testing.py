@@ -245,12 +245,12 @@ print(rpel.rule("nnm+winsorized_mean", f=1)(x).tolist(), rpel.attack("echo", gai
 print(dict(rpel.rules.registry.about())["winsorized_mean"])
 
 from rpel.config.peer import check_task
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import task_learner
 shapes = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
-signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype("float32"))
+layout = Layout(tuple(shapes), tuple(shapes.values()), np.dtype("float32"))
 learner = task_learner(check_task("quadrants"), index=1, nodes=4, run="r",
-                       hyperparameters={"lr": 0.5}, local_steps=1, signature=signature)
+                       hyperparameters={"lr": 0.5}, local_steps=1, layout=layout)
 x = np.full(82, 0.1, np.float32)
 out = np.empty_like(x)
 learner.load(1, x, fresh=False)

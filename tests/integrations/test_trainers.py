@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.types import Models
 from support.paths import ROOT
 from support.thread_network import NetworkFiles, found
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 
 
 def flat(named: dict[str, Any]) -> Models:
-    """The tensors end to end, in the order of their names in the signature."""
+    """The tensors end to end, in the order of their names in the layout."""
     return np.concatenate([value.numpy().ravel() for value in named.values()])
 
 
@@ -55,11 +55,11 @@ def test_peers_exchange_lora_adapters_alone_and_learn(tmp_path: Path) -> None:
     adapters = load_file(initial)
     assert adapters
     assert all("lora" in name for name in adapters)
-    signature = Signature.of(adapters.items())
+    layout = Layout.of(adapters.items())
     ends = finished(
         "transformers, peft, rpel.peer.api",
         f"import runpy; runpy.run_path({str(example)!r}, run_name='__main__')",
-        lambda: found(tmp_path, 3, rounds=12, period=6.0, soon=8.0, signature=signature, initial=flat(adapters)),
+        lambda: found(tmp_path, 3, rounds=12, period=6.0, soon=8.0, layout=layout, initial=flat(adapters)),
     )
     losses = [re.findall(r"loss ([\d.]+) before, ([\d.]+) after", out)[-1] for out in ends]
     assert all(float(after) < float(before) - 0.15 for before, after in losses), losses
@@ -97,11 +97,11 @@ def test_each_optimiser_step_of_lightning_is_a_round(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     torch = pytest.importorskip("torch")
     layer = {"layer.weight": torch.zeros(1, 2), "layer.bias": torch.zeros(1)}
-    signature = Signature.of(layer.items())
+    layout = Layout.of(layer.items())
     printed = finished(
         "lightning.pytorch, rpel.peer.api",
         f"exec({LIGHTNING!r})",
-        lambda: found(tmp_path, 3, rounds=15, period=3.0, soon=8.0, signature=signature, initial=flat(layer)),
+        lambda: found(tmp_path, 3, rounds=15, period=3.0, soon=8.0, layout=layout, initial=flat(layer)),
     )
     ends = [re.findall(r"steps (\d+) rounds (\d+) weight (\S+) (\S+)", out)[-1] for out in printed]
     assert all(8 <= int(steps) == int(rounds) <= 15 for steps, rounds, *_ in ends)  # a busy machine may miss a few

@@ -26,7 +26,7 @@ from rpel.integrations.trainers import TransformersRounds
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.core.protocol import Checkpoint, make_ready
-from rpel.peer.core.wire import Signature, digest
+from rpel.peer.core.wire import Layout, digest
 from rpel.peer.io.store import Store
 from rpel.rules import rule
 from rpel.types import Outcome
@@ -44,13 +44,13 @@ def a_model() -> nn.Module:
     return nn.Linear(2, 1)
 
 
-SIGNATURE = Signature.of(a_model().named_parameters())
-SAMPLE = Signature.of(model("linear").named_parameters())
+LAYOUT = Layout.of(a_model().named_parameters())
+SAMPLE = Layout.of(model("linear").named_parameters())
 
 
 def a_network(folder: Path, n: int = 4, **terms: Any) -> NetworkFiles:
     terms = {"rounds": 3, "period": PERIOD, "soon": 3.0} | terms
-    return found(folder, n, signature=SIGNATURE, initial=flatten(a_model()).numpy(), **terms)
+    return found(folder, n, layout=LAYOUT, initial=flatten(a_model()).numpy(), **terms)
 
 
 def path(files: NetworkFiles, number: int) -> Path:
@@ -140,9 +140,9 @@ def test_final_model_file_with_buffers_loads_strictly(tmp_path: Path) -> None:
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
-    signature = Signature.of(normed().named_parameters())
+    layout = Layout.of(normed().named_parameters())
     initial = flatten(normed()).numpy()
-    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=2.0, signature=signature, initial=initial)
+    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=2.0, layout=layout, initial=initial)
 
     def work(i: int) -> tuple[Path, nn.Module]:
         network = normed()
@@ -172,7 +172,7 @@ def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> No
         for round in peer.rounds(network):
             assert round.number == 1
             break
-    with Store(files.configs[0].state_dir, SIGNATURE) as store:
+    with Store(files.configs[0].state_dir, LAYOUT) as store:
         assert store.memory().last_round == 0
 
 
@@ -224,7 +224,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
         rounds=3,
         period=PERIOD,
         soon=3.0,
-        signature=Signature.of(module.named_parameters()),
+        layout=Layout.of(module.named_parameters()),
         initial=flatten(module).numpy(),
     )
     accuracies = together(3, lambda i: peer_pytorch.train(path(files, i)))
@@ -276,7 +276,7 @@ def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
         rounds=rounds,
         period=PERIOD,
         soon=soon,
-        signature=SAMPLE,
+        layout=SAMPLE,
         initial=flatten(module).numpy(),
         hyperparameters={"model": "linear", "lr": 0.05, "eval_every": 1},
     )
@@ -325,7 +325,7 @@ def test_a_model_is_exported_at_any_time_of_a_round_that_is_kept(
         return said.out + said.err
 
     assert "no round has ended here yet" in export(2)
-    with Store(files.configs[0].state_dir, SIGNATURE) as store:  # as if the peer ran
+    with Store(files.configs[0].state_dir, LAYOUT) as store:  # as if the peer ran
         for t in (1, 2, 3):
             store.save(Checkpoint(t, x + t, fresh=False, degraded=0, outcome=Outcome.AGGREGATED), {"n": np.array(t)})
         assert "peer-0's model after round 3 of 3" in export(0)
@@ -333,7 +333,7 @@ def test_a_model_is_exported_at_any_time_of_a_round_that_is_kept(
         assert "choose 2 or 3" in export(2, "--round", "1")
         assert json.loads(export(0, "--round", "2", "--json"))["round"] == 2
     with safetensors.safe_open(tmp_path / "m.safetensors", "pt") as file:
-        assert file.metadata()["digest"] == digest(SIGNATURE, x + 2)
+        assert file.metadata()["digest"] == digest(LAYOUT, x + 2)
     found = safetensors.torch.load_file(tmp_path / "m.safetensors")
     assert found.pop("n") == 2
     a_model().load_state_dict(found, strict=True)
@@ -355,7 +355,7 @@ def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, s
     assert process.returncode == status
     assert "everything is on disk" in err
     assert "Traceback" not in err
-    with Store(files.configs[0].state_dir, Signature.of(model("linear").named_parameters())) as store:
+    with Store(files.configs[0].state_dir, Layout.of(model("linear").named_parameters())) as store:
         assert store.memory().checkpoint is not None
 
 

@@ -13,7 +13,7 @@ from rpel.peer.io.node import Node
 from rpel.peer.io.snapshot import take
 from rpel.rules import rule
 from rpel.types import Models
-from support.thread_network import SIGNATURE, QuadraticLearner, Running, ended, found
+from support.thread_network import LAYOUT, QuadraticLearner, Running, ended, found
 from support.virtual_network import PERIOD, VirtualNetwork
 from support.waiting import PATIENCE, until
 
@@ -99,7 +99,7 @@ def test_who_says_that_it_has_ended_is_not_waited_for_even_if_it_cannot_be_reach
 
     async def said() -> bool | None:
         await until(lambda: peer.node.service.ended)
-        client = Client(SIGNATURE, lambda: 0.0)
+        client = Client(LAYOUT, lambda: 0.0)
         try:  # without a server: it has left by the time that peer 0 could tell it
             return await client.member(other, 0).ended(asyncio.get_running_loop().time() + PATIENCE)
         finally:

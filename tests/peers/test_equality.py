@@ -22,7 +22,7 @@ from rpel.config.peer import Config
 from rpel.config.spec import Spec, Training
 from rpel.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.wire import Reordering, Signature
+from rpel.peer.core.wire import Layout, Reordering
 from rpel.peer.io.learner import TaskLearner, built_in, training
 from rpel.peer.io.model_files import MODEL_FILE
 from rpel.peer.io.node import Node
@@ -148,8 +148,8 @@ def by_peers(
 
     def live(place: int) -> None:
         try:
-            signature = nodes[place].signature
-            learner = TaskLearner(tasks[place], place, hyper, local_steps=steps, signature=signature)
+            layout = nodes[place].layout
+            learner = TaskLearner(tasks[place], place, hyper, local_steps=steps, layout=layout)
             for _ in nodes[place].live(learner):
                 pass
         except BaseException:
@@ -168,7 +168,7 @@ def by_peers(
 
 
 def _last(node: Node) -> Models:
-    with Store(node.config.state_dir, node.signature) as store:
+    with Store(node.config.state_dir, node.layout) as store:
         kept = store.memory().checkpoint
     assert kept is not None
     return kept.x
@@ -198,10 +198,8 @@ def one_thread() -> Iterator[None]:
 
 def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = built_in("mnist-sample", training(HYPER), NODES, run="consortium")
-    signature = Signature.of(task.module.named_parameters())
-    files = found(
-        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
-    )
+    layout = Layout.of(task.module.named_parameters())
+    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial())
     real, simulated = by_peers(files, task), by_simulator(task, 5)
     assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(real - simulated).max() <= 1e-6
@@ -212,9 +210,9 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
     tmp_path: Path, one_thread: None, rounds: int
 ) -> None:
     task = LeastSquares()
-    signature = Signature.of({"x": task.initial()})
+    layout = Layout.of({"x": task.initial()})
     files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=task.initial()
+        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial()
     )
     real, simulated = by_peers(files, task), by_simulator(task, rounds)
     assert real.dtype == np.float64
@@ -226,9 +224,9 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
 def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread: None, wire: str) -> None:
     """Three blocks, the last one short: local steps are each node's own here, so that nothing but rounding is left."""
     task, rounds = LeastSquares(d=600), 8
-    signature = Signature.of({"x": task.initial()})
+    layout = Layout.of({"x": task.initial()})
     files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, signature=signature,
+        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, layout=layout,
         initial=task.initial(), wire=wire,
     )  # fmt: skip
     real, simulated = by_peers(files, task), by_simulator(task, rounds, wire=wire)
@@ -240,7 +238,7 @@ def test_peers_that_remember_answers_have_the_simulators_bits(tmp_path: Path, on
     """Answers of two rounds, the older ones moved along, coded, and with answers that might be a round old."""
     task, rounds = LeastSquares(d=300), 6
     files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=1, signature=Signature.of({"x": task.initial()}),
+        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=1, layout=Layout.of({"x": task.initial()}),
         initial=task.initial(), wire="int8", memory=2, max_age=1,
     )  # fmt: skip
     m = files.membership
@@ -256,7 +254,7 @@ def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(tmp_pat
     hyper = training({**HYPER, **table}, rounds=rounds)
     files = found(
         tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, initial=task.initial(),
-        signature=Signature.of({"x": task.initial()}), outer="nesterov", outer_lr=0.6, outer_momentum=0.8,
+        layout=Layout.of({"x": task.initial()}), outer="nesterov", outer_lr=0.6, outer_momentum=0.8,
     )  # fmt: skip
     real = by_peers(files, task, hyper, steps=3)
     outer = {"outer": "nesterov", "outer_lr": 0.6, "outer_momentum": 0.8}
@@ -271,9 +269,9 @@ def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Pa
     inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
     parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
     task = Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), parts, parts[0])
-    signature = Signature.of(task.module.named_parameters())
+    layout = Layout.of(task.module.named_parameters())
     initial = np.concatenate([value.detach().numpy().ravel() for _, value in task.module.named_parameters()])
-    files = found(tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=initial)
+    files = found(tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial)
     by_peers(files, [task.of_member(i, batch_size=4, seed=0) for i in range(NODES)])
     fields = {key: HYPER[key] for key in ("lr", "momentum", "weight_decay")}
     result = simulate(
@@ -297,17 +295,17 @@ def test_members_tasks_agree_with_one_joint_task_in_the_simulator(tmp_path: Path
     parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     shapes = {name: tuple(value.shape) for name, value in sorted(module.named_parameters())}
-    signature = Signature(tuple(shapes), tuple(shapes.values()), np.dtype(np.float32))
+    layout = Layout(tuple(shapes), tuple(shapes.values()), np.dtype(np.float32))
     assert list(shapes) != [name for name, _ in module.named_parameters()]
     initial = np.concatenate([module.state_dict()[name].numpy().ravel() for name in shapes])
-    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, signature=signature, initial=initial)
+    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial)
     common: dict[str, Any] = {"batch_size": 4, "seed": 7}
     tasks: list[Objective] = [Task(module, part, part).of_member(i, **common) for i, part in enumerate(parts)]
     real = by_peers(files, tasks)
     whole = Task(module, parts, parts[0])
     assert whole.shards is not None
     simulated = by_simulator(whole.among(whole.shards, **common), 5)
-    order = Reordering(signature, whole.layout, "the task")
-    own = np.stack([order.inwards(model, np.empty(signature.d, np.float32)) for model in real])
+    order = Reordering(layout, whole.layout, "the task")
+    own = np.stack([order.inwards(model, np.empty(layout.d, np.float32)) for model in real])
     assert np.abs(simulated - whole.among(whole.shards, **common).initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(own - simulated).max() <= 1e-6

@@ -27,7 +27,7 @@ from rpel.peer.io.journal import Audit, check_audit, verify_audit
 from rpel.peer.io.node import Node, SecondInstanceError
 from rpel.peer.ops.redteam import RedTeam
 from rpel.rules import rule
-from support.loopback import loopback, model, signature
+from support.loopback import flat_layout, loopback, model
 from support.loopback import membership as a_membership
 from support.proxy import Proxy
 from support.thread_network import QuadraticLearner, Running, ended, found
@@ -260,10 +260,10 @@ def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:
 
 def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_parameters(tmp_path: Path) -> None:
     """All that travels for one pull, TLS included: a body of 4 MB, and with signatures what eight others signed."""
-    large = signature(1_000_000)
+    large = flat_layout(1_000_000)
 
     async def carried(folder: Path, signed: bool) -> int:
-        async with loopback(folder, n=2, sig=large) as net:
+        async with loopback(folder, n=2, layout=large) as net:
             shop, own = net.stores[1], net.credentials
             x = model(large, 1)
             shop.put(5, x)

@@ -13,7 +13,7 @@ from rpel import cli
 from rpel.peer.io.node import Node
 from rpel.peer.ops.check import MARGIN, Checked, suggestion
 from rpel.types import Health
-from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
+from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found, write_init
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -131,7 +131,7 @@ def test_a_wrong_clock_is_named(
 def test_another_initial_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
-        other = write_init(tmp_path, SIGNATURE, np.ones(SIGNATURE.d))
+        other = write_init(tmp_path, LAYOUT, np.ones(LAYOUT.d))
         assert other != net.membership.init_sha256
         path = net.configs[3].state_dir.parent / "peer.toml"
         with pytest.raises(SystemExit, match="2"):

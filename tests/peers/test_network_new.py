@@ -110,11 +110,11 @@ def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert m == result.membership
     assert m.init_sha256 == hashlib.sha256((tmp_path / "init.safetensors").read_bytes()).hexdigest()
-    sig, flat = load(tmp_path / "init.safetensors")
-    assert m.model_header_sha256 == sig.sha256
+    layout, flat = load(tmp_path / "init.safetensors")
+    assert m.model_header_sha256 == layout.sha256
     module = models.model("mnist", seed=5)
-    assert dict(zip(sig.names, sig.shapes, strict=True)) == models.shapes(module)
-    assert list(sig.names) == list(models.shapes(module))  # the order of the task's vector
+    assert dict(zip(layout.names, layout.shapes, strict=True)) == models.shapes(module)
+    assert list(layout.names) == list(models.shapes(module))  # the order of the task's vector
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
     assert m.hyperparameters == {
         "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 25, "model": "mnist",
@@ -127,7 +127,7 @@ def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path
     result = found(tmp_path, hyperparameters=given)
     table = Membership.load(tmp_path / "members.toml", draft=True).hyperparameters
     assert (table["lr"], table["batch_size"], table["model"], table["momentum"]) == (0.1, 10, "mlp", 0.9)
-    assert result.signature.d == models.parameter_count(models.model("mlp"))
+    assert result.layout.d == models.parameter_count(models.model("mlp"))
 
 
 def test_a_schedule_survives_the_file(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) 
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model, metadata={"format": "np"})
     result = found(tmp_path / "net", task="clinic.work:task", model=model, hyperparameters={"depth": 3})
     assert (tmp_path / "net" / "init.safetensors").read_bytes() == model.read_bytes()
-    assert result.signature.dtype == np.float64
+    assert result.layout.dtype == np.float64
     assert result.membership.hyperparameters == {"depth": 3}
 
 
@@ -172,8 +172,8 @@ def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> N
     named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     safetensors.numpy.save_file(named, tmp_path / "trained.safetensors")
     found(tmp_path / "net", model=tmp_path / "trained.safetensors")
-    sig, flat = load(tmp_path / "net" / "init.safetensors")
-    assert sig == wire.Signature.of(module.named_parameters())
+    layout, flat = load(tmp_path / "net" / "init.safetensors")
+    assert layout == wire.Layout.of(module.named_parameters())
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
     with pytest.raises(ValueError, match="'mnist'"):
         found(tmp_path / "b", task="mnist", model=tmp_path / "trained.safetensors", hyperparameters={"model": "mlp"})

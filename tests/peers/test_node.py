@@ -38,7 +38,7 @@ from rpel.peer.io.store import Store
 from rpel.peer.io.watcher import MembershipWatcher
 from rpel.rules import rule
 from rpel.types import Models, Outcome
-from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
+from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -118,14 +118,14 @@ def test_the_log_has_a_line_for_each_round_without_weights(finished: Finished) -
         assert all(one["results"] == others for one in found_lines)
     # In the first round all start from zero: the digest is that of the bytes that were served.
     half = 0.5 * (np.arange(6) + 0.1 * 2)
-    assert lines(files, 2)[0]["digest"] == wire.digest(SIGNATURE, half)
+    assert lines(files, 2)[0]["digest"] == wire.digest(LAYOUT, half)
 
 
 def test_bytes_on_the_wire_are_the_models_that_were_asked_for(finished: Finished) -> None:
     _, running, _ = finished
     for peer in running:
         received = peer.node.metrics.registry.get_sample_value("rpel_bytes_total", {"direction": "received"})
-        assert received == ROUNDS * 4 * SIGNATURE.size
+        assert received == ROUNDS * 4 * LAYOUT.size
 
 
 def test_the_peer_is_ready_while_it_lives_and_says_so(finished: Finished) -> None:
@@ -156,7 +156,7 @@ def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path
         for peer in running[:4]:
             peer.start()
         first = running[4].start(lambda _, round: round.number == 3).join()
-        with Store(files.configs[4].state_dir, SIGNATURE) as store:
+        with Store(files.configs[4].state_dir, LAYOUT) as store:
             memory = store.memory()
         assert memory.last_round < first.rounds[-1].number == 3
         assert 3 not in first.node.service.policy.published
@@ -184,7 +184,7 @@ def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="out of batches"):
         peer.start(fail).join()
-    with Store(files.configs[0].state_dir, SIGNATURE) as store:
+    with Store(files.configs[0].state_dir, LAYOUT) as store:
         assert store.memory().last_round == 0
     assert peer.node.service.policy.published == []
 
@@ -556,16 +556,16 @@ def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> Non
 def test_the_initial_model_travels_with_our_own_header_whatever_the_files_is(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     x = np.arange(6.0)
-    header = json.dumps({"__metadata__": {"by": "somebody"}} | json.loads(SIGNATURE.header[8:]), indent=1).encode()
+    header = json.dumps({"__metadata__": {"by": "somebody"}} | json.loads(LAYOUT.header[8:]), indent=1).encode()
     (tmp_path / "init.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + x.tobytes())
-    body = initial_body(files.configs[0], SIGNATURE)
+    body = initial_body(files.configs[0], LAYOUT)
     assert body is not None
-    whole = SIGNATURE.header + x.tobytes()
+    whole = LAYOUT.header + x.tobytes()
     for piece in (1, 7, 64, 1000):
         assert b"".join(body.read(begin, piece) for begin in range(0, body.size, piece)) == whole
     body.close()
     (tmp_path / "init.safetensors").unlink()
-    assert initial_body(files.configs[0], SIGNATURE) is None
+    assert initial_body(files.configs[0], LAYOUT) is None
 
 
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "median", "geometric_median", "mean", "monna"])

@@ -19,7 +19,7 @@ from rpel.peer.api import run
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.io.model_files import read_signature
+from rpel.peer.io.model_files import read_layout
 from rpel.peer.io.node import Node
 from rpel.peer.io.store import Store
 from rpel.peer.io.watcher import MembershipWatcher
@@ -28,7 +28,7 @@ from rpel.peer.ops.watch import Observer
 from rpel.rules import Rule
 from rpel.types import Outcome
 from support.loopback import SMALL, loopback, model
-from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, found
+from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, found
 from support.waiting import PATIENCE
 
 
@@ -70,7 +70,7 @@ def test_a_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path)
         path.write_bytes(b"x")
         path.chmod(0o644)
     folder.chmod(0o755)
-    with Store(folder, SIGNATURE):
+    with Store(folder, LAYOUT):
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
     assert {modes.pop("state"), modes.pop("evidence")} == {0o700}
     assert set(modes.values()) == {0o600}
@@ -92,7 +92,7 @@ def test_a_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> N
         (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * count))
         began = time.process_time()
         with pytest.raises(ValueError, match=words):
-            read_signature(tmp_path / "m")
+            read_layout(tmp_path / "m")
         assert time.process_time() - began < 1.0
 
 
@@ -193,8 +193,8 @@ def test_a_member_that_stopped_before_the_end_is_told_which_round_its_model_is_o
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = found(tmp_path, 2, rounds=9, period=0.01, soon=-60.0)
-    with Store(files.configs[0].state_dir, SIGNATURE) as store:
-        store.save(Checkpoint(6, np.zeros(SIGNATURE.d, SIGNATURE.dtype), outcome=Outcome.AGGREGATED))
+    with Store(files.configs[0].state_dir, LAYOUT) as store:
+        store.save(Checkpoint(6, np.zeros(LAYOUT.d, LAYOUT.dtype), outcome=Outcome.AGGREGATED))
     config = files.configs[0].state_dir.parent / "peer.toml"
     assert run(files.configs[0])["model_round"] == 6
     with pytest.raises(SystemExit) as left:
@@ -209,5 +209,5 @@ def test_a_new_member_is_told_the_memory_that_the_plan_needs(tmp_path: Path) -> 
     made = join(id="late", url="https://clinic.example:7443", members=members, folder=home)
     text = (home / MEMORY_FILE).read_text()
     needed = int(text.split("MemoryMax=")[1].split("M")[0]) * 1e6
-    assert needed == pytest.approx(1.5 * (6e8 + (files.membership.pull + 6) * SIGNATURE.size), rel=0.01)
+    assert needed == pytest.approx(1.5 * (6e8 + (files.membership.pull + 6) * LAYOUT.size), rel=0.01)
     assert made.memory == home / MEMORY_FILE

@@ -14,7 +14,7 @@ from rpel.config.peer import Config
 from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.peer.api import learner_of
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, built_in, task_learner, training
 from rpel.peer.io.node import Node
 from rpel.peer.io.private import private
@@ -22,7 +22,7 @@ from rpel.peer.ops.found import _table
 from support.thread_network import Running, ended, found
 
 TABLE: dict[str, Any] = {"model": "linear", "partition": "iid", "batch_size": 50, "lr": 0.5, "momentum": 0.9}
-SIGNATURE = Signature.of(model("linear").named_parameters())
+LAYOUT = Layout.of(model("linear").named_parameters())
 NODES, ROUNDS, BATCH = 4, 6, 50
 RATE = privacy.rate(BATCH, 1250)
 
@@ -35,7 +35,7 @@ def config(folder: Path, **said: Any) -> Config:
 
 def learner(settings: Config, table: dict[str, Any] = TABLE, rounds: int = ROUNDS) -> TaskLearner:
     return task_learner(
-        "mnist-sample", index=1, nodes=NODES, run="r", hyperparameters=table, local_steps=1, signature=SIGNATURE,
+        "mnist-sample", index=1, nodes=NODES, run="r", hyperparameters=table, local_steps=1, layout=LAYOUT,
         make_private=lambda task: private(settings, table, task, 1, rounds, 1),
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_a_founded_network_keeps_what_it_asks_of_everybody() -> None:
 def test_a_private_peer_logs_and_certifies_its_epsilon_and_stops_while_others_go_on(tmp_path: Path) -> None:
     initial = built_in("mnist-sample", training(TABLE), NODES, run="consortium").initial()
     files = found(
-        tmp_path, NODES, rounds=4, period=1.5, soon=3.0, signature=SIGNATURE, initial=initial, hyperparameters=TABLE
+        tmp_path, NODES, rounds=4, period=1.5, soon=3.0, layout=LAYOUT, initial=initial, hyperparameters=TABLE
     )
     target = privacy.epsilon(3.0, RATE, 3, 1e-5) + 1e-6
     home = tmp_path / "peer-0"
@@ -136,7 +136,7 @@ def test_a_private_peer_logs_and_certifies_its_epsilon_and_stops_while_others_go
     running = []
     for settings in files.configs:
         node = Node(Config.load(settings.key.parent / "peer.toml"))
-        made = learner_of(node.config, node.now, node.signature)
+        made = learner_of(node.config, node.now, node.layout)
         node.service.budget = made.budget
         running.append(Running(node, made).start())
     with ended(running) as (own, *others):

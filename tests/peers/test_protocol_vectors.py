@@ -37,12 +37,12 @@ def membership(vectors: dict[str, Any]) -> Membership:
 
 def test_a_body_is_the_header_that_every_peer_computes_and_the_values(vectors: dict[str, Any]) -> None:
     given = vectors["model"]
-    sig = wire.Signature(tuple(given["names"]), tuple(map(tuple, given["shapes"])), np.dtype("<f4"))
+    layout = wire.Layout(tuple(given["names"]), tuple(map(tuple, given["shapes"])), np.dtype("<f4"))
     x = np.array(given["values"], "<f4")
-    assert sig.header.hex() == given["header"]
-    assert sig.sha256 == given["header_sha256"]
-    assert (sig.header + bytes(wire.raw(sig, x))).hex() == given["body"]
-    assert wire.digest(sig, x) == given["body_sha256"]
+    assert layout.header.hex() == given["header"]
+    assert layout.sha256 == given["header_sha256"]
+    assert (layout.header + bytes(wire.raw(layout, x))).hex() == given["body"]
+    assert wire.digest(layout, x) == given["body_sha256"]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
@@ -50,12 +50,12 @@ def test_a_coded_body_is_a_header_and_codes_that_everybody_decodes_alike(
     vectors: dict[str, Any], name: WireName
 ) -> None:
     model, given = vectors["model"], vectors["coded"][name]
-    sig = wire.Signature(tuple(model["names"]), tuple(map(tuple, model["shapes"])), np.dtype("<f4"), name)
+    layout = wire.Layout(tuple(model["names"]), tuple(map(tuple, model["shapes"])), np.dtype("<f4"), name)
     x = np.array(model["values"], "<f4")
-    body = b"".join(sig.body(x))
+    body = b"".join(layout.body(x))
     assert body.hex() == given["body"]
-    assert (sig.body_header.hex(), wire.digest(sig, x)) == (given["header"], given["body_sha256"])
-    decoded = Wire(name).decode(body[len(sig.body_header) :], sig.d)
+    assert (layout.body_header.hex(), wire.digest(layout, x)) == (given["header"], given["body_sha256"])
+    decoded = Wire(name).decode(body[len(layout.body_header) :], layout.d)
     assert decoded.tobytes().hex() == given["decoded_bits"]
     assert decoded.tolist() == given["decoded"]
 

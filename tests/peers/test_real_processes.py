@@ -79,7 +79,7 @@ def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
             net.wait_round(liar.last + 1, liar)
             for path in (liar.folder / "state").glob("half-*.rec"):  # what is published changes under the server
                 with path.open("r+b") as file:
-                    file.seek(path.read_bytes().index(b"\n") + 1 + net.signature.size - 8)
+                    file.seek(path.read_bytes().index(b"\n") + 1 + net.layout.size - 8)
                     file.write(os.urandom(4))
 
 

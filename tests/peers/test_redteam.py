@@ -23,13 +23,13 @@ from rpel.peer.ops.drill import MISBEHAVIOURS, drill
 from rpel.peer.ops.redteam import Deed, RedTeam
 from rpel.types import Models
 from support.loopback import Ends, MemoryStore, model
-from support.thread_network import SIGNATURE, NetworkFiles, QuadraticLearner, Running, ended, found
+from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 
 HONEST = 4
-MODELS = np.stack([model(SIGNATURE, seed) for seed in range(HONEST)])
+MODELS = np.stack([model(LAYOUT, seed) for seed in range(HONEST)])
 
 
 class Drill:
@@ -39,7 +39,7 @@ class Drill:
         self.net, self.transports, self.stores = net, transports, stores
 
     async def pull(self, victim: int, round: int = 1, within: float = 60.0) -> tuple[str, Models]:
-        row = np.zeros(SIGNATURE.d, SIGNATURE.dtype)
+        row = np.zeros(LAYOUT.d, LAYOUT.dtype)
         answer = await self.transports[victim].pull(HONEST, round, row, asyncio.get_running_loop().time() + within)
         return answer.result, row
 
@@ -53,14 +53,14 @@ class Drill:
 @asynccontextmanager
 async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[Drill]:
     net = found(folder, HONEST + 1, rounds=2, period=600.0, soon=0.0, byzantine=1)
-    stores = [MemoryStore(SIGNATURE) for _ in range(HONEST)]
+    stores = [MemoryStore(LAYOUT) for _ in range(HONEST)]
     transports = []
     for number, (own, store, x) in enumerate(zip(net.configs, stores, MODELS, strict=False)):
         store.ahead = time.time() - net.membership.epoch - asyncio.get_running_loop().time()
         store.put(1, x)
-        digest = bytes.fromhex(wire.digest(SIGNATURE, x))
+        digest = bytes.fromhex(wire.digest(LAYOUT, x))
         store.signatures[1] = sign(read_key(own.key), of_member(net.membership, number), 1, digest)
-        transports.append(Ends(net.membership, own.certificate, own.key, own.listen, SIGNATURE, store))
+        transports.append(Ends(net.membership, own.certificate, own.key, own.listen, LAYOUT, store))
         await transports[-1].start()
     red = asyncio.create_task(RedTeam(net.configs[HONEST], name, parameters).run())
     try:
@@ -145,7 +145,7 @@ def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
             assert results == {"ok"}
             np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
             await until(lambda: all(store.codes()[429] for store in drill.stores))
-            row = np.zeros(SIGNATURE.d)
+            row = np.zeros(LAYOUT.d)
             answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
             assert answer.result == "ok"
             bodies = [
@@ -187,7 +187,7 @@ class Drilling:
 
 def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> None:
     honest, rounds = 5, 2
-    make_ready(rule("nnm+trimmed_mean", f=2), 6, SIGNATURE.d, SIGNATURE.dtype)  # compiled before the clock runs
+    make_ready(rule("nnm+trimmed_mean", f=2), 6, LAYOUT.d, LAYOUT.dtype)  # compiled before the clock runs
     net = found(tmp_path, honest + 2, rounds=rounds, period=2.0, soon=3.0, byzantine=2)
     drills = [Drilling(net, 5, "alie", ally=6), Drilling(net, 6, "garbage", ally=5)]
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(honest)]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rpel.peer.io.intake import Intake
-from support.loopback import loopback, model, signature
+from support.loopback import flat_layout, loopback, model
 from support.waiting import brief
 
-BIG = signature(1_000_000)
+BIG = flat_layout(1_000_000)
 ASKED = 6
 
 
@@ -59,7 +59,7 @@ class NarrowLine:
 @pytest.mark.integration
 def test_as_many_models_come_over_a_narrow_line_as_it_carried(tmp_path: Path) -> None:
     async def scenario() -> tuple[list[str], float]:
-        async with loopback(tmp_path, n=ASKED + 1, sig=BIG) as net:
+        async with loopback(tmp_path, n=ASKED + 1, layout=BIG) as net:
             within = brief(8.0)
             line = NarrowLine(rate=0.75 * ASKED * BIG.size / within)
             for member in range(1, ASKED + 1):

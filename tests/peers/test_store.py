@@ -21,15 +21,15 @@ import pytest
 
 from rpel import files
 from rpel.peer.core.protocol import Checkpoint, Record
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io import store as store_module
 from rpel.peer.io.store import Store
 
-SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
+LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 
 
-def model(seed: int, sig: Signature = SIG) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(sig.d).astype(sig.dtype)
+def model(seed: int, layout: Layout = LAYOUT) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(layout.d).astype(layout.dtype)
 
 
 def record(t: int, seed: int | None = None) -> Record:
@@ -45,36 +45,36 @@ def served(store: Store, t: int) -> bytes | None:
 
 
 def wire(t: int) -> bytes:
-    return SIG.header + model(t).tobytes()
+    return LAYOUT.header + model(t).tobytes()
 
 
 def fill(path: Path, rounds: range) -> None:
-    with Store(path, SIG) as store:
+    with Store(path, LAYOUT) as store:
         for t in rounds:
             assert store.persist(record(t), b"state %d" % t)
             assert store.save(Checkpoint(t, model(100 + t), fresh=t == 2, degraded=t, outcome="aggregated"))
 
 
 def test_coded_half_steps_are_served_as_they_travel_and_come_back_exact(tmp_path: Path) -> None:
-    sig = replace(SIG, wire="int8")
+    layout = replace(LAYOUT, wire="int8")
     half, before = model(1), model(2)
-    with Store(tmp_path / "state", sig) as store:
+    with Store(tmp_path / "state", layout) as store:
         assert store.persist(Record(4, (1,), half, before=before), b"momentum")
-    with Store(tmp_path / "state", sig) as store:
+    with Store(tmp_path / "state", layout) as store:
         kept = store.memory().record
         assert kept is not None
         assert kept.half is not None
         assert kept.before is not None
         assert (kept.half.tobytes(), kept.before.tobytes()) == (half.tobytes(), before.tobytes())
         assert store.state(4) == b"momentum"
-        assert served(store, 4) == b"".join(sig.body(half))
-    with Store(tmp_path / "state", SIG) as other:  # what travels as int8 is no body of a float32 network
+        assert served(store, 4) == b"".join(layout.body(half))
+    with Store(tmp_path / "state", LAYOUT) as other:  # what travels as int8 is no body of a float32 network
         assert other.memory().published == ()
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     fill(tmp_path / "state", range(1, 6))
-    with Store(tmp_path / "state", SIG) as store:
+    with Store(tmp_path / "state", LAYOUT) as store:
         memory = store.memory()
         assert memory.last_round == 5
         assert memory.published == (3, 4, 5)
@@ -95,7 +95,7 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
 def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -> None:
     first = replace(record(1), before=model(7))  # no v yet
     second = replace(record(2), before=model(8), v=model(9))
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         assert store.persist(first, b"state")
         assert store.save(Checkpoint(1, model(3), v=model(4)), {"mean": np.arange(3.0)})
         found = store.memory()
@@ -112,13 +112,13 @@ def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -
 
 
 def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         memory = store.memory()
         assert (memory.checkpoint, memory.record, memory.last_round, memory.published) == (None, None, 0, ())
 
 
 def test_a_catch_up_round_is_remembered_and_never_served(tmp_path: Path) -> None:
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         assert store.persist(Record(4, (1, 2), None), b"momentum")
         assert store.open_body(4) is None
         memory = store.memory()
@@ -128,7 +128,7 @@ def test_a_catch_up_round_is_remembered_and_never_served(tmp_path: Path) -> None
 
 def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         for t in (1, 2):
             with pytest.raises(ValueError, match="already"):
                 store.persist(record(t, seed=9))
@@ -137,7 +137,7 @@ def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
 
 
 def test_an_evicted_body_is_served_to_its_end(tmp_path: Path) -> None:
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         store.persist(record(1))
         body = store.open_body(1)
         assert body is not None
@@ -162,7 +162,7 @@ def damages(path: Path) -> Iterator[bytes]:
 def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 5))
     path = tmp_path / "half-4.rec"
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         for damaged in list(damages(path)):
             path.write_bytes(damaged)
             memory = store.memory()
@@ -177,7 +177,7 @@ def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: Path) -> None:
-    ours = Signature(("w", "b"), ((2,), (2,)), np.dtype("float32"))
+    ours = Layout(("w", "b"), ((2,), (2,)), np.dtype("float32"))
     with Store(tmp_path, ours) as store:
         assert store.save(Checkpoint(1, np.arange(4, dtype=np.float32)))
     with Store(tmp_path, replace(ours, names=("b", "w"))) as store:
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 5))
     path = tmp_path / "checkpoint-4.ckpt"
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         for damaged in list(damages(path)):
             path.write_bytes(damaged)
             kept = store.memory().checkpoint
@@ -199,13 +199,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
 def test_a_record_under_another_rounds_name_is_not_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
     (tmp_path / "half-2.rec").rename(tmp_path / "half-7.rec")
-    with Store(tmp_path, SIG) as store:
+    with Store(tmp_path, LAYOUT) as store:
         assert (store.memory().last_round, store.memory().published) == (7, (1,))
 
 
 def test_another_kind_of_model_is_not_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
-    with Store(tmp_path, Signature(("v", "b"), ((5, 3), (5,)), np.dtype("float32"))) as store:
+    with Store(tmp_path, Layout(("v", "b"), ((5, 3), (5,)), np.dtype("float32"))) as store:
         memory = store.memory()
         assert (memory.last_round, memory.published, memory.record) == (2, (), None)
 
@@ -249,7 +249,7 @@ def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> No
         folder = tmp_path / str(line)
         subprocess.run(["cp", "-r", tmp_path / "start", folder], check=True)
         died = killed_at(line, lambda folder=folder: fill(folder, range(5, 6)))  # type: ignore[misc]
-        with Store(folder, SIG) as store:
+        with Store(folder, LAYOUT) as store:
             memory = store.memory()
             assert memory.last_round in (4, 5)
             assert memory.record is not None
@@ -275,14 +275,14 @@ def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> No
 
 def check_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing can be written to this folder of rounds 1 and 2 any more: what was there must stand."""
-    large = Signature(("w",), ((1_000_000,),), np.dtype("float32"))
+    large = Layout(("w",), ((1_000_000,),), np.dtype("float32"))
     with Store(path, large) as store, caplog.at_level(logging.ERROR, "rpel"):
         assert not store.persist(Record(3, (1,), model(3, large)))
         assert not store.save(Checkpoint(3, model(3, large)))
         assert not store.persist(Record(4, (1,), model(4, large)))
         assert store.open_body(3) is None
     assert sum(r.levelno == logging.ERROR for r in caplog.records) == 1
-    with Store(path, SIG) as store:
+    with Store(path, LAYOUT) as store:
         memory = store.memory()
         assert (memory.last_round, memory.published) == (2, (1, 2))
         assert served(store, 2) == wire(2)
@@ -325,13 +325,13 @@ def test_a_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pyt
 
 
 def test_two_peers_never_share_a_folder(tmp_path: Path) -> None:
-    with Store(tmp_path, SIG):
+    with Store(tmp_path, LAYOUT):
         with pytest.raises(ValueError, match="another peer"):
-            Store(tmp_path, SIG)
+            Store(tmp_path, LAYOUT)
         code = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         other = subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], capture_output=True)
         assert b"BlockingIOError" in other.stderr
-    Store(tmp_path, SIG).close()
+    Store(tmp_path, LAYOUT).close()
 
 
 def test_models_are_for_the_owner_alone(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_failed_write_keeps_older_records_and_retires_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path / "state", range(1, 4))
-    with Store(tmp_path / "state", SIG) as store:
+    with Store(tmp_path / "state", LAYOUT) as store:
         store.memory()
         with refusing(monkeypatch, errno.ENOSPC):
             assert not store.persist(record(4))
@@ -383,7 +383,7 @@ def test_failed_write_keeps_older_records_and_retires_its_round(
 def test_why_a_file_could_not_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
 ) -> None:
-    with Store(tmp_path / "state", SIG) as store:
+    with Store(tmp_path / "state", LAYOUT) as store:
         with refusing(monkeypatch, number):
             assert not store.save(Checkpoint(1, model(1)))
         assert store.trouble == reason
@@ -395,7 +395,7 @@ def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path / "state", range(1, 4))
-    with Store(tmp_path / "state", SIG) as store:
+    with Store(tmp_path / "state", LAYOUT) as store:
         store.memory()
         shutil.rmtree(tmp_path / "state")
         assert store.persist(record(4))
@@ -404,13 +404,13 @@ def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
         assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
         assert "was deleted or replaced" in caplog.text
         with pytest.raises(ValueError, match="another peer"):
-            Store(tmp_path / "state", SIG)
+            Store(tmp_path / "state", LAYOUT)
 
 
 def test_a_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    with Store(tmp_path / "state", SIG) as store:
+    with Store(tmp_path / "state", LAYOUT) as store:
         shutil.rmtree(tmp_path / "state")
-        with Store(tmp_path / "state", SIG) as other:
+        with Store(tmp_path / "state", LAYOUT) as other:
             assert not store.persist(record(1))
             assert "in use by another peer" in store.trouble
             assert other.memory().last_round == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.io.http import LARGEST_HEAD, Connection, Head
 from rpel.types import Models
 from support.loopback import head, model
@@ -34,13 +34,13 @@ class _Wire(asyncio.Transport):
         return self.closed
 
 
-async def fed(reply: bytes, sig: Signature, row: Models, cut: Callable[[], int]) -> bool:
+async def fed(reply: bytes, layout: Layout, row: Models, cut: Callable[[], int]) -> bool:
     """Was this reply, arriving in pieces and then ending, accepted?"""
     connection, wire = Connection(), _Wire()
     connection.connection_made(wire)
 
     def judge(found: Head) -> Reception:
-        reception = Reception(sig, row, ROUND)
+        reception = Reception(layout, row, ROUND)
         reception.head(found.status, found.headers)
         return reception
 
@@ -49,7 +49,7 @@ async def fed(reply: bytes, sig: Signature, row: Models, cut: Callable[[], int])
     left = memoryview(reply)
     while left and not wire.closed and not asking.done():
         buffer = connection.get_buffer(-1)
-        assert 0 < len(buffer) <= max(LARGEST_HEAD, sig.size)
+        assert 0 < len(buffer) <= max(LARGEST_HEAD, layout.size)
         size = min(len(buffer), len(left), cut())
         buffer[:size] = left[:size]
         left = left[size:]
@@ -86,7 +86,7 @@ def mutations(reply: bytes, coins: random.Random) -> Iterator[bytes]:
 
 
 def test_ten_thousand_mutated_replies_bring_a_model_of_the_right_form_or_nothing() -> None:
-    tiny = Signature(("w",), ((8,),), np.dtype("float32"))
+    tiny = Layout(("w",), ((8,),), np.dtype("float32"))
     values = model(tiny, 1).tobytes()
     reply = head(tiny, ROUND) + tiny.header + values
     coins = random.Random(7)

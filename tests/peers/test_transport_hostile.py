@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.http import LARGEST_HEAD, Connection
 from rpel.types import Models
 from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
@@ -23,7 +23,7 @@ ROUND = 3
 RIGHT = model(SMALL, 1)
 VALUES = RIGHT.tobytes()
 BODY = SMALL.header + VALUES
-OTHER = Signature(("v",), ((1000,),), np.dtype("float32"))
+OTHER = Layout(("v",), ((1000,),), np.dtype("float32"))
 
 
 def sends(*parts: bytes) -> Script:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rpel.peer.io.limits import Limits
-from support.loopback import SMALL, Ends, asking, loopback, membership, model, signature, told, wanted
+from support.loopback import SMALL, Ends, asking, flat_layout, loopback, membership, model, told, wanted
 from support.waiting import brief, until
 
 pytestmark = pytest.mark.integration
@@ -102,10 +102,10 @@ def test_a_member_is_given_two_bodies_of_a_round_then_refused(tmp_path: Path) ->
 
 
 def test_a_body_cut_off_by_its_reader_counts(tmp_path: Path) -> None:
-    large = signature(2_000_000)
+    large = flat_layout(2_000_000)
 
     async def scenario() -> None:
-        async with loopback(tmp_path, sig=large) as net:
+        async with loopback(tmp_path, layout=large) as net:
             net.stores[1].put(1, model(large, 1))
             for _ in range(2):
                 reader, writer = await asyncio.open_connection(
@@ -133,10 +133,10 @@ def test_two_requests_may_be_open_and_a_third_is_refused(tmp_path: Path) -> None
 
 
 def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Path) -> None:
-    large = signature(10_000_000)  # more than the kernel's buffers hold
+    large = flat_layout(10_000_000)  # more than the kernel's buffers hold
 
     async def scenario() -> None:
-        async with loopback(tmp_path, sig=large, limits=Limits(write=0.3)) as net:
+        async with loopback(tmp_path, layout=large, limits=Limits(write=0.3)) as net:
             net.stores[1].put(1, model(large, 1))
             raw = socket.create_connection(("127.0.0.1", net.transports[1].port))
             raw.setblocking(False)

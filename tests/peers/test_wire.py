@@ -20,131 +20,131 @@ from multidict import CIMultiDict
 
 from rpel import models
 from rpel.peer.core import wire
-from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.io import http, model_files
 from rpel.types import Models, WireName
 from rpel.wire import Wire
 
-SIG = Signature(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
+LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 VALUES = np.arange(20, dtype="float32") - 7.5
 ROUND = 41
 
 
-def body(sig: Signature = SIG, flat: Models = VALUES) -> bytes:
-    return sig.header + flat.tobytes()
+def body(layout: Layout = LAYOUT, flat: Models = VALUES) -> bytes:
+    return layout.header + flat.tobytes()
 
 
 def headers(**changes: str) -> dict[str, str]:
     """The right headers, with some changed: underscores stand for hyphens."""
-    right = {"Content-Length": str(SIG.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(ROUND)}
+    right = {"Content-Length": str(LAYOUT.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(ROUND)}
     return right | {name.replace("_", "-"): value for name, value in changes.items()}
 
 
 @st.composite
-def signatures(draw: st.DrawFn) -> Signature:
+def layouts(draw: st.DrawFn) -> Layout:
     names = draw(
         st.lists(st.text(min_size=1).filter(lambda n: n != "__metadata__"), min_size=1, max_size=5, unique=True)
     )
     shapes = [tuple(draw(st.lists(st.integers(1, 4), max_size=3))) for _ in names]
-    return Signature(tuple(names), tuple(shapes), np.dtype(draw(st.sampled_from(["float32", "float64"]))))
+    return Layout(tuple(names), tuple(shapes), np.dtype(draw(st.sampled_from(["float32", "float64"]))))
 
 
-def some_values(sig: Signature, seed: int = 0) -> Models:
-    return np.random.default_rng(seed).normal(size=sig.d).astype(sig.dtype)
+def some_values(layout: Layout, seed: int = 0) -> Models:
+    return np.random.default_rng(seed).normal(size=layout.d).astype(layout.dtype)
 
 
 # --- what a model looks like -----------------------------------------------------------------------------------------
 
 
-@given(signatures(), st.integers(0, 99))
-def test_a_body_is_what_the_safetensors_library_reads(sig: Signature, seed: int) -> None:
-    flat = some_values(sig, seed)
-    read = safetensors.numpy.load(body(sig, flat))
-    assert read.keys() == set(sig.names)
-    for name, part in wire.split(sig, flat).items():
-        assert read[name].dtype == sig.dtype
+@given(layouts(), st.integers(0, 99))
+def test_a_body_is_what_the_safetensors_library_reads(layout: Layout, seed: int) -> None:
+    flat = some_values(layout, seed)
+    read = safetensors.numpy.load(body(layout, flat))
+    assert read.keys() == set(layout.names)
+    for name, part in wire.split(layout, flat).items():
+        assert read[name].dtype == layout.dtype
         np.testing.assert_array_equal(read[name], part)
-    assert len(body(sig, flat)) == sig.size
-    assert len(sig.header) % 8 == 0
-    assert b"__metadata__" not in sig.header
+    assert len(body(layout, flat)) == layout.size
+    assert len(layout.header) % 8 == 0
+    assert b"__metadata__" not in layout.header
 
 
-@given(signatures())
-def test_split_and_flatten_are_inverse_and_split_copies_nothing(sig: Signature) -> None:
-    flat = some_values(sig)
-    parts = wire.split(sig, flat)
+@given(layouts())
+def test_split_and_flatten_are_inverse_and_split_copies_nothing(layout: Layout) -> None:
+    flat = some_values(layout)
+    parts = wire.split(layout, flat)
     assert all(np.shares_memory(part, flat) for part in parts.values())
     out = np.empty_like(flat)
-    assert wire.flatten(sig, dict(reversed(parts.items())), out) is out
+    assert wire.flatten(layout, dict(reversed(parts.items())), out) is out
     np.testing.assert_array_equal(out, flat)
 
 
-@given(signatures())
-def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.TempPathFactory, sig: Signature) -> None:
-    folder, flat = tmp_path_factory.mktemp("wire"), some_values(sig)
-    model_files.save(folder / "ours", sig, flat)
+@given(layouts())
+def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.TempPathFactory, layout: Layout) -> None:
+    folder, flat = tmp_path_factory.mktemp("wire"), some_values(layout)
+    model_files.save(folder / "ours", layout, flat)
     again, values = model_files.load(folder / "ours")
-    assert again == sig
+    assert again == layout
     np.testing.assert_array_equal(values, flat)
-    safetensors.numpy.save_file(wire.split(sig, flat), folder / "theirs", metadata={"format": "np"})
+    safetensors.numpy.save_file(wire.split(layout, flat), folder / "theirs", metadata={"format": "np"})
     theirs, values = model_files.load(folder / "theirs")
-    assert model_files.read_signature(folder / "theirs") == theirs
-    assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(zip(sig.names, sig.shapes, strict=True))
+    assert model_files.read_layout(folder / "theirs") == theirs
+    assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
     for name, part in wire.split(theirs, values).items():
-        np.testing.assert_array_equal(part, wire.split(sig, flat)[name])
+        np.testing.assert_array_equal(part, wire.split(layout, flat)[name])
 
 
-def test_a_torch_module_has_the_signature_of_its_parameters_in_their_order() -> None:
+def test_a_torch_module_has_the_layout_of_its_parameters_in_their_order() -> None:
     module = models.model("cifar10")
-    sig = Signature.of(module.named_parameters())
-    assert dict(zip(sig.names, sig.shapes, strict=True)) == models.shapes(module)  # no buffers of BatchNorm
-    flat = wire.flatten(sig, dict(module.named_parameters()))
+    layout = Layout.of(module.named_parameters())
+    assert dict(zip(layout.names, layout.shapes, strict=True)) == models.shapes(module)  # no buffers of BatchNorm
+    flat = wire.flatten(layout, dict(module.named_parameters()))
     assert torch.equal(torch.from_numpy(flat), models.flatten(module))
 
 
-def test_the_hash_changes_with_every_part_of_the_signature() -> None:
+def test_the_hash_changes_with_every_part_of_the_layout() -> None:
     others = [
-        Signature(("w", "c"), SIG.shapes, SIG.dtype),
-        Signature(SIG.names, ((3, 5), (5,)), SIG.dtype),
-        Signature(SIG.names, SIG.shapes, np.dtype("float64")),
-        Signature(("b", "w"), ((5,), (5, 3)), SIG.dtype),
+        Layout(("w", "c"), LAYOUT.shapes, LAYOUT.dtype),
+        Layout(LAYOUT.names, ((3, 5), (5,)), LAYOUT.dtype),
+        Layout(LAYOUT.names, LAYOUT.shapes, np.dtype("float64")),
+        Layout(("b", "w"), ((5,), (5, 3)), LAYOUT.dtype),
     ]
-    assert len({sig.sha256 for sig in [SIG, *others]}) == 5
+    assert len({layout.sha256 for layout in [LAYOUT, *others]}) == 5
 
 
 def test_a_digest_covers_header_and_every_value() -> None:
-    seen = {wire.digest(SIG, VALUES), wire.digest(Signature(("x",), ((20,),), SIG.dtype), VALUES)}
-    for i in range(SIG.d):
+    seen = {wire.digest(LAYOUT, VALUES), wire.digest(Layout(("x",), ((20,),), LAYOUT.dtype), VALUES)}
+    for i in range(LAYOUT.d):
         other = VALUES.copy()
         other[i] = np.nextafter(other[i], np.float32(np.inf))
-        seen.add(wire.digest(SIG, other))
-    assert len(seen) == SIG.d + 2
+        seen.add(wire.digest(LAYOUT, other))
+    assert len(seen) == LAYOUT.d + 2
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Signature.of({"w": np.zeros(3, "float16")}), "float16"),
-        (lambda: Signature.of({"w": np.zeros(3, "float32"), "n": np.zeros((), "int64")}), "float32 and int64"),
-        (lambda: Signature.of({}), "at least one"),
-        (lambda: Signature.of({"__metadata__": np.zeros(3)}), "__metadata__"),
-        (lambda: Signature(("w", "w"), ((1,), (1,)), np.dtype("float32")), "one name"),
+        (lambda: Layout.of({"w": np.zeros(3, "float16")}), "float16"),
+        (lambda: Layout.of({"w": np.zeros(3, "float32"), "n": np.zeros((), "int64")}), "float32 and int64"),
+        (lambda: Layout.of({}), "at least one"),
+        (lambda: Layout.of({"__metadata__": np.zeros(3)}), "__metadata__"),
+        (lambda: Layout(("w", "w"), ((1,), (1,)), np.dtype("float32")), "one name"),
         (
-            lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(5, 3)}),
+            lambda: wire.flatten(LAYOUT, {"w": VALUES[:15].reshape(5, 3)}),
             "has the parameters w (5, 3), but",
         ),
         (
-            lambda: wire.flatten(SIG, {**wire.split(SIG, VALUES), "c": VALUES}),
+            lambda: wire.flatten(LAYOUT, {**wire.split(LAYOUT, VALUES), "c": VALUES}),
             "has the parameters c (20,), w",
         ),
         (
-            lambda: wire.flatten(SIG, {"w": VALUES[:15].reshape(3, 5), "b": VALUES[15:]}),
+            lambda: wire.flatten(LAYOUT, {"w": VALUES[:15].reshape(3, 5), "b": VALUES[15:]}),
             "models have w (5, 3), b",
         ),
-        (lambda: wire.split(SIG, VALUES.astype("float64")), "float64"),
-        (lambda: wire.split(SIG, VALUES[1:]), "[20]"),
-        (lambda: wire.raw(SIG, np.zeros(40, "float32")[::2]), "side by side"),
-        (lambda: Reception(SIG, np.frombuffer(VALUES.tobytes(), "float32"), ROUND), "written to"),
+        (lambda: wire.split(LAYOUT, VALUES.astype("float64")), "float64"),
+        (lambda: wire.split(LAYOUT, VALUES[1:]), "[20]"),
+        (lambda: wire.raw(LAYOUT, np.zeros(40, "float32")[::2]), "side by side"),
+        (lambda: Reception(LAYOUT, np.frombuffer(VALUES.tobytes(), "float32"), ROUND), "written to"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_sentence(make: Callable[[], Any], words: str) -> None:
@@ -193,8 +193,8 @@ def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, kind: 
 
 def receive(status: int, head: Any, data: bytes, cuts: list[int] | None = None) -> Models:
     """The row after a reply that came in pieces; Malformed if it was refused."""
-    row = np.full(SIG.d, np.nan, SIG.dtype)
-    reply = Reception(SIG, row, ROUND)
+    row = np.full(LAYOUT.d, np.nan, LAYOUT.dtype)
+    reply = Reception(LAYOUT, row, ROUND)
     reply.head(status, head)
     edges = [0, *sorted(cuts or []), len(data)]
     for first, last in pairwise(edges):
@@ -204,14 +204,14 @@ def receive(status: int, head: Any, data: bytes, cuts: list[int] | None = None) 
     return row
 
 
-@given(st.lists(st.integers(0, SIG.size), max_size=8))
+@given(st.lists(st.integers(0, LAYOUT.size), max_size=8))
 def test_a_right_reply_is_taken_in_however_it_is_cut(cuts: list[int]) -> None:
     np.testing.assert_array_equal(receive(200, headers(), body(), cuts), VALUES)
 
 
 def test_bytes_go_straight_into_the_row_that_waits() -> None:
-    table = np.zeros((3, SIG.d), SIG.dtype)
-    reply = Reception(SIG, table[1], ROUND)
+    table = np.zeros((3, LAYOUT.d), LAYOUT.dtype)
+    reply = Reception(LAYOUT, table[1], ROUND)
     reply.head(200, CIMultiDict(headers()))
     for byte in body():
         reply.feed(bytes([byte]))
@@ -221,19 +221,19 @@ def test_bytes_go_straight_into_the_row_that_waits() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
 def test_a_complete_model_is_an_answer_whatever_its_values(value: float) -> None:
-    flat = np.full(SIG.d, value, "float32")
-    np.testing.assert_array_equal(receive(200, headers(), body(SIG, flat)), flat)
+    flat = np.full(LAYOUT.d, value, "float32")
+    np.testing.assert_array_equal(receive(200, headers(), body(LAYOUT, flat)), flat)
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        headers(Content_Length=str(SIG.size + 1)),
-        headers(Content_Length=str(SIG.size - 1)),
+        headers(Content_Length=str(LAYOUT.size + 1)),
+        headers(Content_Length=str(LAYOUT.size - 1)),
         headers(Content_Length=str(2**40)),
-        headers(Content_Length=f"+{SIG.size}"),
-        headers(Content_Length=f"0{SIG.size}"),
-        headers(Content_Length=f"{SIG.size}.0"),
+        headers(Content_Length=f"+{LAYOUT.size}"),
+        headers(Content_Length=f"0{LAYOUT.size}"),
+        headers(Content_Length=f"{LAYOUT.size}.0"),
         headers(Content_Encoding="gzip"),
         headers(Content_Encoding="identity"),
         headers(Transfer_Encoding="chunked"),
@@ -245,13 +245,13 @@ def test_a_complete_model_is_an_answer_whatever_its_values(value: float) -> None
         {name: value for name, value in headers().items() if name != "RPEL-Round"},
         {name: value for name, value in headers().items() if name != "Content-Length"},
         {name: value for name, value in headers().items() if name != "Content-Type"},
-        CIMultiDict([*headers().items(), ("content-length", str(SIG.size))]),
+        CIMultiDict([*headers().items(), ("content-length", str(LAYOUT.size))]),
         CIMultiDict([*headers().items(), ("RPEL-Round", "40")]),
         {},
     ],
 )
 def test_a_head_that_is_not_exactly_right_is_refused_before_any_byte(head: Any) -> None:
-    reply = Reception(SIG, np.zeros(SIG.d, SIG.dtype), ROUND)
+    reply = Reception(LAYOUT, np.zeros(LAYOUT.d, LAYOUT.dtype), ROUND)
     with pytest.raises(Malformed):
         reply.head(200, head)
     with pytest.raises(Malformed):
@@ -272,7 +272,7 @@ def test_header_names_are_the_same_in_any_case() -> None:
 
 
 def test_a_refused_reply_stays_refused() -> None:
-    reply = Reception(SIG, np.zeros(SIG.d, SIG.dtype), ROUND)
+    reply = Reception(LAYOUT, np.zeros(LAYOUT.d, LAYOUT.dtype), ROUND)
     reply.head(200, headers())
     with pytest.raises(Malformed):
         reply.feed(b"\0" * 9)
@@ -305,18 +305,18 @@ def extend(rng: random.Random, reply: Reply) -> Reply:
 def wrong_header(rng: random.Random, reply: Reply) -> Reply:
     other = rng.choice(
         [
-            Signature(("w", "b"), ((3, 5), (5,)), SIG.dtype).header,
-            Signature(("b", "w"), ((5,), (5, 3)), SIG.dtype).header,
+            Layout(("w", "b"), ((3, 5), (5,)), LAYOUT.dtype).header,
+            Layout(("b", "w"), ((5,), (5, 3)), LAYOUT.dtype).header,
             with_header(json.dumps({"w": ENTRY | {"shape": [2**38], "data_offsets": [0, 2**40]}}).encode()),
-            struct.pack("<Q", 2**40) + SIG.header[8:],
-            with_header(SIG.header[8:].rstrip() + b'\t' * 8),
+            struct.pack("<Q", 2**40) + LAYOUT.header[8:],
+            with_header(LAYOUT.header[8:].rstrip() + b'\t' * 8),
         ]
     )  # fmt: skip
-    return reply[0], reply[1], other + reply[2][len(SIG.header) :]
+    return reply[0], reply[1], other + reply[2][len(LAYOUT.header) :]
 
 
 def wrong_length(rng: random.Random, reply: Reply) -> Reply:
-    claim = rng.choice([0, 2**40, rng.randrange(2 * SIG.size), -SIG.size, SIG.size])
+    claim = rng.choice([0, 2**40, rng.randrange(2 * LAYOUT.size), -LAYOUT.size, LAYOUT.size])
     return reply[0], headers(Content_Length=str(claim)), reply[2]
 
 
@@ -351,7 +351,7 @@ MUTATIONS = [
 def acceptable(reply: Reply) -> bool:
     """The whole truth about what may be accepted, said once more and plainly."""
     status, head, data = reply
-    whole = len(data) == SIG.size and data.startswith(SIG.header)
+    whole = len(data) == LAYOUT.size and data.startswith(LAYOUT.header)
     return status == 200 and head == headers() and whole
 
 
@@ -363,7 +363,7 @@ def test_mutated_replies_need_the_exact_header_and_length() -> None:
         reply = mutation(rng, (200, headers(), body()))
         cuts = [rng.randint(0, len(reply[2])) for _ in range(rng.randint(0, 3))]
         if acceptable(reply):
-            assert receive(*reply, cuts).tobytes() == reply[2][len(SIG.header) :]  # exactly the bytes that came
+            assert receive(*reply, cuts).tobytes() == reply[2][len(LAYOUT.header) :]  # exactly the bytes that came
             accepted[mutation.__name__] += 1
         else:
             with pytest.raises(Malformed):
@@ -373,22 +373,22 @@ def test_mutated_replies_need_the_exact_header_and_length() -> None:
 
 
 def test_receiving_takes_no_memory_beyond_the_row() -> None:
-    sig = Signature(("w",), ((1 << 21,),), np.dtype("float32"))  # 8 MiB
-    row, chunk = np.zeros(sig.d, sig.dtype), bytes(1 << 16)
-    head = headers(Content_Length=str(sig.size))
+    layout = Layout(("w",), ((1 << 21,),), np.dtype("float32"))  # 8 MiB
+    row, chunk = np.zeros(layout.d, layout.dtype), bytes(1 << 16)
+    head = headers(Content_Length=str(layout.size))
 
     def stream(claim: str, chunks: Iterable[bytes]) -> None:
-        reply = Reception(sig, row, ROUND)
+        reply = Reception(layout, row, ROUND)
         reply.head(200, head | {"Content-Length": claim})
-        reply.feed(sig.header)
+        reply.feed(layout.header)
         for part in chunks:
             reply.feed(part)
         reply.close()
 
     tracemalloc.start()
     try:
-        stream(str(sig.size), repeat(chunk, 4 * sig.d // len(chunk)))
-        for claim in (str(2**40), str(sig.size)):  # a claim of 1 TB, and a stream without end
+        stream(str(layout.size), repeat(chunk, 4 * layout.d // len(chunk)))
+        for claim in (str(2**40), str(layout.size)):  # a claim of 1 TB, and a stream without end
             with pytest.raises(Malformed):
                 stream(claim, repeat(chunk))
         peak = tracemalloc.get_traced_memory()[1]
@@ -434,14 +434,14 @@ def test_a_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: byte
 CODED = [(name, d) for name in ("int8", "bfloat16") for d in (2, 255, 257, 70_000)]
 
 
-def coded(name: WireName, d: int, dtype: str = "float32") -> Signature:
-    return Signature(("w", "b"), ((d - 1,), (1,)), np.dtype(dtype), name)
+def coded(name: WireName, d: int, dtype: str = "float32") -> Layout:
+    return Layout(("w", "b"), ((d - 1,), (1,)), np.dtype(dtype), name)
 
 
-def received(sig: Signature, message: bytes, piece: int) -> Models:
-    row = np.full(sig.d, 5.0, sig.dtype)
-    reply = Reception(sig, row, ROUND, hashed=True)
-    reply.head(200, headers(Content_Length=str(sig.size)))
+def received(layout: Layout, message: bytes, piece: int) -> Models:
+    row = np.full(layout.d, 5.0, layout.dtype)
+    reply = Reception(layout, row, ROUND, hashed=True)
+    reply.head(200, headers(Content_Length=str(layout.size)))
     for begin in range(0, len(message), piece):
         reply.feed(message[begin : begin + piece])
     reply.close()
@@ -452,34 +452,34 @@ def received(sig: Signature, message: bytes, piece: int) -> Models:
 @pytest.mark.parametrize(("name", "d"), CODED)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_coded_body_is_decoded_in_its_row_to_what_the_simulator_delivers(name: WireName, d: int, dtype: str) -> None:
-    sig = coded(name, d, dtype)
-    flat = some_values(sig)
-    message = b"".join(sig.body(flat))
-    assert len(message) == sig.size
-    expected = np.empty((1, d), sig.dtype)
+    layout = coded(name, d, dtype)
+    flat = some_values(layout)
+    message = b"".join(layout.body(flat))
+    assert len(message) == layout.size
+    expected = np.empty((1, d), layout.dtype)
     Wire(name).through(flat[None], expected)
-    assert received(sig, message, piece=max(1, d // 3)).tobytes() == expected.tobytes()
-    assert sig.sha256 == sig.exact.sha256 == Signature(sig.names, sig.shapes, sig.dtype).sha256
+    assert received(layout, message, piece=max(1, d // 3)).tobytes() == expected.tobytes()
+    assert layout.sha256 == layout.exact.sha256 == Layout(layout.names, layout.shapes, layout.dtype).sha256
     tensors = safetensors.deserialize(message)  # type: ignore[no-untyped-call]  # a safetensors file still
     assert {entry["dtype"] for _, entry in tensors} == ({"I8", "F32"} if name == "int8" else {"BF16"})
 
 
 @pytest.mark.parametrize("change", ["negative", "nan", "inf", "-128", "overflow"])
 def test_codes_that_say_no_number_make_a_complete_model_that_is_not_finite(change: str) -> None:
-    sig = coded("int8", 300)
-    message = bytearray(b"".join(sig.body(some_values(sig))))
+    layout = coded("int8", 300)
+    message = bytearray(b"".join(layout.body(some_values(layout))))
     if change == "-128":
-        message[-sig.values + 17] = 0x80
+        message[-layout.values + 17] = 0x80
     else:
         scale = {"negative": -1.0, "nan": np.nan, "inf": np.inf, "overflow": 3e38}[change]
         message[-4:] = np.float32(scale).tobytes()
-    row = received(sig, bytes(message), piece=1000)
+    row = received(layout, bytes(message), piece=1000)
     assert np.isnan(row).all()
-    one_more = Reception(sig, row, ROUND)
+    one_more = Reception(layout, row, ROUND)
     with pytest.raises(Malformed, match="content-length"):
-        one_more.head(200, headers(Content_Length=str(sig.size + 1)))
+        one_more.head(200, headers(Content_Length=str(layout.size + 1)))
 
 
 def test_a_model_of_one_parameter_cannot_become_smaller() -> None:
     with pytest.raises(ValueError, match=r"1 parameter.*int8.*float32"):
-        Signature(("w",), ((1,),), np.dtype("float32"), "int8")
+        Layout(("w",), ((1,),), np.dtype("float32"), "int8")

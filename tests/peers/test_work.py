@@ -17,7 +17,7 @@ from rpel.learning import MomentumSGD
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.core import wire
-from rpel.peer.core.wire import Signature, split
+from rpel.peer.core.wire import Layout, split
 from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.tasks import Classification
 from rpel.types import Measured, Models
@@ -52,16 +52,16 @@ def run_loop(
 
 def test_a_loop_restored_from_its_state_continues_bit_by_bit() -> None:
     network = a_network()
-    signature = Signature.of(network.named_parameters())
+    layout = Layout.of(network.named_parameters())
     optimiser = LocalMomentum(network.parameters(), lr=0.1)
-    learner = TorchLearner(network, {"optimizer": optimiser}, signature)
+    learner = TorchLearner(network, {"optimizer": optimiser}, layout)
     x = run_loop(learner, network, optimiser, flatten(network).numpy(), seed=1)
     kept = bytes(learner.state())
     expected = run_loop(learner, network, optimiser, x, seed=2)
 
     again = a_network()
     optimiser = LocalMomentum(again.parameters(), lr=0.1)
-    learner = TorchLearner(again, {"optimizer": optimiser}, signature)
+    learner = TorchLearner(again, {"optimizer": optimiser}, layout)
     learner.restore(kept)
     assert np.array_equal(run_loop(learner, again, optimiser, x, seed=2), expected)
     assert torch.equal(again[1].running_mean, network[1].running_mean)  # type: ignore[index]
@@ -74,11 +74,11 @@ def test_schedules_and_other_optimisers_are_saved_too() -> None:
         return {"optimizer": optimiser, "schedule": torch.optim.lr_scheduler.LambdaLR(optimiser, slower)}
 
     network, again = a_network(), a_network()
-    signature = Signature.of(network.named_parameters())
+    layout = Layout.of(network.named_parameters())
     state, other = parts(network), parts(again)
     train(network, state["optimizer"], 1)
     state["schedule"].step()
-    TorchLearner(again, other, signature).restore(TorchLearner(network, state, signature).state())
+    TorchLearner(again, other, layout).restore(TorchLearner(network, state, layout).state())
     assert other["schedule"].get_last_lr() == state["schedule"].get_last_lr() == [pytest.approx(0.08)]
     moments = [values["exp_avg"] for values in other["optimizer"].state.values()]
     assert len(moments) == 6
@@ -88,7 +88,7 @@ def test_schedules_and_other_optimisers_are_saved_too() -> None:
 def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
     network = a_network()
     optimiser = LocalMomentum(network.parameters(), lr=0.1)
-    learner = TorchLearner(network, {"optimizer": optimiser}, Signature.of(network.named_parameters()))
+    learner = TorchLearner(network, {"optimizer": optimiser}, Layout.of(network.named_parameters()))
     train(network, optimiser, 1)
     assert optimiser.state
     learner.load(2, flatten(network).numpy(), fresh=True)
@@ -99,7 +99,7 @@ def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
 def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
     network = a_network()
     optimiser = LocalMomentum(network.parameters(), lr=0.1)
-    learner = TorchLearner(network, {}, Signature.of(network.named_parameters()))
+    learner = TorchLearner(network, {}, Layout.of(network.named_parameters()))
     row = flatten(network).numpy()
     learner.load(1, row, fresh=False)
     train(network, optimiser, 1)
@@ -111,18 +111,18 @@ def test_a_model_that_is_not_the_networks_is_refused_by_name() -> None:
     network = a_network()
     shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
     with pytest.raises(ValueError, match=r"0.weight \(4, 3\), 0.bias .*0.weight \(4, 2\), 0.bias"):
-        TorchLearner(network, {}, Signature.of(shapes | {"0.weight": np.zeros((4, 2), np.float32)}))
+        TorchLearner(network, {}, Layout.of(shapes | {"0.weight": np.zeros((4, 2), np.float32)}))
     with pytest.raises(ValueError, match=r"extra \(1,\), 0.weight"):
-        TorchLearner(network, {}, Signature.of(shapes | {"extra": np.zeros(1, np.float32)}))
+        TorchLearner(network, {}, Layout.of(shapes | {"extra": np.zeros(1, np.float32)}))
     shapes.pop("2.bias")
     with pytest.raises(ValueError, match=r"2.bias \(1,\), 0.weight"):
-        TorchLearner(network, {}, Signature.of(shapes))
+        TorchLearner(network, {}, Layout.of(shapes))
 
 
 def test_frozen_parameters_need_not_travel() -> None:
     network = a_network()
     network[0].requires_grad_(False)  # type: ignore[index]
-    learner = TorchLearner(network, {}, Signature.of((n, p) for n, p in network.named_parameters() if p.requires_grad))
+    learner = TorchLearner(network, {}, Layout.of((n, p) for n, p in network.named_parameters() if p.requires_grad))
     out = np.zeros(4 + 4 + 4 + 1, np.float32)
     learner.half(out, np.empty_like(out))
     assert np.array_equal(out, flatten(network).numpy()[16:])
@@ -131,15 +131,15 @@ def test_frozen_parameters_need_not_travel() -> None:
 def test_state_that_cannot_be_saved_is_refused() -> None:
     network = a_network()
     with pytest.raises(ValueError, match=r"state\['epoch'\].* int"):
-        TorchLearner(network, {"epoch": 3}, Signature.of(network.named_parameters()))
+        TorchLearner(network, {"epoch": 3}, Layout.of(network.named_parameters()))
 
 
 def test_the_state_of_other_objects_is_not_taken_over() -> None:
     network = a_network()
-    signature = Signature.of(network.named_parameters())
-    kept = bytes(TorchLearner(network, {}, signature).state())
+    layout = Layout.of(network.named_parameters())
+    kept = bytes(TorchLearner(network, {}, layout).state())
     with pytest.raises(ValueError, match="names"):
-        TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, signature).restore(kept)
+        TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, layout).restore(kept)
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -239,18 +239,18 @@ def a_task(module: nn.Module) -> Classification:
 def test_values_are_matched_by_name_when_the_network_has_another_order() -> None:
     torch.manual_seed(0)
     task = a_task(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
-    ours = Signature(tuple(task.layout), tuple(task.layout.values()), np.dtype("float32"))
-    theirs = Signature.of(sorted(split(ours, task.initial()).items()))  # biases before weights
+    ours = Layout(tuple(task.layout), tuple(task.layout.values()), np.dtype("float32"))
+    theirs = Layout.of(sorted(split(ours, task.initial()).items()))  # biases before weights
     assert theirs.names != ours.names
     halves = []
-    for signature in (ours, theirs):
-        learner = TaskLearner(task, 0, SAMPLE, local_steps=3, signature=signature)
-        x, scratch = wire.flatten(signature, split(ours, task.initial())), np.empty(ours.d, np.float32)
+    for layout in (ours, theirs):
+        learner = TaskLearner(task, 0, SAMPLE, local_steps=3, layout=layout)
+        x, scratch = wire.flatten(layout, split(ours, task.initial())), np.empty(ours.d, np.float32)
         learner.prepare(x, scratch)
         for t in (1, 2):
             learner.load(t, x, fresh=False)
             learner.half(x, scratch)
-        halves.append(split(signature, x))
+        halves.append(split(layout, x))
         assert (
             learner.measure(x, 2, last=True).accuracy
             == task.evaluate(flatten_as(ours, halves[-1]), task.local_state(1))[0]
@@ -258,8 +258,8 @@ def test_values_are_matched_by_name_when_the_network_has_another_order() -> None
     assert all(np.array_equal(halves[0][name], halves[1][name]) for name in ours.names)
 
 
-def flatten_as(signature: Signature, named: dict[str, Models]) -> Models:
-    return wire.flatten(signature, named)[None]
+def flatten_as(layout: Layout, named: dict[str, Models]) -> Models:
+    return wire.flatten(layout, named)[None]
 
 
 def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None:
@@ -279,19 +279,19 @@ def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None
 
 def test_optimiser_state_of_another_parameter_order_is_not_restored() -> None:
     network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    signature = Signature.of(network.named_parameters())
+    layout = Layout.of(network.named_parameters())
     parameters = list(network.parameters())
-    kept = bytes(TorchLearner(network, {"optimizer": LocalMomentum(parameters, lr=0.1)}, signature).state())
+    kept = bytes(TorchLearner(network, {"optimizer": LocalMomentum(parameters, lr=0.1)}, layout).state())
     again = LocalMomentum(list(reversed(parameters)), lr=0.1)
     with pytest.raises(ValueError, match=r"\['0.weight', '1.weight'\]"):
-        TorchLearner(network, {"optimizer": again}, signature).restore(kept)
+        TorchLearner(network, {"optimizer": again}, layout).restore(kept)
 
 
 def test_accuracy_is_measured_every_few_rounds_and_on_everything_at_the_end() -> None:
-    signature = Signature.of(model("linear").named_parameters())
+    layout = Layout.of(model("linear").named_parameters())
     table = {"model": "linear", "batch_size": 5, "eval_every": 2, "eval_size": 100}
     learner = task_learner(
-        "mnist-sample", index=0, nodes=3, run="r", hyperparameters=table, local_steps=1, signature=signature
+        "mnist-sample", index=0, nodes=3, run="r", hyperparameters=table, local_steps=1, layout=layout
     )
     x = built_in("mnist-sample", SAMPLE, nodes=3, run="r").initial()
     assert learner.measure(x, 1, last=False) == Measured()
@@ -361,10 +361,10 @@ def test_a_users_task_is_an_object_a_class_or_a_function(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
-    signature = Signature(("w",), ((3,),), np.dtype("float64"))
+    layout = Layout(("w",), ((3,),), np.dtype("float64"))
     table = {"lr": 0.5, "momentum": 0.0, "weight_decay": 0, "pull": 10.0}
     learner = task_learner(
-        f"bowls:{attribute}", index=2, nodes=4, run="r", hyperparameters=table, local_steps=1, signature=signature
+        f"bowls:{attribute}", index=2, nodes=4, run="r", hyperparameters=table, local_steps=1, layout=layout
     )
     out = np.empty(3)
     learner.load(1, np.zeros(3), fresh=False)
@@ -378,14 +378,14 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
-    signature = Signature(("w",), ((3,),), np.dtype("float64"))
+    layout = Layout(("w",), ((3,),), np.dtype("float64"))
     for name, words in {
         "bowls:nothing": "module bowls has no 'nothing'",
         "bowl:ready": "cannot be imported",
         "bowls:empty": "is a int without d",
     }.items():
         with pytest.raises(ValueError, match=words):
-            task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, signature=signature)
+            task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, layout=layout)
     with pytest.raises(ValueError, match=r"w \(3,\).* w \(4,\)"):
         task_learner(
             "bowls:ready",
@@ -394,7 +394,7 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
             run="r",
             hyperparameters={},
             local_steps=1,
-            signature=Signature(("w",), ((4,),), np.dtype("float64")),
+            layout=Layout(("w",), ((4,),), np.dtype("float64")),
         )
 
 
@@ -411,7 +411,7 @@ def test_a_task_is_looked_for_beside_peer_toml_before_the_current_folder(
     config = Config.load("../beside/peer.toml")
     learner = task_learner(
         config.task, index=2, nodes=4, run="r", hyperparameters={"lr": 1.0, "momentum": 0.0, "weight_decay": 0},
-        local_steps=1, signature=Signature(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
+        local_steps=1, layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
     )  # fmt: skip
     out = np.empty(3)
     learner.load(1, np.zeros(3), fresh=False)
@@ -420,7 +420,7 @@ def test_a_task_is_looked_for_beside_peer_toml_before_the_current_folder(
     with pytest.raises(ValueError, match=r"beside/bowls\.py"):
         task_learner(
             config.task, index=2, nodes=4, run="r", hyperparameters={}, local_steps=1,
-            signature=Signature(("w",), ((3,),), np.dtype("float64")), folder=tmp_path / "here",
+            layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=tmp_path / "here",
         )  # fmt: skip
 
 
@@ -433,7 +433,7 @@ def test_buffers_are_those_of_a_state_dict_whatever_kind_of_number_they_are() ->
             self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
     network = Model()
-    found = TorchLearner(network, {}, Signature.of(network.named_parameters())).buffers()
+    found = TorchLearner(network, {}, Layout.of(network.named_parameters())).buffers()
     assert {name: value.tolist() for name, value in found.items()} == {"scale": [1.5], "count": 3}
     state = {**network.state_dict(), **{name: torch.from_numpy(value) for name, value in found.items()}}
     Model().load_state_dict(state, strict=True)

@@ -16,7 +16,7 @@ from rpel import certificates
 from rpel.config.membership import Member, Membership
 from rpel.config.peer import listen_address
 from rpel.peer.core.serve_policy import ServePolicy
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io import identity
 from rpel.peer.io.client import Answer, Client
 from rpel.peer.io.intake import Intake
@@ -27,15 +27,15 @@ from rpel.peer.io.store import Body
 from rpel.types import Models
 from support.waiting import PATIENCE
 
-SMALL = Signature(("w",), ((1000,),), np.dtype("float32"))
+SMALL = Layout(("w",), ((1000,),), np.dtype("float32"))
 
 
-def signature(d: int) -> Signature:
-    return Signature(("w",), ((d,),), np.dtype("float32"))
+def flat_layout(d: int) -> Layout:
+    return Layout(("w",), ((d,),), np.dtype("float32"))
 
 
-def model(sig: Signature, seed: int) -> Models:
-    return np.random.default_rng(seed).standard_normal(sig.d).astype(sig.dtype)
+def model(layout: Layout, seed: int) -> Models:
+    return np.random.default_rng(seed).standard_normal(layout.d).astype(layout.dtype)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def membership(members: Iterable[Member]) -> Membership:
 class MemoryStore:
     """What a served peer has: models by round in memory files, and a record of what was answered."""
 
-    sig: Signature
+    layout: Layout
     ahead: float = 0.0
     policy: ServePolicy = field(default_factory=ServePolicy)
     files: dict[int, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class MemoryStore:
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
-        for part in (self.sig if round else self.sig.exact).body(x):
+        for part in (self.layout if round else self.layout.exact).body(x):
             view = memoryview(part)
             while view:
                 view = view[os.write(file, view) :]
@@ -107,7 +107,7 @@ class MemoryStore:
 
     def open_body(self, round: int) -> Body | None:
         return (
-            Body(os.dup(self.files[round]), 0, (self.sig if round else self.sig.exact).size)
+            Body(os.dup(self.files[round]), 0, (self.layout if round else self.layout.exact).size)
             if round in self.files
             else None
         )
@@ -150,14 +150,14 @@ class Ends:
         certificate: Path,
         key: Path,
         listen: str,
-        sig: Signature,
+        layout: Layout,
         store: MemoryStore,
         limits: Limits | None = None,
     ) -> None:
         self._store, self._listen = store, listen_address(listen)
         self.rotate(membership, certificate, key)
         self.server = Server(store, limits)
-        self.client = Client(sig, store.position)
+        self.client = Client(layout, store.position)
 
     @property
     def now(self) -> Snapshot:
@@ -205,10 +205,10 @@ class Loopback:
     credentials: list[Credentials]
     stores: list[MemoryStore]
     transports: list[Ends]
-    sig: Signature
+    layout: Layout
 
     async def pull(self, asking: int, member: int, round: int, within: float = 20.0) -> tuple[str, Models]:
-        row = np.zeros(self.sig.d, self.sig.dtype)
+        row = np.zeros(self.layout.d, self.layout.dtype)
         deadline = asyncio.get_running_loop().time() + within
         answer = await self.transports[asking].pull(member, round, row, deadline)
         return answer.result, row
@@ -225,18 +225,18 @@ class Loopback:
 
 @asynccontextmanager
 async def loopback(
-    folder: Path, n: int = 3, sig: Signature = SMALL, limits: Limits | None = None
+    folder: Path, n: int = 3, layout: Layout = SMALL, limits: Limits | None = None
 ) -> AsyncIterator[Loopback]:
     """Start n peers on free ports, tell everybody where they are, and stop them at the end."""
     before = asyncio.all_tasks()
     held = [credentials(folder, f"peer-{i}") for i in range(n)]
     unplaced = membership(Member.of(f"peer-{i}", "https://127.0.0.1:1", held[i].pem) for i in range(n))
-    stores = [MemoryStore(sig) for _ in range(n)]
+    stores = [MemoryStore(layout) for _ in range(n)]
     transports = [
-        Ends(unplaced, own.certificate, own.key, "127.0.0.1:0", sig, store, limits)
+        Ends(unplaced, own.certificate, own.key, "127.0.0.1:0", layout, store, limits)
         for own, store in zip(held, stores, strict=True)
     ]
-    net = Loopback(unplaced, held, stores, transports, sig)
+    net = Loopback(unplaced, held, stores, transports, layout)
     for transport in transports:
         transport.client.signed = False  # the wire alone: test_evidence has the signatures
     try:
@@ -284,10 +284,10 @@ async def hostile(net: Loopback, member: int, script: Script) -> AsyncIterator[l
         server.close()
 
 
-def head(sig: Signature, round: int, **changed: Any) -> bytes:
+def head(layout: Layout, round: int, **changed: Any) -> bytes:
     """The head of a right reply, with headers changed, added (any value) or left out (None)."""
     fields: dict[str, Any] = {
-        "Content-Length": sig.size,
+        "Content-Length": layout.size,
         "Content-Type": "application/octet-stream",
         "RPEL-Round": round,
         "RPEL-Position": "0.0",

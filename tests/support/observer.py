@@ -52,7 +52,7 @@ class Observer:
         key = self._own.folder / "peer.key"
         certificate = self._own.folder / "peer.crt"
         self._now = Snapshot(self._net.membership, self._own.number, certificate, key)
-        client = Client(self._net.signature, self._position)
+        client = Client(self._net.layout, self._position)
         client.signed = False  # it looks at what is served, also where no peer would believe it
         others = [member.number for member in self._net.members if member is not self._own]
         watching = [asyncio.create_task(self._follow(client, number)) for number in others]
@@ -65,7 +65,7 @@ class Observer:
     async def _follow(self, client: Client, number: int) -> None:
         """Each round in its own time and once more in the next one's, so that a crash in between is seen."""
         period = self._net.membership.period
-        row = np.empty(self._net.signature.d, self._net.signature.dtype)
+        row = np.empty(self._net.layout.d, self._net.layout.dtype)
         while True:
             now = int(self._position() // period) + 1
             end = asyncio.get_running_loop().time() + now * period - self._position()
@@ -74,6 +74,6 @@ class Observer:
                     continue
                 answer = await client.member(self._now, number).fetch(round, row, end)
                 if answer.result == "ok":
-                    self.seen[number, round].add(digest(self._net.signature, row))
+                    self.seen[number, round].add(digest(self._net.layout, row))
                     self.pulled[number, round] += 1
             await asyncio.sleep(max(0.0, now * period - self._position()))

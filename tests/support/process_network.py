@@ -191,7 +191,7 @@ class ProcessNetwork:
         self.news = threading.Condition()
         self._address = loopback()
         self.membership, self.members = self._found()
-        self.signature = model_files.read_signature(folder / membership.INIT_FILE)
+        self.layout = model_files.read_layout(folder / membership.INIT_FILE)
 
     def url(self, number: int) -> str:
         return self.plan.urls(number) if self.plan.urls else f"https://{self._address}.{number + 1}:{PORT}"
@@ -207,7 +207,7 @@ class ProcessNetwork:
     def _found(self) -> tuple[membership.Membership, list[Member]]:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
-        model_files.save(self.folder / "model.safetensors", wire.Signature.of({"x": initial}), initial)
+        model_files.save(self.folder / "model.safetensors", wire.Layout.of({"x": initial}), initial)
         stretch = pace() if self.plan.stretched else 1.0
         founding = Founding(
             run="",
@@ -377,4 +377,4 @@ def half_step(net: ProcessNetwork, member: Member, round: int | None = None) -> 
     except FileNotFoundError:
         return None
     body = json.loads(line)["body"]
-    return np.frombuffer(rest[len(net.signature.header) : body], net.signature.dtype) if body else None
+    return np.frombuffer(rest[len(net.layout.header) : body], net.layout.dtype) if body else None

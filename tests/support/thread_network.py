@@ -22,7 +22,7 @@ from rpel.types import Measured, Models
 from support.waiting import PATIENCE, pace
 
 D = 6
-SIGNATURE = wire.Signature(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
+LAYOUT = wire.Layout(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
 
 
 class QuadraticLearner:
@@ -65,10 +65,10 @@ class Measuring(QuadraticLearner):
         return Measured(1 - 1 / (1 + round), 1 / round)
 
 
-def write_init(folder: Path, signature: wire.Signature, x: Models) -> str:
+def write_init(folder: Path, layout: wire.Layout, x: Models) -> str:
     """init.safetensors; returns its hash."""
-    (folder / INIT_FILE).write_bytes(signature.header + bytes(wire.raw(signature, x)))
-    return wire.digest(signature, x)
+    (folder / INIT_FILE).write_bytes(layout.header + bytes(wire.raw(layout, x)))
+    return wire.digest(layout, x)
 
 
 @dataclass
@@ -88,7 +88,7 @@ def found(
     period: float = 0.5,
     soon: float = 1.0,
     byzantine: int = 0,
-    signature: wire.Signature = SIGNATURE,
+    layout: wire.Layout = LAYOUT,
     initial: Models | None = None,
     task: str = "mnist-sample",
     **terms: Any,
@@ -99,7 +99,7 @@ def found(
     """
     stretch = pace() if period < 60 else 1.0
     period, soon = period * stretch, soon * stretch
-    x = np.zeros(signature.d, signature.dtype) if initial is None else initial
+    x = np.zeros(layout.d, layout.dtype) if initial is None else initial
     draft = Founding(
         run="consortium",
         nodes=n,
@@ -110,7 +110,7 @@ def found(
         deadline=0.8 * period,
         allow_private=True,
         **{"linger": 0.0, **terms},
-    ).membership(signature.sha256, write_init(folder, signature, x))
+    ).membership(layout.sha256, write_init(folder, layout, x))
     configs, members = [], []
     for i, port in enumerate(free_ports(n)):
         home = folder / f"peer-{i}"

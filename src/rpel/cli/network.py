@@ -198,7 +198,7 @@ certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} 
 survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: \
 {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
-{human_bytes(network.bytes_per_round)} for models of {network.signature.d:,} parameters as {m.wire}
+{human_bytes(network.bytes_per_round)} for models of {network.layout.d:,} parameters as {m.wire}
 written:  {network.members} and {network.init}
 
 Next:

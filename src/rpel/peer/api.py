@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import nn
 
 from rpel.config.peer import Config
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.io.node import Node, Progress, Round
 from rpel.peer.io.private import Private, private
@@ -74,7 +74,7 @@ class Peer:
                 "peer.toml asks for noise, which a training loop of your own has to add itself: leave it out there "
                 "(docs/privacy.md says how)"
             )
-        return self._node.live(TorchLearner(model, state, self._node.signature))
+        return self._node.live(TorchLearner(model, state, self._node.layout))
 
     def measured(self, accuracy: float | None = None, loss: float | None = None) -> None:
         """Say what the loop measured in this round: it is shown on the peer's page, in its metrics and in its log."""
@@ -107,7 +107,7 @@ def run(config: Config, progress: Progress | None = None, force: bool = False) -
         with suppress(ValueError):  # no round ended here
             last = node.export(node.model_path)
     else:
-        learner = learner_of(node.config, node.now, node.signature)
+        learner = learner_of(node.config, node.now, node.layout)
         node.service.budget = learner.budget
         with Stop(at_once=True), node:
             for _ in node.live(learner):
@@ -117,7 +117,7 @@ def run(config: Config, progress: Progress | None = None, force: bool = False) -
     return node.summary() | {"over": over, "model": model, "model_round": last}
 
 
-def learner_of(config: Config, now: Snapshot, signature: Signature) -> TaskLearner:
+def learner_of(config: Config, now: Snapshot, layout: Layout) -> TaskLearner:
     """The learner of the task that a peer.toml names."""
     m = now.membership
 
@@ -126,6 +126,6 @@ def learner_of(config: Config, now: Snapshot, signature: Signature) -> TaskLearn
 
     return task_learner(
         config.task, index=now.me, nodes=m.nodes, run=m.run, hyperparameters=m.hyperparameters,
-        local_steps=m.local_steps, signature=signature, rounds=m.rounds, data=config.data, folder=config.task_dir,
+        local_steps=m.local_steps, layout=layout, rounds=m.rounds, data=config.data, folder=config.task_dir,
         make_private=make_private,
     )  # fmt: skip

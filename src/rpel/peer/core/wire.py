@@ -31,13 +31,13 @@ class Malformed(Exception):  # noqa: N818 (it is the reply that is wrong, not th
 
 
 @dataclass(frozen=True)
-class Signature:
+class Layout:
     """What every model of a network looks like: names and shapes in the order of the vector, and float32 or float64.
 
-    >>> sig = Signature(("w", "b"), ((2, 3), (2,)), np.dtype("float32"))
-    >>> sig.d, len(sig.header) % 8, sig.size - len(sig.header)
+    >>> layout = Layout(("w", "b"), ((2, 3), (2,)), np.dtype("float32"))
+    >>> layout.d, len(layout.header) % 8, layout.size - len(layout.header)
     (8, 0, 32)
-    >>> sig.header[8:].rstrip()
+    >>> layout.header[8:].rstrip()
     b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}}'
     """
 
@@ -61,9 +61,9 @@ class Signature:
 
     @classmethod
     def of(cls, named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:
-        """The signature of named arrays or tensors, such as ``module.named_parameters()``, in their order.
+        """The layout of named arrays or tensors, such as ``module.named_parameters()``, in their order.
 
-        >>> Signature.of({"w": np.zeros((2, 3)), "b": np.zeros(2)}).d
+        >>> Layout.of({"w": np.zeros((2, 3)), "b": np.zeros(2)}).d
         8
         """
         arrays = {name: _array(value) for name, value in (named.items() if isinstance(named, Mapping) else named)}
@@ -95,7 +95,7 @@ class Signature:
         return _header(self._tensors(_NAMES[self.dtype], self.dtype.itemsize))
 
     @property
-    def exact(self) -> "Signature":
+    def exact(self) -> "Layout":
         """The same models, travelling as they are: the common initial one does."""
         return replace(self, wire="float32")
 
@@ -134,29 +134,29 @@ class Signature:
         return hashlib.sha256(self.header).hexdigest()
 
 
-def split(sig: Signature, flat: Models) -> dict[str, Models]:
+def split(layout: Layout, flat: Models) -> dict[str, Models]:
     """The parameters by name, as views of the vector (d,).
 
-    >>> parts = split(Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64")), np.array([1.0, 2.0, 3.0]))
+    >>> parts = split(Layout(("w", "b"), ((1, 2), (1,)), np.dtype("float64")), np.array([1.0, 2.0, 3.0]))
     >>> parts["w"].tolist(), parts["b"].tolist()
     ([[1.0, 2.0]], [3.0])
     """
-    _check_vector(sig, flat)
-    pieces = zip(sig.names, sig.shapes, pairwise(sig.bounds), strict=True)
+    _check_vector(layout, flat)
+    pieces = zip(layout.names, layout.shapes, pairwise(layout.bounds), strict=True)
     return {name: flat[first:last].reshape(shape) for name, shape, (first, last) in pieces}
 
 
-def flatten(sig: Signature, named: Mapping[str, Any], out: Models | None = None) -> Models:
+def flatten(layout: Layout, named: Mapping[str, Any], out: Models | None = None) -> Models:
     """The vector (d,) of arrays or tensors by name, into ``out`` if given; the inverse of :func:`split`.
 
-    >>> sig = Signature(("w", "b"), ((1, 2), (1,)), np.dtype("float64"))
-    >>> flatten(sig, {"b": np.array([3.0]), "w": np.array([[1.0, 2.0]])}).tolist()
+    >>> layout = Layout(("w", "b"), ((1, 2), (1,)), np.dtype("float64"))
+    >>> flatten(layout, {"b": np.array([3.0]), "w": np.array([[1.0, 2.0]])}).tolist()
     [1.0, 2.0, 3.0]
     """
     arrays = {name: _array(value) for name, value in named.items()}
-    check_layout(sig, {name: array.shape for name, array in arrays.items()}, "the model given")
-    flat = np.empty(sig.d, sig.dtype) if out is None else out
-    for name, part in split(sig, flat).items():
+    check_layout(layout, {name: array.shape for name, array in arrays.items()}, "the model given")
+    flat = np.empty(layout.d, layout.dtype) if out is None else out
+    for name, part in split(layout, flat).items():
         if arrays[name].dtype != part.dtype:
             raise ValueError(f"parameter {name!r} is {arrays[name].dtype}, expected {part.dtype}")
         part[...] = arrays[name]
@@ -166,20 +166,20 @@ def flatten(sig: Signature, named: Mapping[str, Any], out: Models | None = None)
 class Reordering:
     """Between the vector of a network's models and one whose parameters, the same by name and shape, lie otherwise.
 
-    >>> sig = Signature(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
-    >>> order = Reordering(sig, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
+    >>> layout = Layout(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
+    >>> order = Reordering(layout, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
     >>> order.same, order.inwards(np.array([3.0, 1.0, 2.0]), np.empty(3)).tolist()
     (False, [1.0, 2.0, 3.0])
     >>> order.outwards(np.array([1.0, 2.0, 3.0]), np.empty(3)).tolist()
     [3.0, 1.0, 2.0]
     """
 
-    def __init__(self, sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
-        """``whose`` layout it is, for the sentence that refuses one that does not match."""
-        own = {name: tuple(shape) for name, shape in layout.items()}
-        check_layout(sig, own, whose)
-        self.same = tuple(own) == sig.names
-        theirs = dict(zip(sig.names, pairwise(sig.bounds), strict=True))
+    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]], whose: str) -> None:
+        """``whose`` shapes they are, for the sentence that refuses those that do not match."""
+        own = {name: tuple(shape) for name, shape in shapes.items()}
+        check_layout(layout, own, whose)
+        self.same = tuple(own) == layout.names
+        theirs = dict(zip(layout.names, pairwise(layout.bounds), strict=True))
         ends = accumulate((math.prod(shape) for shape in own.values()), initial=0)
         self._pieces = [(slice(*theirs[name]), slice(*mine)) for name, mine in zip(own, pairwise(ends), strict=True)]
 
@@ -196,44 +196,44 @@ class Reordering:
         return out
 
 
-def check_layout(sig: Signature, layout: Mapping[str, tuple[int, ...]], whose: str) -> None:
+def check_layout(layout: Layout, shapes: Mapping[str, tuple[int, ...]], whose: str) -> None:
     """Refuse a layout whose names or shapes are not those of the network's models, in whatever order.
 
-    >>> check_layout(Signature(("w",), ((3,),), np.dtype("float32")), {"w": (2,), "b": (1,)}, "task 't:t'")
+    >>> check_layout(Layout(("w",), ((3,),), np.dtype("float32")), {"w": (2,), "b": (1,)}, "task 't:t'")
     Traceback (most recent call last):
     ValueError: task 't:t' has the parameters w (2,), b (1,), but this network's models have w (3,)
     """
-    expected = dict(zip(sig.names, sig.shapes, strict=True))
-    if dict(layout) != expected:
-        own, network = _listed(layout, expected), _listed(expected, layout)
+    expected = dict(zip(layout.names, layout.shapes, strict=True))
+    if dict(shapes) != expected:
+        own, network = _listed(shapes, expected), _listed(expected, shapes)
         raise ValueError(f"{whose} has the parameters {own}, but this network's models have {network}")
 
 
-def _listed(layout: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
+def _listed(shapes: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> str:
     """Names and shapes, those that the other does not have first."""
-    ordered = sorted(layout.items(), key=lambda entry: other.get(entry[0]) == entry[1])
+    ordered = sorted(shapes.items(), key=lambda entry: other.get(entry[0]) == entry[1])
     return shortened([f"{name} {shape}" for name, shape in ordered], most=_LISTED)
 
 
-def raw(sig: Signature, flat: Models) -> memoryview:
+def raw(layout: Layout, flat: Models) -> memoryview:
     """The values' bytes, without a copy.
 
-    >>> len(raw(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32")))
+    >>> len(raw(Layout(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32")))
     12
     """
-    _check_vector(sig, flat)
+    _check_vector(layout, flat)
     if not flat.flags.c_contiguous:
         raise ValueError("a model's values must lie side by side in memory")
     return flat.data.cast("B")
 
 
-def digest(sig: Signature, flat: Models) -> str:
+def digest(layout: Layout, flat: Models) -> str:
     """The hash of a whole body, header and values.
 
-    >>> digest(Signature(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32"))[:12]
+    >>> digest(Layout(("w",), ((3,),), np.dtype("float32")), np.zeros(3, "float32"))[:12]
     '92d3d5190c09'
     """
-    return digest_of(sig.body(flat))
+    return digest_of(layout.body(flat))
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
@@ -268,21 +268,21 @@ class Reception:
     Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted; the row
     then holds nothing of meaning. ``missing`` is how many bytes are still expected: no more need be read.
 
-    >>> sig, row = Signature(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
-    >>> reply = Reception(sig, row, round=7)
-    >>> headers = {"Content-Length": str(sig.size), "Content-Type": "application/octet-stream", "RPEL-Round": "7"}
+    >>> layout, row = Layout(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
+    >>> reply = Reception(layout, row, round=7)
+    >>> headers = {"Content-Length": str(layout.size), "Content-Type": "application/octet-stream", "RPEL-Round": "7"}
     >>> reply.head(200, headers)
-    >>> reply.feed(sig.header + np.array([1, 2], "float32").tobytes())
+    >>> reply.feed(layout.header + np.array([1, 2], "float32").tobytes())
     >>> reply.close()
     >>> row.tolist(), reply.missing
     ([1.0, 2.0], 0)
     """
 
-    def __init__(self, sig: Signature, row: Models, round: int, hashed: bool = False, max_age: int = 0) -> None:
+    def __init__(self, layout: Layout, row: Models, round: int, hashed: bool = False, max_age: int = 0) -> None:
         """``hashed``: work out the :attr:`digest` as the bytes come; ``max_age``: how many rounds older it may be."""
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
-        self._sig, self._row, self._values, self._round = sig, row, raw(sig, row), round
+        self._layout, self._row, self._values, self._round = layout, row, raw(layout, row), round
         self._received = 0
         self._oldest, self.round = max(round - max_age, min(round, 1)), round
         """The round that the reply is of."""
@@ -298,7 +298,7 @@ class Reception:
     @property
     def missing(self) -> int:
         """Bytes still expected."""
-        return self._sig.size - self._received
+        return self._layout.size - self._received
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         """Judge status and headers; a header that counts may stand there only once."""
@@ -309,7 +309,7 @@ class Reception:
             if any(name == other for other, _ in found):
                 raise Malformed(f"a reply must not have the header {name}")
         expected = {
-            "content-length": str(self._sig.size),
+            "content-length": str(self._layout.size),
             "content-type": "application/octet-stream",
             "rpel-round": str(self._round),
         }
@@ -328,10 +328,10 @@ class Reception:
             raise Malformed("bytes without an accepted head")
         part = memoryview(data).cast("B")
         if len(part) > self.missing:
-            self._broken(f"more than the {self._sig.size} bytes of a model")
+            self._broken(f"more than the {self._layout.size} bytes of a model")
         if self._hash is not None:
             self._hash.update(part)
-        header = self._sig.body_header
+        header = self._layout.body_header
         if self._received < len(header):
             start = self._received
             self._received += len(part[: len(header) - start])
@@ -348,8 +348,8 @@ class Reception:
         if not self._open or self.missing:
             raise Malformed(f"the reply ended {self.missing} bytes short")
         self._open = False
-        if self._sig.wire != "float32":
-            Wire(self._sig.wire).unpack(self._values[: self._sig.values], self._row)
+        if self._layout.wire != "float32":
+            Wire(self._layout.wire).unpack(self._values[: self._layout.values], self._row)
 
     def _broken(self, why: str) -> None:
         self._open = False
@@ -361,6 +361,6 @@ def _array(value: Any) -> Models:
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
-def _check_vector(sig: Signature, flat: Models) -> None:
-    if flat.shape != (sig.d,) or flat.dtype != sig.dtype:
-        raise ValueError(f"a model is {sig.dtype}[{sig.d}] here, not {flat.dtype}{list(flat.shape)}")
+def _check_vector(layout: Layout, flat: Models) -> None:
+    if flat.shape != (layout.d,) or flat.dtype != layout.dtype:
+        raise ValueError(f"a model is {layout.dtype}[{layout.d}] here, not {flat.dtype}{list(flat.shape)}")

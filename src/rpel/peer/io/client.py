@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rpel.peer.core.evidence import Signed
-from rpel.peer.core.wire import Malformed, Reception, Signature
+from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.io.http import (
     CLOCK,
     ENDED,
@@ -104,9 +104,9 @@ class _Metered:
 class Client:
     """The connections of the asking end, kept for the next round. ``position`` is this peer's round clock."""
 
-    def __init__(self, signature: Signature, position: Callable[[], float], addresses: Path | None = None) -> None:
+    def __init__(self, layout: Layout, position: Callable[[], float], addresses: Path | None = None) -> None:
         """``addresses``: a file that keeps where members were reached."""
-        self.signature, self.position = signature, position
+        self.layout, self.position = layout, position
         self._resolver = Resolver(addresses)
         self._idle: dict[Line, list[tuple[float, Connection]]] = {}
         self._open: set[Connection] = set()
@@ -251,14 +251,14 @@ class RemoteMember:
         Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake`` decides when
         the body is read; ``turn`` is the member's number in the draw.
         """
-        signature, place = self.client.signature if round else self.client.signature.exact, Place(turn)
+        layout, place = self.client.layout if round else self.client.layout.exact, Place(turn)
         hashed = round > 0 and self.client.signed
         replies: list[tuple[Reception, Head, float | None]] = []
-        if signature.size <= _SMALL:
+        if layout.size <= _SMALL:
             intake = None
 
         def judge(head: Head, sent: float, connection: Connection) -> Sink:
-            reception = Reception(signature, into, round, hashed, max_age)
+            reception = Reception(layout, into, round, hashed, max_age)
             reception.head(head.status, head.headers)
             replies[:] = [(reception, head, _offset(head.headers, sent, self.client.position()))]
             if intake is None:
@@ -278,7 +278,7 @@ class RemoteMember:
         if hashed and signed is None:
             return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
         return Answer(
-            PullResult.OK, offset=offset, received=signature.size, signed=signed, round=reception.round,
+            PullResult.OK, offset=offset, received=layout.size, signed=signed, round=reception.round,
             version=version_of(head.headers.get("rpel-version")),
         )  # fmt: skip
 

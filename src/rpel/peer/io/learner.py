@@ -33,7 +33,7 @@ from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
 from rpel.optimizers import TorchSteps, factory
-from rpel.peer.core.wire import Reordering, Signature, check_layout, split
+from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.io.private import ASKED, Private, asked_of
 from rpel.tasks import Classification, Objective, Task
 from rpel.tasks.task import tensor
@@ -125,28 +125,27 @@ class TaskLearner:
         hyper: Training,
         *,
         local_steps: int = 1,
-        signature: Signature | None = None,
+        layout: Layout | None = None,
         subset: Integers | None = None,
         name: str = "",
         private: Private | None = None,
     ) -> None:
-        """index: the member's number among all; signature: the network's models, in whatever order they travel (None:
+        """index: the member's number among all; layout: the network's models, in whatever order they travel (None:
         as the task has them); subset: test examples for the rounds before the last; name: of the task, for errors;
         private: gradients that take the place of the task's, with a budget that no step passes."""
         self._task, self._ids, self._hyper = task, np.array([index], np.int64), hyper
         self._gradients: Gradients = task if private is None else private.gradients
         self.budget = None if private is None else private.budget
         self._steps, self._subset = local_steps, subset
-        layout = task.layout
-        sig = signature or Signature(tuple(layout), tuple(layout.values()), np.dtype(np.float32))
-        self._order = Reordering(sig, layout, f"task {name!r}")
+        layout = layout or Layout(tuple(task.layout), tuple(task.layout.values()), np.dtype(np.float32))
+        self._order = Reordering(layout, task.layout, f"task {name!r}")
         # Only where the network's order is another does the task have a vector of its own to work in.
-        self._own: Models | None = None if self._order.same else np.empty(sig.d, sig.dtype)
+        self._own: Models | None = None if self._order.same else np.empty(layout.d, layout.dtype)
         self._steps_of = self._local_steps()
         self._mark = np.frombuffer(_mark(task, hyper), np.uint8)
         # Mark and local state in one piece of memory, so that a record is written without a copy of any.
         self._kept, self._state = _side_by_side(
-            self._mark, self._steps_of(None).remembers(np.empty((1, sig.d), sig.dtype))
+            self._mark, self._steps_of(None).remembers(np.empty((1, layout.d), layout.dtype))
         )
         self._local: Models = self._state["buffers"]
         self._x: Models = np.empty(0)
@@ -246,7 +245,7 @@ def task_learner(
     run: str,
     hyperparameters: Mapping[str, Any],
     local_steps: int,
-    signature: Signature,
+    layout: Layout,
     rounds: int = 1,
     data: Path | None = None,
     folder: Path = Path(),
@@ -268,7 +267,7 @@ def task_learner(
         task = known = built_in(name, hyper, nodes, run, data)
         subset = _subset(known, hyper, run)
     return TaskLearner(
-        task, index, hyper, local_steps=local_steps, signature=signature, subset=subset, name=name,
+        task, index, hyper, local_steps=local_steps, layout=layout, subset=subset, name=name,
         private=make_private(task),
     )  # fmt: skip
 
@@ -361,15 +360,15 @@ def _look_in(folder: Path, name: str) -> None:
 class TorchLearner:
     """The user's model, stepped by the user between :meth:`load` and :meth:`half`.
 
-    The network exchanges the parameters that ``signature`` names: all that are trained, and possibly frozen ones. The
+    The network exchanges the parameters that ``layout`` names: all that are trained, and possibly frozen ones. The
     model's buffers and the ``state`` objects stay here.
     """
 
-    def __init__(self, model: nn.Module, state: Mapping[str, Any], signature: Signature) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, Any], layout: Layout) -> None:
         _check_state(state)
         self._own = dict(state)
-        self._model, self._signature = model, signature
-        self._parameters = _matched(model, signature)
+        self._model, self._layout = model, layout
+        self._parameters = _matched(model, layout)
 
     def prepare(self, x: Models, scratch: Models) -> None:
         """The user's step is the user's."""
@@ -388,7 +387,7 @@ class TorchLearner:
 
     def _exchange(self, flat: Models, copy: Any) -> None:
         with torch.no_grad():
-            for name, values in split(self._signature, flat).items():
+            for name, values in split(self._layout, flat).items():
                 copy(self._parameters[name], tensor(values))
 
     def state(self) -> Blob:
@@ -461,9 +460,9 @@ def _check_state(state: Mapping[str, Any]) -> None:
             )
 
 
-def _matched(model: nn.Module, signature: Signature) -> dict[str, nn.Parameter]:
+def _matched(model: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
     """The parameters the network exchanges, by name; refused unless names and shapes are the network's."""
     own = dict(model.named_parameters())
-    exchanged = {name: tuple(p.shape) for name, p in own.items() if p.requires_grad or name in signature.names}
-    check_layout(signature, exchanged, "the model")
-    return {name: own[name] for name in signature.names}
+    exchanged = {name: tuple(p.shape) for name, p in own.items() if p.requires_grad or name in layout.names}
+    check_layout(layout, exchanged, "the model")
+    return {name: own[name] for name in layout.names}

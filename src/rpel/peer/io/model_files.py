@@ -14,7 +14,7 @@ from rpel.config.membership import INIT_FILE, Membership
 from rpel.config.peer import Config
 from rpel.files import atomic
 from rpel.peer.core import wire
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.store import UNREADABLE, Body, read_checkpoint, rounds_kept
 from rpel.types import Models
 
@@ -26,10 +26,10 @@ _MOST_PARAMETERS = 20_000  # tensors of a model
 class _Initial(Body):
     """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
 
-    def __init__(self, path: Path, signature: Signature) -> None:
-        values = signature.exact.values
-        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - values, signature.exact.size)
-        self._header = signature.header
+    def __init__(self, path: Path, layout: Layout) -> None:
+        values = layout.exact.values
+        super().__init__(os.open(path, os.O_RDONLY), path.stat().st_size - values, layout.exact.size)
+        self._header = layout.header
 
     def read(self, begin: int, length: int) -> bytes:
         """Bytes ``begin`` to ``begin + length`` of the body, fewer at its end."""
@@ -39,15 +39,15 @@ class _Initial(Body):
         return head + os.pread(self.file, length, self.offset + after)
 
 
-def initial_body(config: Config, signature: Signature) -> Body | None:
+def initial_body(config: Config, layout: Layout) -> Body | None:
     """The common initial model as it travels, read from its file; None if that is gone."""
     try:
-        return _Initial(config.members.with_name(INIT_FILE), signature)
+        return _Initial(config.members.with_name(INIT_FILE), layout)
     except OSError:
         return None
 
 
-def initial_model(config: Config, membership: Membership) -> tuple[Signature, Models]:
+def initial_model(config: Config, membership: Membership) -> tuple[Layout, Models]:
     """What models look like here, and everybody's first one (d,), from the file beside members.toml."""
     path = config.members.with_name(INIT_FILE)
     if not path.is_file():
@@ -56,16 +56,16 @@ def initial_model(config: Config, membership: Membership) -> tuple[Signature, Mo
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != membership.init_sha256:
         raise ValueError(f"{path} has the hash {found}, but members.toml says {membership.init_sha256}")
-    signature, x = load(path)
-    if signature.sha256 != membership.model_header_sha256:
+    layout, x = load(path)
+    if layout.sha256 != membership.model_header_sha256:
         raise ValueError(
-            f"{path} has the header hash {signature.sha256}, but members.toml says {membership.model_header_sha256}"
+            f"{path} has the header hash {layout.sha256}, but members.toml says {membership.model_header_sha256}"
         )
-    return replace(signature, wire=membership.wire), x
+    return replace(layout, wire=membership.wire), x
 
 
-def read_signature(path: str | os.PathLike[str]) -> Signature:
-    """The signature of a safetensors file; the order of the vector is that of the values in the file."""
+def read_layout(path: str | os.PathLike[str]) -> Layout:
+    """The layout of a safetensors file; the order of the vector is that of the values in the file."""
     entries, values = _stored_header(path)
     try:
         rows = sorted(
@@ -78,28 +78,28 @@ def read_signature(path: str | os.PathLike[str]) -> Signature:
     if len(dtypes) != 1 or dtypes[0] not in wire.DTYPES:
         found = " and ".join(map(str, dtypes)) or "nothing"
         raise ValueError(f"{path} holds {found}: a model to exchange is all F32 or all F64, without buffers")
-    sig = Signature(tuple(row[0] for row in rows), tuple(row[2] for row in rows), wire.DTYPES[dtypes[0]])
-    if [row[3] for row in rows] != sig.offsets or sig.offsets[-1][1] != values:
+    layout = Layout(tuple(row[0] for row in rows), tuple(row[2] for row in rows), wire.DTYPES[dtypes[0]])
+    if [row[3] for row in rows] != layout.offsets or layout.offsets[-1][1] != values:
         raise ValueError(f"{path} is not a whole safetensors file: its header does not fit its {values} value bytes")
-    return sig
+    return layout
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Signature, Models]:
-    """The signature and the values (d,) of a safetensors file."""
-    sig = read_signature(path)
-    flat = np.empty(sig.d, sig.dtype)
+def load(path: str | os.PathLike[str]) -> tuple[Layout, Models]:
+    """The layout and the values (d,) of a safetensors file."""
+    layout = read_layout(path)
+    flat = np.empty(layout.d, layout.dtype)
     with open(path, "rb") as file:
         file.seek(-flat.nbytes, os.SEEK_END)
-        if file.readinto(wire.raw(sig, flat)) != flat.nbytes:
+        if file.readinto(wire.raw(layout, flat)) != flat.nbytes:
             raise ValueError(f"{path} became shorter while it was read")
-    return sig, flat
+    return layout, flat
 
 
-def save(path: Path, sig: Signature, flat: Models) -> None:
+def save(path: Path, layout: Layout, flat: Models) -> None:
     """Write a model as a safetensors file, which is at the same time the body that travels."""
-    values = wire.raw(sig, flat)
+    values = wire.raw(layout, flat)
     with atomic(path) as file:
-        file.write(sig.header)
+        file.write(layout.header)
         file.write(values)
 
 
@@ -127,7 +127,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def export(state_dir: Path, signature: Signature, to: Path, round: int | None = None, **facts: str) -> int:
+def export(state_dir: Path, layout: Layout, to: Path, round: int | None = None, **facts: str) -> int:
     """Write the model after a round (None: the newest kept) as safetensors; returns the round.
 
     Parameters are named as in the common initial model; beside them are this peer's buffers, so that
@@ -141,13 +141,13 @@ def export(state_dir: Path, signature: Signature, to: Path, round: int | None = 
         raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, kept))}")
     for t in reversed(kept) if round is None else [round]:
         try:
-            found, buffers = read_checkpoint(state_dir, t, signature)
+            found, buffers = read_checkpoint(state_dir, t, layout)
             break
         except UNREADABLE as error:
             why = f"the checkpoint of round {t} in {state_dir} cannot be read: {error}"
     else:
         raise ValueError(why)
-    about = {"round": str(found.round), "digest": wire.digest(signature, found.x), **facts}
+    about = {"round": str(found.round), "digest": wire.digest(layout, found.x), **facts}
     with atomic(to, mode=0o600) as file:
-        file.write(safetensors.numpy.save({**wire.split(signature, found.x), **buffers}, about))
+        file.write(safetensors.numpy.save({**wire.split(layout, found.x), **buffers}, about))
     return found.round

@@ -113,16 +113,16 @@ class Node:
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
         now = take(config, in_force(config, self._watcher))
         m = now.membership
-        self.signature = initial_model(config, m)[0]
+        self.layout = initial_model(config, m)[0]
         self.clock = RoundClock(m.timetable, wall=time.time, ticks=ticks)
-        self.service = PeerService(config, now, self.signature, self.clock)
+        self.service = PeerService(config, now, self.layout, self.clock)
         self.service.coming = lambda: self._watcher.announced(self.now.membership)
         self.metrics = self.service.metrics
         self._client: Client | None = None
         self.said = Measured()
         """What a user's own loop has measured in the present round."""
         self._digest = ""
-        self._table: Models = np.empty((1 + m.window, self.signature.d), self.signature.dtype)
+        self._table: Models = np.empty((1 + m.window, self.layout.d), self.layout.dtype)
         self._x: Models | None = None
         self.last_round: int | None = None
         """The round after which the model in ``model_path`` is, once the rounds are over."""
@@ -144,7 +144,7 @@ class Node:
             self._quieten(opened)
             no_core_dumps()
             reserve_descriptors(len(self.now.membership.members))
-            service.store = opened.enter_context(Store(folder, self.signature))
+            service.store = opened.enter_context(Store(folder, self.layout))
             service.detector = EquivocationDetector(folder / "evidence", service.store.last_round)
             self._show_identity()
             self._journal = Journal(self.config.log, folder / AUDIT_FILE, self.config.id)
@@ -180,7 +180,7 @@ class Node:
 
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
-        self._client = Client(self.signature, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
+        self._client = Client(self.layout, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
         self.server = Server(self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe)
         alarm, coming = self._background.wake, self.config.next_members
         self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
@@ -284,7 +284,7 @@ class Node:
         """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the rounds, and uses
         those for any number of models until they are there."""
         for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
-            protocol.make_ready(chosen, m.window, self.signature.d, self.signature.dtype)
+            protocol.make_ready(chosen, m.window, self.layout.d, self.layout.dtype)
 
     def _finish(self) -> None:
         """Load the learner with the last model kept, and write it as model.safetensors."""
@@ -306,7 +306,7 @@ class Node:
     def export(self, to: Path, round: int | None = None) -> int:
         """Write the model after a round (None: the newest kept) to a safetensors file; returns the round."""
         m = self.now.membership
-        return export(self.config.state_dir, self.signature, to, round, run=m.run, id=self.config.id)
+        return export(self.config.state_dir, self.layout, to, round, run=m.run, id=self.config.id)
 
     @property
     def model_path(self) -> Path:
@@ -382,7 +382,7 @@ class Node:
         if record.half is not None:
             self._table[0] = record.half
             record = replace(record, half=self._table[0])
-            self._digest = wire.digest(self.signature, self._table[0])
+            self._digest = wire.digest(self.layout, self._table[0])
         return replace(memory, record=record)
 
     def _ask_clocks(self) -> list[float]:
@@ -428,7 +428,7 @@ class Node:
     def _persist(self, record: Record, learner: Learner) -> bool:
         if record.half is None:
             log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
-        body = () if record.half is None else self.signature.body(record.half)
+        body = () if record.half is None else self.layout.body(record.half)
         self._digest, signature = wire.digest_of(body) if body else "", b""
         if self._digest:
             signature = self.service.detector.sign(self.now, record.round, bytes.fromhex(self._digest))
@@ -441,7 +441,7 @@ class Node:
     def _rows(self, count: int, half: Models | None) -> Models:
         """The table of a round's models, with the half-step in row 0."""
         if len(self._table) < count:  # another plan came with another membership
-            self._table = np.empty((count, self.signature.d), self.signature.dtype)
+            self._table = np.empty((count, self.layout.d), self.layout.dtype)
         if half is not None and not np.may_share_memory(half, self._table[0]):
             self._table[0] = half
         return self._table[:count]

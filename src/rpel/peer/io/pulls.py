@@ -98,7 +98,7 @@ class Pulls:
         self._client.prune(now)
         loop = asyncio.get_running_loop()
         deadline, began = loop.time() + seconds, time.monotonic()
-        intake = Intake(self._client.signature.size, max(seconds, 0.01), self._width)
+        intake = Intake(self._client.layout.size, max(seconds, 0.01), self._width)
         watching = loop.create_task(intake.watch())
         excluded, asking = self._detector.excluded(now), {}
         for turn, (number, row) in enumerate(zip(want.members, table[1:], strict=False)):

@@ -13,7 +13,7 @@ from rpel.config.peer import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import Report
 from rpel.peer.core.serve_policy import ServePolicy
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.model_files import initial_body
@@ -29,8 +29,8 @@ _LATE = 3.0  # periods without the end of a round after which a peer is not read
 class PeerService:
     """One peer, as its server, its pages and its operator see it."""
 
-    def __init__(self, config: Config, now: Snapshot, signature: Signature, clock: RoundClock) -> None:
-        self.config, self.now, self._signature, self.clock = config, now, signature, clock
+    def __init__(self, config: Config, now: Snapshot, layout: Layout, clock: RoundClock) -> None:
+        self.config, self.now, self._layout, self.clock = config, now, layout, clock
         self.policy, self.metrics, self.others = ServePolicy(), Metrics(), OthersEnded()
         self.store: Store
         self.detector: EquivocationDetector
@@ -57,7 +57,7 @@ class PeerService:
 
     def open_body(self, round: int) -> Body | None:
         """The half-step of a published round; round 0: the common initial model."""
-        return self.store.open_body(round) if round else initial_body(self.config, self._signature)
+        return self.store.open_body(round) if round else initial_body(self.config, self._layout)
 
     def signature_of(self, round: int) -> bytes | None:
         """The signature of a published half-step."""
@@ -94,7 +94,7 @@ class PeerService:
     def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""
         self.metrics.served(now.names[member], code, sent)
-        if code == 200 and sent >= self._signature.size:
+        if code == 200 and sent >= self._layout.size:
             self.metrics.asked(now.names[member])
 
     # --- to its operator ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ import numpy as np
 
 from rpel.files import atomic, locked
 from rpel.peer.core.protocol import Checkpoint, Memory, Record, Remembered
-from rpel.peer.core.wire import Signature, raw
+from rpel.peer.core.wire import Layout, raw
 from rpel.types import Models
 
 RECORDS, CHECKPOINTS = 3, 2
@@ -87,8 +87,8 @@ class _Head:
 class Store:
     """The state folder of one peer, locked as long as the store is open."""
 
-    def __init__(self, path: Path, signature: Signature) -> None:
-        self.path, self._signature = path, signature
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.path, self._layout = path, layout
         self._lock = _locked(path)
         self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
         self._last = max(rounds_kept(path, "half"), default=0)
@@ -132,7 +132,7 @@ class Store:
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
         self._last = record.round
         if body is None:
-            body = () if record.half is None else self._signature.body(record.half)
+            body = () if record.half is None else self._layout.body(record.half)
         entries = {
             "round": record.round,
             "asked": [int(member) for member in record.asked],
@@ -143,12 +143,12 @@ class Store:
         }
         if signature:
             entries["signature"] = base64.b64encode(signature).decode()
-        exact = record.half if self._signature.wire != "float32" else None
+        exact = record.half if self._layout.wire != "float32" else None
         besides = (("half", exact), ("before", record.before), ("v", record.v))
         behind = {name: x for name, x in besides if x is not None}
         if behind:
             entries["behind"] = list(behind)
-        parts = [*body, state, *(raw(self._signature, x) for x in behind.values())]
+        parts = [*body, state, *(raw(self._layout, x) for x in behind.values())]
         head = self._write(_file(self.path, "half", record.round), entries, parts)
         if head is None:
             return False
@@ -161,14 +161,14 @@ class Store:
 
         ``buffers``: what belongs to the model and is never exchanged (BatchNorm's statistics), by name.
         """
-        values = raw(self._signature, checkpoint.x)
+        values = raw(self._layout, checkpoint.x)
         entries = {
             "round": checkpoint.round,
             "fresh": checkpoint.fresh,
             "degraded": checkpoint.degraded,
             "outcome": checkpoint.outcome,
             "behind": checkpoint.behind,
-            "model": self._signature.sha256,
+            "model": self._layout.sha256,
             "values": len(values),
         }
         kept = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
@@ -177,7 +177,7 @@ class Store:
         parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in kept.values())]
         if checkpoint.v is not None:
             entries["v"] = len(values)
-            parts.append(raw(self._signature, checkpoint.v))
+            parts.append(raw(self._layout, checkpoint.v))
         if checkpoint.window:
             entries["window"] = [[one.round, one.asked, one.membership, len(one.rows)] for one in checkpoint.window]
             parts += [np.ascontiguousarray(one.rows).data.cast("B") for one in checkpoint.window]
@@ -273,9 +273,9 @@ class Store:
             with open(path, "rb") as file:
                 head = _read_head(file, round)
                 body = head.entries["body"]
-                if body not in (0, self._signature.size):
-                    raise _Damaged(f"has a body of {body} bytes instead of {self._signature.size}")
-                if body and file.read(len(self._signature.body_header)) != self._signature.body_header:
+                if body not in (0, self._layout.size):
+                    raise _Damaged(f"has a body of {body} bytes instead of {self._layout.size}")
+                if body and file.read(len(self._layout.body_header)) != self._layout.body_header:
                     raise _Damaged("holds another kind of model")
                 file.seek(head.offset)
                 _check(head, iter(lambda: file.read(_PIECE), b""))
@@ -288,10 +288,10 @@ class Store:
         head = self._whole[round]
         with open(_file(self.path, "half", round), "rb") as file:
             file.seek(head.offset + head.entries["body"] + head.entries["state"])
-            found = {name: _read_values(file, self._signature) for name in head.entries.get("behind", [])}
+            found = {name: _read_values(file, self._layout) for name in head.entries.get("behind", [])}
             if head.entries["body"] and "half" not in found:
-                file.seek(head.offset + len(self._signature.header))
-                found["half"] = _read_values(file, self._signature)
+                file.seek(head.offset + len(self._layout.header))
+                found["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
         follows = head.entries.get("follows", 0)
         return Record(round, asked, found.get("half"), found.get("before"), found.get("v"), membership, follows)
@@ -299,7 +299,7 @@ class Store:
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):
             try:
-                return read_checkpoint(self.path, t, self._signature)[0]
+                return read_checkpoint(self.path, t, self._layout)[0]
             except UNREADABLE as error:
                 _log.warning("the checkpoint of round %d is damaged, the one before it is used: %s", t, error)
         return None
@@ -318,26 +318,26 @@ def rounds_kept(folder: Path, kind: str) -> list[int]:
     return sorted(int(name[1]) for name in names if name is not None)
 
 
-def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Checkpoint, dict[str, Models]]:
+def read_checkpoint(folder: Path, round: int, layout: Layout) -> tuple[Checkpoint, dict[str, Models]]:
     """A checkpoint that is whole, and the buffers beside it."""
     with open(_file(folder, "checkpoint", round), "rb") as file:
         head = _read_head(file, round)
-        if head.entries["model"] != signature.sha256:  # the same number of values may belong to other names
+        if head.entries["model"] != layout.sha256:  # the same number of values may belong to other names
             raise _Damaged("it holds another kind of model")
-        x, kept = _read_values(file, signature), head.entries
+        x, kept = _read_values(file, layout), head.entries
         shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept.get("buffers", [])]
         rest = file.read()
-    _check(head, [raw(signature, x), rest])
+    _check(head, [raw(layout, x), rest])
     buffers, begin = {}, 0
     for name, dtype, shape in shapes:
         count = math.prod(shape)
         buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
         begin += count * dtype.itemsize
-    v = np.frombuffer(rest, signature.dtype, signature.d, begin).copy() if "v" in kept else None
+    v = np.frombuffer(rest, layout.dtype, layout.d, begin).copy() if "v" in kept else None
     begin += 0 if v is None else v.nbytes
     window = []
     for t, asked, membership, count in kept.get("window", []):
-        rows = np.frombuffer(rest, signature.dtype, count * signature.d, begin).reshape(count, signature.d)
+        rows = np.frombuffer(rest, layout.dtype, count * layout.d, begin).reshape(count, layout.d)
         window.append(Remembered(t, tuple(asked), rows, membership))
         begin += rows.nbytes
     found = Checkpoint(
@@ -346,9 +346,9 @@ def read_checkpoint(folder: Path, round: int, signature: Signature) -> tuple[Che
     return found, buffers
 
 
-def _read_values(file: IO[bytes], signature: Signature) -> Models:
-    x = np.empty(signature.d, signature.dtype)
-    if file.readinto(raw(signature, x)) != x.nbytes:  # type: ignore[attr-defined]
+def _read_values(file: IO[bytes], layout: Layout) -> Models:
+    x = np.empty(layout.d, layout.dtype)
+    if file.readinto(raw(layout, x)) != x.nbytes:  # type: ignore[attr-defined]
         raise _Damaged("it is too short")
     return x
 

@@ -221,9 +221,9 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
         remark = f"it did not send the common initial model: {answer.result}, {answer.reason}"
         return replace(found, health=Health(answer.result.value), remark=remark)
     health, remark = _verdict(observer, row, answer.offset)
-    sig = observer.signature
-    speed = sig.exact.size / taken / 1e6
-    seconds = taken * sig.size / sig.exact.size  # of a half-step, which may be coded; the initial model is not
+    layout = observer.layout
+    speed = layout.exact.size / taken / 1e6
+    seconds = taken * layout.size / layout.exact.size  # of a half-step, which may be coded; the initial model is not
     measured = replace(found, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
     return replace(measured, health=health, remark=remark)
 
@@ -261,10 +261,10 @@ def suggestion(m: Membership, found: Sequence[Checked], step_seconds: float | No
 def measured_step(config: Config, observer: Observer) -> float | None:
     """Seconds of one local step of the task in peer.toml; None where the task cannot be loaded here."""
     try:
-        learner = learner_of(config, observer.now, observer.signature)
+        learner = learner_of(config, observer.now, observer.layout)
     except (ValueError, FileNotFoundError):
         return None
-    half, scratch = np.empty((2, observer.signature.d), observer.signature.dtype)
+    half, scratch = np.empty((2, observer.layout.d), observer.layout.dtype)
     learner.prepare(observer.initial, scratch)
     learner.load(1, observer.initial, fresh=True)
     began = time.perf_counter()

@@ -143,8 +143,8 @@ def prepare(path: str) -> None:
 
     node = Node(Config.load(path))
     terms = node.now.terms
-    make_ready(terms.rule, terms.window, node.signature.d, node.signature.dtype)
-    learner_of(node.config, node.now, node.signature)
+    make_ready(terms.rule, terms.window, node.layout.d, node.layout.dtype)
+    learner_of(node.config, node.now, node.layout)
 
 
 # --- one network -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rpel.attacks import ATTACKS, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
 from rpel.backend.compiled import finite_rows
 from rpel.errors import nearest
-from rpel.peer.core.wire import Signature, digest
+from rpel.peer.core.wire import Layout, digest
 from rpel.randomness import stream
 from rpel.rules import RoundContext, Rule
 from rpel.types import Integers, Models
@@ -33,7 +33,7 @@ class Reply:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    sig: Signature
+    layout: Layout
     member: int
     round: int
     position: float
@@ -45,13 +45,13 @@ class Reply:
         """The head of a right reply, or of one with another round, size or model."""
         lines = [
             "HTTP/1.1 200 OK",
-            f"Content-Length: {self.sig.size if size is None else size}",
+            f"Content-Length: {self.layout.size if size is None else size}",
             "Content-Type: application/octet-stream",
             f"RPEL-Round: {self.round if round is None else round}",
             f"RPEL-Position: {self.position:.6f}",
         ]
         if self.sign is not None:
-            body = bytes.fromhex(digest(self.sig, self.model if model is None else model))
+            body = bytes.fromhex(digest(self.layout, self.model if model is None else model))
             lines.append(f"RPEL-Signature: {b64encode(self.sign(self.round, body)).decode()}")
         return "\r\n".join([*lines, "", ""]).encode()
 
@@ -74,7 +74,7 @@ Delivery = Callable[..., Awaitable[None]]
 
 async def plainly(reply: Reply) -> None:
     """A right reply; what it holds is the attack."""
-    await reply.send(reply.head(), *reply.sig.body(reply.model))
+    await reply.send(reply.head(), *reply.layout.body(reply.model))
 
 
 async def silence(reply: Reply) -> None:
@@ -85,20 +85,20 @@ async def silence(reply: Reply) -> None:
 async def slow(reply: Reply, rate: float = 1.0) -> None:
     """A right reply at ``rate`` bytes a second."""
     await reply.send(reply.head())
-    for byte in b"".join(reply.sig.body(reply.model)):
+    for byte in b"".join(reply.layout.body(reply.model)):
         await reply.send(bytes([byte]))
         await asyncio.sleep(1 / rate)
 
 
 async def old_round(reply: Reply, behind: int = 1) -> None:
     """A whole model that says it is of an earlier round."""
-    await reply.send(reply.head(round=reply.round - behind), *reply.sig.body(reply.model))
+    await reply.send(reply.head(round=reply.round - behind), *reply.layout.body(reply.model))
 
 
 async def wrong_size(reply: Reply, extra: int = 4) -> None:
     """So many bytes more (or fewer, if negative) than a model has; of a huge claim only the first are ever sent."""
-    size = max(0, reply.sig.size + extra)
-    body = b"".join(reply.sig.body(reply.model)) + bytes(max(0, min(extra, _MOST_EXTRA)))
+    size = max(0, reply.layout.size + extra)
+    body = b"".join(reply.layout.body(reply.model)) + bytes(max(0, min(extra, _MOST_EXTRA)))
     await reply.send(reply.head(size=size), body[:size])
     if len(body) < size:
         await reply.given_up()
@@ -106,8 +106,8 @@ async def wrong_size(reply: Reply, extra: int = 4) -> None:
 
 async def nan(reply: Reply) -> None:
     """A whole model of values that are not numbers."""
-    model = np.full(reply.sig.d, np.nan, reply.sig.dtype)
-    await reply.send(reply.head(model=model), *reply.sig.body(model))
+    model = np.full(reply.layout.d, np.nan, reply.layout.dtype)
+    await reply.send(reply.head(model=model), *reply.layout.body(model))
 
 
 async def garbage(reply: Reply, size: int = 512) -> None:

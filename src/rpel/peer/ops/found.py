@@ -34,7 +34,7 @@ class Founded:
     founding: Founding
     plan: Plan
     membership: Membership
-    signature: wire.Signature
+    layout: wire.Layout
     task: str
     members: Path
     init: Path
@@ -42,13 +42,13 @@ class Founded:
     @property
     def bytes_per_round(self) -> int:
         """What all peers together pull in a round."""
-        return self.plan.messages_per_round * self.signature.size
+        return self.plan.messages_per_round * self.layout.size
 
     def shortest_period(self, upstream: str | None) -> float | None:
         """The shortest period if members can send at this rate, such as "20Mbit"; None where it is not given."""
         if upstream is None:
             return None
-        return shortest_period(self.membership.nodes, self.membership.pull, self.signature.size, upstream)
+        return shortest_period(self.membership.nodes, self.membership.pull, self.layout.size, upstream)
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as plain JSON values."""
@@ -61,9 +61,9 @@ class Founded:
             "strong_catch_up": self.founding.strong_catch_up,
             **{key: getattr(plan, key) for key in ("probability", "messages_per_round")},
             "bytes_per_round": self.bytes_per_round,
-            "parameters": self.signature.d,
+            "parameters": self.layout.d,
             **{key: getattr(m, key) for key in ("wire", "memory", "max_age")},
-            "bytes_per_message": self.signature.size,
+            "bytes_per_message": self.layout.size,
             "task": self.task,
             **{key: getattr(m, key) for key in ("epoch", "period", "deadline")},
             "hyperparameters": dict(m.hyperparameters),
@@ -89,15 +89,15 @@ def new(
     run = f"{name}-{secrets.token_hex(16)}"
     planned = founding.plan  # what cannot be planned is said before a model is made
     founding = founding.replace(run=run, hyperparameters=_table(task, founding))
-    sig, body = _initial(task, model, founding.hyperparameters, seed)
-    found = founding.membership(sig.sha256, hashlib.sha256(body).hexdigest())
+    layout, body = _initial(task, model, founding.hyperparameters, seed)
+    found = founding.membership(layout.sha256, hashlib.sha256(body).hexdigest())
     for path in (members, init):
         if path.exists() and (path == members or path.read_bytes() != body):
             raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --out")
     with atomic(init) as file:
         file.write(body)
     found.save(members)
-    return Founded(founding, planned, found, replace(sig, wire=found.wire), task, members, init)
+    return Founded(founding, planned, found, replace(layout, wire=found.wire), task, members, init)
 
 
 def notes(founding: Founding) -> list[str]:
@@ -127,22 +127,22 @@ def _worth(founding: Founding) -> int:
     return nodes
 
 
-def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Signature, bytes]:
+def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Layout, bytes]:
     """The common initial model: the user's file as it is, or for a built-in task in the order of its module."""
     if task not in BUILT_IN_TASKS:
         if model is None:
             what = "a network without a task" if task == NO_TASK else f"task {task!r}"
             raise ValueError(f"{what} needs --model FILE.safetensors, the model that all members begin with")
-        return model_files.read_signature(model), model.read_bytes()
+        return model_files.read_layout(model), model.read_bytes()
     from rpel import models
 
     module = models.model(table["model"], (1, 28, 28), 10, seed=seed)
-    sig = wire.Signature.of(module.named_parameters())
+    layout = wire.Layout.of(module.named_parameters())
     named: Mapping[str, Any] = dict(module.named_parameters())
     if model is not None:
         named = wire.split(*model_files.load(model))
     try:
-        return sig, sig.header + bytes(wire.raw(sig, wire.flatten(sig, named)))
+        return layout, layout.header + bytes(wire.raw(layout, wire.flatten(layout, named)))
     except ValueError as error:
         raise ValueError(f"{model} is not a model of task {task!r} ({table['model']}): {error}") from None
 

@@ -17,9 +17,9 @@ from rpel import certificates
 from rpel.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
 from rpel.config.peer import Config
 from rpel.files import write_text
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io import identity
-from rpel.peer.io.model_files import read_signature
+from rpel.peer.io.model_files import read_layout
 
 METRICS_PORT = 9464
 MEMORY_FILE = "rpel-peer-memory.conf"
@@ -122,10 +122,10 @@ def _agreed(
     return own
 
 
-def memory_needed(membership: Membership, signature: Signature) -> int:
+def memory_needed(membership: Membership, layout: Layout) -> int:
     """Bytes that a peer may need: itself, s + 6 models and what it remembers, and half as much again."""
     remembered = (membership.memory - 1) * (2 * membership.pull + 1)
-    return int(1.5 * (_ITSELF + (membership.pull + remembered + 6) * signature.size))
+    return int(1.5 * (_ITSELF + (membership.pull + remembered + 6) * layout.size))
 
 
 def _memory(folder: Path, own: Config) -> Path | None:
@@ -133,7 +133,7 @@ def _memory(folder: Path, own: Config) -> Path | None:
     init = own.members.with_name(INIT_FILE)
     if not own.members.exists() or not init.exists():
         return None
-    needed = memory_needed(Membership.load(own.members, draft=True), read_signature(init))
+    needed = memory_needed(Membership.load(own.members, draft=True), read_layout(init))
     path = folder / MEMORY_FILE
     about = "# For /etc/systemd/system/rpel-peer.service.d/"
     write_text(path, f"{about}\n[Service]\nMemoryMax={math.ceil(needed / 1e6)}M\n")

@@ -76,7 +76,7 @@ class RedTeam:
         """Read and check everything; ValueError unless the key is a member's. ``allies``: other red-team members."""
         self._drill = drill(name, parameters or {})
         own = Observer.of(config)
-        self.now, self._sig, self._initial = own.now, own.signature, own.initial
+        self.now, self._layout, self._initial = own.now, own.layout, own.initial
         self._clock, self._client, self._config, self._tell = own.clock, own.client, config, tell
         m = self.now.membership
         ours = {self.now.me, *(m.index(ally) for ally in allies)}
@@ -105,7 +105,7 @@ class RedTeam:
 
     def _warm_up(self) -> None:
         """Compile what the attack needs, before it counts."""
-        few = np.eye(len(self._honest), 1, dtype=self._sig.dtype)
+        few = np.eye(len(self._honest), 1, dtype=self._layout.dtype)
         self.forge(few, self._honest, 0, {})
 
     async def _agree(self) -> None:
@@ -147,7 +147,7 @@ class RedTeam:
 
     async def _strike(self, t: int) -> list[int]:
         """Pull, forge and let the waiting victims have it; returns who was pulled."""
-        rows = np.empty((len(self._honest), self._sig.d), self._sig.dtype)
+        rows = np.empty((len(self._honest), self._layout.d), self._layout.dtype)
         left = self._clock.start(t) + _PATIENCE * self.now.membership.deadline - self._clock.position()
         until = _now() + left
         asked = zip(self._honest, rows, strict=True)
@@ -187,7 +187,7 @@ class RedTeam:
 
     async def _flood(self, t: int, counts: Counter[str]) -> None:
         """Ask everybody again and again, so many times a second, until cancelled."""
-        scratch = np.empty(self._sig.d, self._sig.dtype)
+        scratch = np.empty(self._layout.d, self._layout.dtype)
         under_way: set[asyncio.Task[None]] = set()
 
         async def ask(victim: int) -> None:
@@ -219,7 +219,7 @@ class RedTeam:
         forged = await asyncio.shield(self._waiting(round)) if round else {}
         model = forged.get(member, self._initial)
         sign = self._sign if round else None
-        reply = drills.Reply(reader, writer, self._sig, member, round, self._clock.position(), model, sign)
+        reply = drills.Reply(reader, writer, self._layout, member, round, self._clock.position(), model, sign)
         if not round:
             await plainly(reply)
             return

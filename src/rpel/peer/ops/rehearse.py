@@ -106,11 +106,11 @@ def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any]
 
 def _begun(module: nn.Module, path: Path) -> nn.Module:
     """The module with the values of the network's first model, by name."""
-    signature, values = load(path)
-    wire.check_layout(signature, models.shapes(module), "the task's model")
+    layout, values = load(path)
+    wire.check_layout(layout, models.shapes(module), "the task's model")
     begun = copy.deepcopy(module)
     parameters = dict(begun.named_parameters())
     with torch.no_grad():
-        for name, value in wire.split(signature, values).items():
+        for name, value in wire.split(layout, values).items():
             parameters[name].copy_(torch.from_numpy(value.copy()))
     return begun

@@ -15,7 +15,7 @@ from typing import Any
 from rpel.certificates import check_id
 from rpel.config.peer import Config
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.wire import Signature
+from rpel.peer.core.wire import Layout
 from rpel.peer.io.client import Answer, Client, RemoteMember, version_of
 from rpel.peer.io.model_files import initial_model
 from rpel.peer.io.snapshot import Snapshot, take
@@ -33,7 +33,7 @@ class Observer:
     config: Config
     watcher: MembershipWatcher
     now: Snapshot
-    signature: Signature
+    layout: Layout
     initial: Models
     clock: RoundClock
     client: Client
@@ -44,8 +44,8 @@ class Observer:
         watcher = MembershipWatcher(config)
         now = take(config, in_force(config, watcher))
         clock = RoundClock(now.membership.timetable, wall=time.time, ticks=time.monotonic)
-        signature, initial = initial_model(config, now.membership)
-        return cls(config, watcher, now, signature, initial, clock, Client(signature, clock.position))
+        layout, initial = initial_model(config, now.membership)
+        return cls(config, watcher, now, layout, initial, clock, Client(layout, clock.position))
 
     def follow(self) -> None:
         """Take the membership that has come into force meanwhile; ValueError if this is no member of it."""

@@ -215,8 +215,23 @@ def test_bytes_go_straight_into_the_row_that_waits() -> None:
     reply.head(200, CIMultiDict(headers()))
     for byte in body():
         reply.feed(bytes([byte]))
+    assert len(reply.space()) == 0
     reply.close()
     np.testing.assert_array_equal(table, [VALUES * 0, VALUES, VALUES * 0])
+
+
+def test_what_is_read_from_a_socket_is_read_into_the_row() -> None:
+    """No copy between: the rest of the row is the buffer that the event loop reads into."""
+    row = np.zeros(LAYOUT.d, LAYOUT.dtype)
+    reply = Reception(LAYOUT, row, ROUND)
+    reply.head(200, headers())
+    reply.feed(body()[: len(LAYOUT.header) + 5])
+    space = reply.space()
+    assert (len(space), np.may_share_memory(np.frombuffer(space, np.uint8), row)) == (row.nbytes - 5, True)
+    space[:] = body()[-len(space) :]
+    reply.took(len(space))
+    reply.close()
+    np.testing.assert_array_equal(row, VALUES)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])

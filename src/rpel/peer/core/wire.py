@@ -113,12 +113,12 @@ class Layout:
         sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
         return [(name, kind, shape, size) for name, shape, size in zip(self.names, self.shapes, sizes, strict=True)]
 
-    @property
+    @cached_property
     def values(self) -> int:
         """The bytes of a body behind its header."""
         return self.d * self.dtype.itemsize if self.wire == "float32" else Wire(self.wire).nbytes(self.d)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of a body in bytes: header and values."""
         return len(self.body_header) + self.values
@@ -283,7 +283,7 @@ class Reception:
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
         self._layout, self._row, self._values, self._round = layout, row, raw(layout, row), round
-        self._received = 0
+        self._received, self._header = 0, bytearray(len(layout.body_header))
         self._oldest, self.round = max(round - max_age, min(round, 1)), round
         """The round that the reply is of."""
         self._open = False
@@ -323,25 +323,37 @@ class Reception:
         self._open = True
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes: the header's are compared, the values' go into the row."""
+        """Take the next bytes: those of the header are compared, those of the values go into the row."""
         if not self._open:
             raise Malformed("bytes without an accepted head")
         part = memoryview(data).cast("B")
         if len(part) > self.missing:
             self._broken(f"more than the {self._layout.size} bytes of a model")
-        if self._hash is not None:
-            self._hash.update(part)
-        header = self._layout.body_header
-        if self._received < len(header):
-            start = self._received
-            self._received += len(part[: len(header) - start])
-            if part[: len(header) - start] != header[start : self._received]:
+        while part:
+            space = self.space()[: len(part)]
+            space[:], part = part[: len(space)], part[len(space) :]
+            self.took(len(space))
+
+    def space(self) -> memoryview:
+        """Where the next bytes belong, as many as may come: the rest of the header, or of the row."""
+        header = len(self._header)
+        if self._received < header:
+            return memoryview(self._header)[self._received :]
+        return self._values[self._received - header : self._layout.values]
+
+    def took(self, count: int) -> None:
+        """So many bytes have come to :meth:`space`."""
+        begin, header = self._received, self._layout.body_header
+        self._received += count
+        came: bytearray | memoryview
+        if begin < len(header):
+            came = self._header[begin : self._received]
+            if came != header[begin : self._received]:
                 self._broken("the header is not that of this network's models")
-            part = part[len(header) - start :]
-        if part:
-            begin = self._received - len(header)
-            self._values[begin : begin + len(part)] = part
-            self._received += len(part)
+        else:
+            came = self._values[begin - len(header) : self._received - len(header)]
+        if self._hash is not None:
+            self._hash.update(came)
 
     def close(self) -> None:
         """The reply has ended: was it all of a model?"""

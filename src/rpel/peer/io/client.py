@@ -97,6 +97,13 @@ class _Metered:
         self._intake.took(self._place, len(data))
         self._sink.feed(data)
 
+    def space(self) -> memoryview:
+        return self._sink.space()
+
+    def took(self, count: int) -> None:
+        self._intake.took(self._place, count)
+        self._sink.took(count)
+
     def close(self) -> None:
         self._sink.close()
 

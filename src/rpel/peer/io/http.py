@@ -2,9 +2,9 @@
 
 Invariants: no redirects, no compression, no chunks, no cookies, no interim replies, no header twice; a head has at most
 4 KiB and 16 headers. A reply is read only as far as it can still be what was asked for: what it can make this end hold
-is one head, one piece of a body, and the row or the few bytes where it goes, and a byte that nobody asked for ends the
-connection. A request has no body and is answered before the next one is looked at; what comes meanwhile waits in 8 KiB
-here, and then in the kernel.
+is one head, and the row or the few bytes where its body goes, and a byte that nobody asked for ends the connection. A
+request has no body and is answered before the next one is looked at; what comes meanwhile waits in 8 KiB here, and then
+in the kernel.
 
 Heads are parsed by h11, and what it lets pass beyond plain HTTP/1.1 is refused here: bare line feeds, folded headers,
 headers that it would merge. Bodies never go through it: they come from the socket into their row, and how much of them
@@ -18,6 +18,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
@@ -32,7 +33,6 @@ LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
 _MOST_HEADERS = 16
 _LONGEST_HEADER = 256
-_SCRATCH = 256 << 10
 _LONGEST_TARGET = 256
 _PLAIN = re.compile(rb"[ -~]*(\r\n[\t -~]*)*")  # lines of printable ASCII, each ended by both characters
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS")
@@ -59,7 +59,14 @@ class Sink(Protocol):
     @property
     def missing(self) -> int: ...
 
-    def feed(self, data: memoryview) -> None: ...
+    def feed(self, data: memoryview) -> None:
+        """The next bytes; Malformed if there are too many."""
+
+    def space(self) -> memoryview:
+        """Where the next bytes belong, as many as may come; empty when none are missing."""
+
+    def took(self, count: int) -> None:
+        """So many bytes have come there."""
 
     def close(self) -> None: ...
 
@@ -99,8 +106,11 @@ class Request:
         return "connection" not in self.headers
 
 
+@lru_cache(maxsize=64)
 def parse_request(data: bytes) -> Request:
     """The head of a request, without the empty line at its end; Malformed unless it is plain HTTP/1.1.
+
+    All who ask for one round send the same bytes: they are parsed once.
 
     >>> parse_request(b"GET /v1/clock HTTP/1.1\\r\\nHost: a:7443").path
     '/v1/clock'
@@ -271,13 +281,19 @@ class Text:
             raise Malformed(f"a text of {length[:20] or 'unknown'} bytes")
         if "transfer-encoding" in head.headers or "content-encoding" in head.headers:
             raise Malformed("a text that is encoded")
-        self.data, self.missing = bytearray(), int(length)
+        self.data, self.missing = bytearray(int(length)), int(length)
 
     def feed(self, data: memoryview) -> None:
         if len(data) > self.missing:
             raise Malformed("more than was announced")
-        self.data += data
-        self.missing -= len(data)
+        self.space()[: len(data)] = data
+        self.took(len(data))
+
+    def space(self) -> memoryview:
+        return memoryview(self.data)[len(self.data) - self.missing :]
+
+    def took(self, count: int) -> None:
+        self.missing -= count
 
     def close(self) -> None:
         pass
@@ -359,9 +375,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._sink is None:
             return self._scratch[: LARGEST_HEAD - len(self._head)]
-        if len(self._scratch) < min(self._sink.missing, _SCRATCH):  # a model is on its way
-            self._scratch = memoryview(bytearray(_SCRATCH))
-        return self._scratch[: max(1, self._sink.missing)]  # an empty one would mean the end of the connection
+        return self._sink.space() or self._scratch[:1]  # an empty one would mean the end of the connection
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._done is None or self._done.done():
@@ -371,7 +385,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._sink is None:
                 self._take_head(self._scratch[:nbytes])
             else:
-                self._sink.feed(self._scratch[:nbytes])
+                self._sink.took(nbytes)
             if self._sink is not None and self._sink.missing == 0:
                 self._sink.close()
                 self._end(None)

@@ -41,7 +41,7 @@ from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body
 from rpel.version import __version__
 
-CHUNK = 256 << 10  # a piece is encrypted in one go: larger ones would hold up the other connections
+CHUNK = 96 << 10  # encrypted in one go: larger ones hold up others, and malloc maps 128 KiB and more anew each time
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 _SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
 _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import random
 import resource
 import shutil
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,10 +21,11 @@ import numpy as np
 import pytest
 
 from rpel import files
-from rpel.peer.core.protocol import Checkpoint, Record
+from rpel.peer.core.protocol import Checkpoint, Record, Remembered
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import store as store_module
-from rpel.peer.io.store import Store
+from rpel.peer.io.store import Store, rounds_kept
+from support.virtual_network import Disk
 
 LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 
@@ -414,3 +416,69 @@ def test_a_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path)
             assert not store.persist(record(1))
             assert "in use by another peer" in store.trouble
             assert other.memory().last_round == 0
+
+
+# --- the disk of networks under the virtual clock --------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    """The file loses its last byte."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def befall(coins: random.Random, disk: Disk, folder: Path) -> None:
+    """Something happens to both while no peer runs."""
+    copy = folder.with_name("copy")
+    match coins.randrange(6):
+        case 0 if disk.records:
+            newest = max(disk.records)
+            if newest not in disk.damaged:
+                cut(folder / f"half-{newest}.rec")
+            disk.damaged.add(newest)
+        case 1 if len(disk.checkpoints.keys() - disk.truncated) > 1:
+            cut(folder / f"checkpoint-{disk.last_checkpoint}.ckpt")
+            disk.truncate_newest()
+        case 2:
+            disk.snapshot()
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(folder, copy)
+        case 3 if copy.exists():
+            disk.set_back()
+            shutil.rmtree(folder)
+            shutil.copytree(copy, folder)
+        case 4:
+            disk.empty()
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_virtual_networks_disk_remembers_what_a_store_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever is written, refused, damaged, copied, put back and deleted between starts."""
+    coins, disk, folder, atomic = random.Random(seed), Disk(), tmp_path / "state", files.atomic
+
+    def limited(path: Path, mode: int) -> Any:
+        if disk.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return atomic(path, mode)
+
+    def some() -> Any:
+        return model(coins.randrange(99)) if coins.random() < 0.7 else None
+
+    monkeypatch.setattr(store_module, "atomic", limited)
+    for _ in range(25):
+        with Store(folder, LAYOUT) as store:
+            assert repr(asdict(store.memory())) == repr(asdict(disk.memory()))
+            assert rounds_kept(folder, "half") == sorted(disk.records)
+            assert rounds_kept(folder, "checkpoint") == sorted(disk.checkpoints)
+            t = store.last_round
+            for _ in range(coins.randrange(4)):
+                t, disk.full = t + coins.randint(1, 2), coins.random() < 0.2
+                drawn = Record(t, (1, 2), some(), some(), some(), "a membership", follows=t - 1)
+                assert store.persist(drawn, b"state") == disk.persist(drawn, model(0))
+                window = (Remembered(t, (3, 4), np.stack([model(1), model(2)]), "a membership"),) * coins.randrange(2)
+                ended = Checkpoint(t, model(t), True, 2, "aggregated", coins.random() < 0.5, some(), window)
+                if coins.random() < 0.7:
+                    assert store.save(ended) == disk.save(ended)
+        befall(coins, disk, folder)

@@ -215,7 +215,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "el-local"}, "method rpel"),
     ({"roaming": True}, "roaming"),
     ({"consistent": True}, "consistent"),
-    ({"device": "cuda"}, "device cpu"),
     ({"attack": "spectral"}, "graph"),
     ({"speeds": "lognormal"}, "lognormal:0.3"),
     ({"speeds": [1.0, 2.0]}, "a number for each node"),

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import rpel
+from rpel.backend import plain
 from rpel.backend.base import backend
 from rpel.backend.torch import Torch
 from rpel.config import spec
+from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
 from rpel.simulation.inputs import Objects, build_backend, build_task, gather
 from rpel.simulation.methods import resolve
@@ -29,7 +31,7 @@ QUICK = {
     "attack-inner_product_manipulation", "attack-label_flip", "attack-mimic", "attack-mimic_heuristic",
     "attack-spectral", "rule-arc+median", "rule-bucketing+median", "rule-clipping+median", "rule-dnc",
     "rule-geometric_median", "rule-krum", "rule-median", "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median",
-    "wire-bfloat16", "wire-int8",
+    "wire-bfloat16", "wire-int8", "memory", "memory-ahead", "asynchronous", "private", "clipped-alone",
 }  # fmt: skip
 TABLE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 """All of them in `make test-all`."""
@@ -78,15 +80,15 @@ def test_twenty_rounds_in_float64_end_where_numba_ends(name: str) -> None:
 @pytest.mark.parametrize("model", ["C(4)-R-B-M-D-L(10)-S", "L(8)-R-D-L(10)-S"])
 def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) -> None:
     spec, arrays = resolved({"model": model, "dataset": "mnist-sample"}), Torch()
-    plain = task_of(spec)
+    host = task_of(spec)
     device = task_of(spec, arrays)
     assert isinstance(device, DeviceTask)
     device = copy.copy(device)
     device.use(steps)
     ids = np.arange(3)
-    x = np.tile(plain.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
-    local = plain.local_state(3)
-    expected, stored = plain.gradient(x, local, ids, t=1, k=0)
+    x = np.tile(host.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
+    local = host.local_state(3)
+    expected, stored = host.gradient(x, local, ids, t=1, k=0)
     actual, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=1e-9 * largest(expected))
     np.testing.assert_allclose(np.asarray(state), stored, rtol=1e-6)
@@ -104,6 +106,28 @@ def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
     actual = Narrow(budget=40_000).squared_distances(torch.from_numpy(table), index)
     np.testing.assert_allclose(actual, exact, rtol=2e-6)
     assert (np.argsort(actual, axis=2) == np.argsort(exact, axis=2)).all()
+
+
+class Away(Torch):
+    """CPU tensors that are treated as those of another device."""
+
+    main = False  # type: ignore[assignment]
+
+
+def test_normal_numbers_of_a_device_are_numpys_from_the_same_stream() -> None:
+    made, wanted = torch.empty(3, 40_000), np.empty((3, 40_000), np.float32)
+    found = Away(budget=4_000_000).normal(np.array([3, 4]), 7, 0.5, 2.0, made)  # in pieces
+    plain.normal(np.array([3, 4], np.uint64), 7, 0.5, 2.0, wanted)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=4e-6)
+    for kind in (torch.float32, torch.float64):
+        like = torch.empty(0, dtype=kind)
+        sources = (stream(1, "noise", round=2, node=5) for _ in range(2))
+        two = [
+            arrays.standard_normal(source, 9_000, like)
+            for arrays, source in zip((Away(), Torch()), sources, strict=True)
+        ]
+        assert two[0].dtype == kind
+        np.testing.assert_allclose(two[0].numpy(), two[1].numpy(), rtol=1e-6 if kind == torch.float32 else 1e-12)
 
 
 def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,11 +153,7 @@ def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCapture
     ("fields", "said"),
     [
         ({"backend": "numba", "device": "cuda"}, "device 'cuda' goes with backend 'torch'"),
-        ({"max_grad_norm": 1.0}, "go with backend 'numba'"),
-        ({"sampling": "poisson"}, "go with backend 'numba'"),
-        ({"memory": 2, "pull": 4}, "memory 2 goes with backend 'numba'"),
-        ({"asynchronous": True}, "asynchronous rounds go with backend 'numba'"),
-        ({"precision": "bfloat16"}, "precision 'bfloat16' goes with backend 'numba'"),
+        ({"backend": "plain", "device": "mps"}, "device 'mps' goes with backend 'torch'"),
         ({"device": "gpu"}, "cpu, cuda, cuda:1"),
     ],
 )
@@ -189,7 +209,15 @@ def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
         rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
 
 
-FEW = ("rule-nnm+trimmed_mean", "attack-label_flip", "method-cs-plus", "network-alone")
+FEW = (
+    "rule-nnm+trimmed_mean",
+    "attack-label_flip",
+    "method-cs-plus",
+    "network-alone",
+    "memory-int8",
+    "asynchronous-adamw",
+    "private",
+)
 
 
 def residency(*only: str) -> subprocess.CompletedProcess[str]:

@@ -91,7 +91,8 @@ def test_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimizer:
 def test_optimiser_state_stays_local_and_is_not_exchanged() -> None:
     run = simulation(BASE.replace(optimizer="adam", lr=0.1), Quadratic())
     run.step()
-    assert run.state.local["optimizer"].shape == (12, 2 * 7 + 1)
+    assert run.state.local["optimizer"].shape == (12, 2 * 7)
+    assert run.state.local["numbers"].tolist() == [[1.0]] * 12
     assert (run.state.local["steps"] == 1).all()
     assert len({row.tobytes() for row in run.state.local["optimizer"]}) == 12
 

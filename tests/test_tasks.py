@@ -875,7 +875,9 @@ def test_bfloat16_is_for_training_steps_alone_and_stays_near_float32(monkeypatch
 import numpy as np
 from rpel.data import from_arrays, iid
 from rpel.models import build
+from rpel.backend.torch import Torch
 from rpel.tasks import Classification
+from rpel.tasks.device import DeviceTask
 rng, y = np.random.default_rng(0), np.arange(80) % 4
 x = rng.normal(size=(80, 3, 8, 8)).astype(np.float32) + y[:, None, None, None]
 data = from_arrays((x, y), (x[:20], y[:20]))
@@ -890,6 +892,13 @@ assert near.dtype == np.float32
 off = np.linalg.norm(near - exact, axis=1) / np.linalg.norm(exact, axis=1)
 assert (off > 1e-5).all() and (off < 0.1).all(), off
 np.testing.assert_allclose(brief.evaluate(models, local)[1], whole.evaluate(models, local)[1], rtol=1e-4)
+arrays = Torch()
+device = DeviceTask(arrays, data, iid(y, 4, 5, 0), module, batch_size=5, seed=0, precision="bfloat16")
+for steps in ("alone", "grouped", "unfold"):
+    device.use(steps)
+    found = device.gradient(arrays.array(models), arrays.array(local), nodes, 1, 0)[0].numpy()
+    off = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert found.dtype == np.float32 and (off > 1e-5).all() and (off < 0.1).all(), (steps, off)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

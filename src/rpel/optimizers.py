@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from rpel.backend.base import Backend, backend
 from rpel.errors import nearest
 from rpel.learning import Gradients, LocalSteps
-from rpel.types import Arrays, Integers, Models, Schedule
+from rpel.types import Arrays, Floats, Integers, Models, Schedule
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimiser of some parameters."""
 BY_NAME = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 """Those that a Spec can name, beside the paper's "momentum"."""
+_AT_ONCE = 1 << 22  # numbers of nodes that step as one tensor
 _EACH_NUMBER = tuple(BY_NAME.values())
 """They treat every number alike and by itself."""
 
@@ -84,6 +85,11 @@ class Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is a number, such as a count of steps: those stay on the host, in a row of their own."""
+        return not self.shape
+
 
 @lru_cache(maxsize=4)
 def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, ...]:
@@ -93,7 +99,7 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     made.step()
-    places, at = [], 0
+    places, at = [], {False: 0, True: 0}
     for number, parameter in enumerate(parameters):
         for name, value in made.state.get(parameter, {}).items():
             if not isinstance(value, Tensor | int | float) or value is None:
@@ -101,8 +107,10 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
             tensor = torch.as_tensor(value)
             if not tensor.is_floating_point() and tensor.dtype != torch.int64:
                 raise ValueError(f"optimizer {type(made).__name__} remembers {name} as {tensor.dtype}")
-            places.append(Place(number, name, slice(at, at + tensor.numel()), tuple(tensor.shape), tensor.dtype))
-            at += tensor.numel()
+            alone = not tensor.dim()
+            begin = at[alone]
+            at[alone] += tensor.numel()
+            places.append(Place(number, name, slice(begin, at[alone]), tuple(tensor.shape), tensor.dtype))
     return tuple(places)
 
 
@@ -124,8 +132,12 @@ class TorchSteps(LocalSteps):
     backend: Backend = field(default_factory=lambda: backend("numba"))
 
     def _zeros(self, x: Models) -> Arrays:
-        width = max((place.columns.stop for place in self.places), default=0)
-        return {"optimizer": self.backend.zeros(len(x), width, x), "steps": np.zeros((len(x), 1), np.int64)}
+        width, numbers = (
+            max((place.columns.stop for place in self.places if place.alone == alone), default=0)
+            for alone in (False, True)
+        )
+        counted = {"steps": np.zeros((len(x), 1), np.int64), "numbers": np.zeros((len(x), numbers))}
+        return {"optimizer": self.backend.zeros(len(x), width, x), **counted}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
@@ -137,7 +149,8 @@ class TorchSteps(LocalSteps):
         for k in range(self.steps if len(nodes) else 0):
             g, state["buffers"][:] = self.task.gradient(half, state["buffers"], nodes, t, k, out=scratch)  # lines 3-4
             for some in self._alike(state["steps"][:, 0]):
-                self._step(half[some], g[some], state["optimizer"][some], int(state["steps"][some][0, 0]), t)
+                kept, taken = (state["optimizer"][some], state["numbers"][some]), int(state["steps"][some][0, 0])
+                self._step(half[some], g[some], *kept, taken, t)
             state["steps"] += 1
         return half, state
 
@@ -156,12 +169,13 @@ class TorchSteps(LocalSteps):
         """Nodes that step as one tensor: those that have taken as many steps; else each by itself."""
         if not self.together:
             return (slice(i, i + 1) for i in range(len(taken)))
-        if (taken == taken[0]).all():
-            return (slice(None),)
+        if (taken == taken[0]).all():  # some at a time: an optimiser makes several arrays of their size
+            step = max(1, _AT_ONCE // max(1, sum(int(np.prod(shape)) for shape in self.shapes)))
+            return (slice(i, i + step) for i in range(0, len(taken), step))
         raise ValueError("nodes that have taken different numbers of steps cannot step together")
 
-    def _step(self, x: Models, g: Models, kept: Models, taken: int, t: int) -> None:
-        """One step of some nodes, x (c, d) and what they remember written to."""
+    def _step(self, x: Models, g: Models, kept: Models, numbers: Floats, taken: int, t: int) -> None:
+        """One step of some nodes, x (c, d) and what they remember written to; numbers are on the host."""
         whole, gradient, kept_ = _tensor(x), _tensor(g).contiguous(), _tensor(kept)
         parameters = self._cut(whole)
         for parameter, part in zip(parameters, self._cut(gradient), strict=True):
@@ -170,10 +184,13 @@ class TorchSteps(LocalSteps):
         self._rate(made, t)
         if taken:
             for place in self.places:
-                made.state[parameters[place.parameter]][place.name] = self._restored(kept, place)
+                made.state[parameters[place.parameter]][place.name] = self._restored(kept, numbers, place)
         made.step()
         for place in self.places:
             value = torch.as_tensor(made.state[parameters[place.parameter]][place.name])
+            if place.alone:
+                numbers[:, place.columns] = float(self.backend.host(value))
+                continue
             rows = len(x) if value.dim() and self.together else 1
             kept_[:, place.columns] = value.detach().to(kept_.dtype).reshape(rows, -1)
 
@@ -184,11 +201,11 @@ class TorchSteps(LocalSteps):
         parts = torch.split(rows[0], [int(np.prod(shape)) for shape in self.shapes])
         return [nn.Parameter(part.view(shape)) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def _restored(self, kept: Models, place: Place) -> Any:
+    def _restored(self, kept: Models, numbers: Floats, place: Place) -> Any:
         """A tensor of the state, as the optimiser left it; counts of steps are common to nodes that step together."""
+        if place.alone:
+            return torch.tensor(numbers[0, place.columns.start], dtype=place.dtype)
         values = _tensor(kept)[:, place.columns]
-        if not place.shape:
-            return values[0, 0].to(place.dtype).clone()
         kind = values.dtype if place.dtype.is_floating_point else place.dtype
         return (values if self.together else values[0].view(place.shape)).to(kind).clone()
 

@@ -21,6 +21,7 @@ from rpel.types import Floats, Models, WireName
 
 BLOCK = 256
 _CHUNK = 256 * BLOCK  # parameters that are coded at once, so that they stay in the cache
+_AT_ONCE = 1 << 22  # numbers that a device codes at once
 _LEAST = np.float32(2.0**-126)
 
 
@@ -103,8 +104,9 @@ class Wire:
         if not isinstance(x, np.ndarray):
             from rpel.backend.torch import through
 
-            for row in range(len(x)):  # a row at a time: nothing of the table's size is made
-                through(self.name, x[row], out[row], BLOCK)
+            step = max(1, _AT_ONCE // x.shape[1])
+            for begin in range(0, len(x), step):  # nothing of the table's size is made
+                through(self.name, x[begin : begin + step], out[begin : begin + step], BLOCK)
             return None
         from rpel.backend import codes, pool  # the planner asks for sizes and needs no numba
 

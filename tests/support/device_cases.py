@@ -22,6 +22,7 @@ SMALL: Fields = {
     "eval_every": 100, "eval_size": 50, "batch_size": 5, "threads": 1, "attack": "alie",
 }  # fmt: skip
 NETWORK = "C(4)-R-B-M-D-L(10)-S"
+PRIVATE = "C(4)-R-M-D-L(10)-S"
 PARAMETERS: dict[str, Fields] = {
     "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4}, "min_sum": {"direction": "unit"},
     "min_max": {"direction": "sign", "a": 0.9}, "alie": {"z": "max"},
@@ -43,6 +44,19 @@ def cases() -> dict[str, Fields]:
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"}, "uniform": {"output": "uniform"},
         "local-steps": {"local_steps": 2}, "exposed": {"attack_params": {"targeting": "most-exposed"}},
         "network-many": {"model": NETWORK}, "network-alone": {"model": NETWORK},
+        "memory": {"memory": 2, "pull": 5, "rule": "nnm+trimmed_mean"},
+        "memory-int8": {"memory": 2, "pull": 5, "wire": "int8"},
+        "memory-krum": {"memory": 3, "pull": 3, "rule": "krum", "attack": "foe"},
+        "memory-ahead": {
+            "memory": 2, "pull": 5, "attack": "strongest", "attack_params": {"evaluations": 3, "ahead": 1},
+        },
+        "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.5", "max_age": 1.5},
+        "asynchronous-fang": {
+            "asynchronous": True, "speeds": "stragglers:0.3,3", "attack": "fang", "outer": "nesterov",
+        },
+        "asynchronous-adamw": {"asynchronous": True, "speeds": "lognormal:0.5", "optimizer": "adamw", "lr": 0.01},
+        "private": {"max_grad_norm": 0.5, "noise_multiplier": 1.0, "target_delta": 1e-3},
+        "clipped-alone": {"model": PRIVATE, "max_grad_norm": 0.5},
     }  # fmt: skip
     return actual
 
@@ -67,7 +81,7 @@ def resolved(fields: Fields, **more: Any) -> ResolvedSpec:
 def task_of(spec: ResolvedSpec, arrays: Torch | None = None) -> Classification:
     """The task of a case, on the host or where these arrays are; cases that train alike share one."""
     shared = spec.attack if attack(spec.attack, **spec.attack_params).trains else None
-    key = (arrays is None, spec.dataset, spec.model, spec.nodes, shared)
+    key = (arrays is None, spec.dataset, spec.model, spec.nodes, spec.precision, shared)
     if key not in _tasks:
         _tasks[key] = _made(spec, arrays)
     return _tasks[key]

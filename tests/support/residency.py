@@ -6,6 +6,7 @@ mode counts kernels and bytes. At the end each check is broken on purpose, and h
 """
 
 import copy
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ class Standing(Torch):
     def array(self, values: Any) -> Any:
         return self.lend(values)
 
+    def host(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.device.type == "cpu" and not x.dim():
+            return 1.0  # the count of steps that torch's optimisers keep there
+        return super().host(x)
+
     def read(self, x: torch.Tensor) -> Any:
         kind = str(x.dtype).removeprefix("torch.")
         return np.ones(tuple(x.shape), kind) if kind == "bool" else np.zeros(tuple(x.shape), kind)
@@ -66,7 +72,7 @@ VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 
 
 def play(name: str, broken: str | None) -> None:
-    """One round of a case and its evaluation; raises where something leaves the device, or costs too much."""
+    """Two rounds of a case and their evaluation; raises where something leaves the device, or costs too much."""
     spec, arrays, mode = resolved(cases()[name]), Standing("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)
@@ -75,6 +81,10 @@ def play(name: str, broken: str | None) -> None:
     task.local_state = lambda h: np.tile(stored, (h, 1))  # type: ignore[method-assign]
     task.arrays = arrays
     task.use("alone" if name.endswith("alone") else "unfold")
+    task.engine_by_example = lambda: task.engine  # type: ignore[method-assign]
+    if spec.max_grad_norm is not None:  # masks of dropout are of batches of one
+        example = task.examples.batch(np.zeros((1, 1), np.int64), None, torch.float32)[0][0]
+        getattr(task.engine, "many", task.engine).prepare(example, torch.float32)
     made_beforehand(task.engine, mode)
     with mode:
         task.data = DeviceExamples(task.examples, arrays)
@@ -82,16 +92,12 @@ def play(name: str, broken: str | None) -> None:
         break_on_purpose(run, broken)
         arrays.sent.clear()
         with Counter() as counted:
-            run.step(measured=True)
+            for _ in range(2):  # what is remembered is met in the second
+                run.step(measured=True)
             run.evaluate(np.arange(5))
         assert torch.as_tensor(run.state.x).device.type == "dev"
     gone = [shape for shape in [*counted.copied, *arrays.sent] if task.d in shape]
-    gone = gone[UPLOADS.get(spec.attack, 0) :]
     assert not gone, f"copied between devices: {gone}"
-
-
-UPLOADS = {"gaussian": 1, "mimic_heuristic": 1}
-"""Attacks whose noise, or one first direction, is drawn on the host: so many copies."""
 
 
 def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
@@ -112,10 +118,10 @@ def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
 
 
 class Calm(Standing):
-    """Standing where no distance is doubtful."""
+    """Standing where every model is finite and no distance is doubtful."""
 
     def read(self, x: torch.Tensor) -> Any:
-        return np.zeros_like(super().read(x))
+        return super().read(x) if x.dim() else np.zeros_like(super().read(x))
 
 
 def count(broken: str | None) -> None:
@@ -154,6 +160,62 @@ def count(broken: str | None) -> None:
             assert 0.5 * nbytes <= counted.peak <= 1.1 * nbytes, f"{name}: {counted.peak:,} bytes"
 
 
+class Still:
+    """A task whose gradients are the models: what is counted beside it is the exchange and the momentum step."""
+
+    def __init__(self, d: int) -> None:
+        self.d, self.layout = d, {"w": (d,)}
+
+    def initial(self) -> Any:
+        return np.zeros(self.d, np.float32)
+
+    def local_state(self, h: int) -> Any:
+        return np.zeros((h, 0), np.float32)
+
+    def gradient(self, x: Any, local: Any, ids: Any, t: int, k: int, out: Any = None) -> Any:
+        return out.copy_(x), local
+
+
+def cost(name: str) -> tuple[int, float]:
+    """Kernels of a round, and the most memory that a run of two has taken at once, beside the budget, in honest models.
+
+    30 honest nodes of 5,000 parameters that pull 9, and a budget as large as their models.
+    """
+    d, h = 5000, 30
+    spec = resolved({**({"rule": "mean"} if name.startswith("attack") else {}), **cases()[name]}, nodes=h + 2)
+    arrays = Calm("dev", budget=4 * h * d * (16 if spec.attack == "gaussian" else 1))  # else it is drawn in many pieces
+    with FakeTensorMode(allow_non_fake_inputs=False), Counter() as counted:
+        run = Simulation(spec, Still(d), arrays=arrays)  # type: ignore[arg-type]
+        run.advance()
+        before = counted.kernels
+        arrays.sent.clear()
+        run.advance()
+    gone = [shape for shape in [*counted.copied, *arrays.sent] if d in shape]
+    assert not gone, f"{name}: copied between devices: {gone}"
+    return counted.kernels - before, (counted.peak - arrays.budget) / (4 * h * d)
+
+
+def stated() -> dict[str, tuple[int, float]]:
+    """What docs/scale.md says of them."""
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z_+ -]+)` \| ([\d,]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    return {name: (int(kernels.replace(",", "")), float(models)) for name, kernels, models in rows}
+
+
+def counted(names: list[str]) -> int:
+    """How many of the cases cost another thing than docs/scale.md says: a tenth more or less in kernels, or more
+    memory."""
+    wrong, known = 0, stated()
+    for name in names:
+        kernels, models = cost(name)
+        print(f"| `{name}` | {kernels:,} | {models:.2f} |")
+        right, most = known.get(name, (0, 0.0))
+        if not 0.9 * right <= kernels <= 1.1 * right or models > max(1.1 * most, most + 0.1):
+            wrong += 1
+            print(f"{name} costs {kernels} kernels and {models:.2f} models, not {right} and {most}")
+    return wrong
+
+
 def break_on_purpose(run: Simulation, how: str | None) -> None:
     """Each of the ways in which something could leave the device."""
     rule, d = run.network.rule.rule, run.task.d
@@ -182,6 +244,9 @@ def broken() -> Iterator[str]:
 
 def main() -> int:
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or sorted(cases())
+    priced = [name for name in names if name.startswith(("rule", "attack", "memory", "asynchronous"))]
+    if "--costs" in sys.argv:
+        return counted(priced)
     failed = 0
     for name in names:
         try:
@@ -193,6 +258,7 @@ def main() -> int:
                 traceback.print_exc()
     print(f"{len(names) - failed} rounds stayed")
     count(None)
+    failed += counted(priced)
     missed = list(broken())
     print(f"not noticed: {', '.join(missed) or 'nothing'}")
     return 1 if failed or missed else 0

@@ -104,7 +104,9 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
         node = int(state["node"])
     else:
         z = state.get("direction")
-        z = stream(view.seed, "mimic").standard_normal(view.honest.shape[1]) if z is None else z
+        if z is None:
+            d = view.honest.shape[1]
+            z = view.kernels.standard_normal(stream(view.seed, "mimic"), d, view.kernels.sums(1, view.honest))
         z, along = view.kernels.oja_step(view.honest, view.kernels.array(z))
         node = int(np.argmax(along))
         state = {"rounds": rounds + 1, "node": node, "direction": z}

@@ -16,7 +16,7 @@ import numpy as np
 
 from rpel.attacks.view import View
 from rpel.backend.base import Backend
-from rpel.backend.moving import Moving, largest
+from rpel.backend.moving import Moving
 from rpel.randomness import draws
 from rpel.types import Floats, Integers, Models, Moves
 
@@ -44,9 +44,9 @@ class NextRound:
         v = len(z)
         n = len(self.table) - v
         self.table[n:] = z
-        if not np.may_share_memory(self.past, forged):
+        if not kernels.shares(self.past, forged):
             self.past[n : n + v] = forged
-        self.most[n : n + v] = largest(forged)
+        self.most[n : n + v] = kernels.largest(forged)
         own = np.repeat(n + np.arange(v), self.base.shape[1])
         moves = Moves(self.past, own, np.maximum(self.base, 0).ravel(), self.back.ravel(), self.most)
         number = np.arange(self.base.size).reshape(self.base.shape)
@@ -70,7 +70,7 @@ def next_round(view: View) -> NextRound | None:
     base = np.concatenate([view.peers, forged, np.where(kept >= 0, there + view.moves.base[number], -1)], axis=1)
     now = np.repeat(view.own[:, None], 2 * s, axis=1)
     back = np.concatenate([now, there + view.moves.back[number]], axis=1)
-    past, most = view.table, largest(view.table)
+    past, most = view.table, view.kernels.largest(view.table)
     if kept.shape[1]:
         past, most = view.kernels.empty(there + len(view.moves.past), past), np.append(most, view.moves.largest)
         past[:there], past[there:] = view.table, view.moves.past

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from rpel.types import Floats, Integers
+from rpel.types import Floats, Integers, Moves
 
 Operation = Literal["trimmed_mean", "median", "meamed"]
 OPERATIONS: tuple[Operation, ...] = ("trimmed_mean", "median", "meamed")
@@ -391,13 +391,13 @@ def sums(d: int, like: Floats) -> Floats:
     return np.zeros(d)
 
 
-def take(table: Floats, rows: Any) -> Floats:
-    """(k, d) copies of some rows, by numbers or marks.
+def take(table: Floats, rows: Any, out: Floats | None = None) -> Floats:
+    """(k, d) copies of some rows, by numbers or marks; with ``out``, by numbers alone.
 
     >>> take(np.array([[1.0], [2.0]]), np.array([1, 1, 0])).tolist()
     [[2.0], [2.0], [1.0]]
     """
-    return np.asarray(table[rows])
+    return np.asarray(table[rows]) if out is None else np.take(table, rows, axis=0, out=out, mode="clip")
 
 
 def put(x: Floats, rows: Any, values: Floats) -> None:
@@ -477,6 +477,11 @@ def normal(key: NDArray[np.uint64], round: int, mu: float, sigma: float, out: Fl
     return np.add(out, mu, out=out)
 
 
+def standard_normal(source: Generator, size: int, like: Floats) -> Floats:
+    """(size,) N(0, 1) from a generator of `rpel.randomness`, drawn in the precision of another array."""
+    return np.asarray(source.standard_normal(size, dtype=like.dtype.type))
+
+
 def beyond_range(table: Floats, index: Integers, rising: NDArray[np.bool_], share: Floats, out: Floats) -> Floats:
     """(h, d) per coordinate min − u(max − min) over a victim's rows where ``rising`` (d,), else max + u(max − min).
 
@@ -536,3 +541,36 @@ def top_direction(table: Floats, index: Integers, columns: Integers | None) -> F
     x /= np.maximum(np.abs(x).max(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
     x -= x.mean(axis=1, keepdims=True)
     return np.asarray(np.linalg.eigh(x @ x.transpose(0, 2, 1))[1][:, :, -1] ** 2)  # of the Gram matrix
+
+
+# --- remembered rows (`moving`) ---
+
+
+def shares(x: Floats, other: Any) -> bool:
+    """Whether the other one may lie in the memory of x."""
+    return np.may_share_memory(x, other)
+
+
+def largest(table: Floats) -> Floats:
+    """(n,) the largest absolute value of each row, ∞ where one is not finite, on the host.
+
+    >>> largest(np.array([[1.0, -3.0], [0.0, np.nan]], np.float32))
+    array([ 3., inf])
+    """
+    most = np.abs(table).max(axis=1, initial=0.0).astype(np.float64)
+    return np.where(np.isfinite(most), most, np.inf)
+
+
+def gathered(moves: Moves, table: Floats, rows: Integers, out: Floats) -> Floats:
+    """(r, d) the rows of these numbers, those of the table and, behind them, moved ones, into ``out``.
+
+    >>> past, table = np.array([[1.0], [4.0]], np.float32), np.array([[9.0]], np.float32)
+    >>> at = Moves(past, np.array([0]), np.array([0]), np.array([1]), np.zeros(1))
+    >>> gathered(at, table, np.array([1, 0]), np.empty((2, 1), np.float32)).tolist()
+    [[6.0], [9.0]]
+    """
+    r, still = np.maximum(rows - len(table), 0), rows < len(table)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[:] = moves.past[moves.base[r]] + (table[moves.own[r]] - moves.past[moves.back[r]])
+    out[still] = table[rows[still]]
+    return out

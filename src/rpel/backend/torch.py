@@ -27,7 +27,7 @@ from torch import Tensor
 from rpel.backend import plain
 from rpel.backend.one_thread import share
 from rpel.backend.ordering import operate
-from rpel.backend.philox import philox, shifted
+from rpel.backend.philox import Normals, philox, shifted
 from rpel.backend.plain import Operation, check_operation
 from rpel.types import Integers
 
@@ -35,6 +35,7 @@ log = logging.getLogger("rpel")
 BUDGET, CACHED = 256 << 20, 4 << 20
 """Bytes of temporaries at once: on an accelerator, and for each thread in main memory."""
 _SPANS = 8  # parts of the columns that are summed by themselves
+_DRAWING = 100  # bytes of temporaries for each normal number that is drawn
 _CANCELLED = 1e-3  # of two rows' squared lengths: a distance below it has lost too many digits
 
 
@@ -103,7 +104,7 @@ class Torch:
         return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
     def crossed(self, who: str, nbytes: int) -> None:
-        """Somebody's code works on NumPy's arrays: said once, counted always."""
+        """Something works on NumPy's arrays: said once, counted always."""
         if who not in self.crossings.calls:
             log.warning("%s works on NumPy arrays: what it takes and gives goes through the host", who)
         self.crossings.add(who, nbytes)
@@ -144,10 +145,15 @@ class Torch:
     def copy(self, x: Any) -> Any:
         return x.clone()
 
-    def take(self, table: Any, rows: Any) -> Any:
-        return table.index_select(0, self._numbers(rows))
+    def take(self, table: Any, rows: Any, out: Any = None) -> Any:
+        if isinstance(table, np.ndarray):  # counts and the like stay on the host
+            return plain.take(table, rows, out)
+        return torch.index_select(table, 0, self._numbers(rows), out=out)
 
     def put(self, x: Any, rows: Any, values: Any) -> None:
+        if isinstance(x, np.ndarray):
+            x[rows] = values
+            return
         x.index_copy_(0, self._numbers(rows), self.array(values).to(x.dtype))
 
     def _numbers(self, rows: Any) -> Tensor:
@@ -195,6 +201,11 @@ class Torch:
     # --- distances ---
 
     def finite_rows(self, table: Any) -> Any:
+        lowest, highest = self._ends(table)
+        return self.read(torch.isfinite(lowest) & torch.isfinite(highest))
+
+    def _ends(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) the least and the greatest number of each row; NaN where there is one."""
         lowest, highest = table.new_zeros((2, len(table)))
 
         def work(rows: slice, _: slice) -> None:
@@ -202,7 +213,7 @@ class Torch:
 
         if table.numel():
             self._over(work, len(table), 1, self._cached(table.shape[1] * table.dtype.itemsize))
-        return self.read(torch.isfinite(lowest) & torch.isfinite(highest))
+        return lowest, highest
 
     def squared_distances(self, table: Any, index: Any) -> Any:
         return self.read(self._squared(table, np.asarray(index)))
@@ -286,14 +297,14 @@ class Torch:
             return np.zeros((h, m))
         present = rows.clamp(min=0)
         points = None if origin is None else self.array(origin)
-        if points is not None and not points.is_floating_point():
-            points = table.index_select(0, points.long())
 
         def moved(victims: slice, columns: slice) -> Tensor:
             x = self._gathered(table, present[victims], columns).to(self.wide, copy=True)
-            if points is not None:
-                x -= points[victims, None, columns] if points.ndim == 2 else points[columns]
-            return x
+            if points is None:
+                return x
+            if not points.is_floating_point():  # rows of the table, of which there is no copy
+                return x.sub_(self._gathered(table, points[victims, None].long(), columns))
+            return x.sub_(points[victims, None, columns] if points.ndim == 2 else points[columns])
 
         return self.read(self._summed(h, table, moved, m).masked_fill_(rows < 0, 0.0))
 
@@ -468,11 +479,37 @@ class Torch:
         return (shifted(words.reshape(-1)[:size], 11)).to(self.wide).mul_(2.0**-53)
 
     def normal(self, key: Any, round: int, mu: float, sigma: float, out: Any) -> Any:
-        """The noise is drawn on the host, where the stream is, and sent: what d numbers cross the bus for."""
+        if self._draws:
+            return self._drawn(key, (0, 0, round), out).mul_(sigma).add_(mu)
         drawn = plain.normal(key, round, mu, sigma, np.empty(tuple(out.shape), np.float32))
-        self.crossings.add("attack gaussian: noise drawn on the host", drawn.nbytes)
-        out[:] = self.array(drawn)
+        out[:] = self._sent("attack gaussian", drawn)
         return out
+
+    def standard_normal(self, source: Any, size: int, like: Any) -> Any:
+        state = source.bit_generator.state
+        if self._draws and "key" in state["state"] and state["buffer_pos"] == 4 and not state["state"]["counter"][0]:
+            counter = tuple(int(word) for word in state["state"]["counter"][1:])
+            return self._drawn(state["state"]["key"], counter, like.new_empty(size))
+        narrow = like.dtype == torch.float32
+        return self._sent("noise", source.standard_normal(size, dtype=np.float32 if narrow else np.float64))
+
+    @property
+    def _draws(self) -> bool:
+        """Whether normal numbers are drawn where the models are: in main memory NumPy is there, mps has no float64."""
+        return not self.main and self.wide == torch.float64
+
+    def _drawn(self, key: Any, counter: Any, out: Tensor) -> Tensor:
+        """Normal numbers into ``out``, row after row, from a fresh generator with this key and counter."""
+        source, flat = Normals(key, counter, out.dtype, self.device, self.lend), out.view(-1)
+        for some in self._pieces(len(flat), _DRAWING):
+            flat[some] = source.next(some.stop - some.start)
+        return out
+
+    def _sent(self, what: str, drawn: NDArray[Any]) -> Any:
+        """What was drawn on the host, where the models are."""
+        if not self.main:
+            self.crossed(what, drawn.nbytes)
+        return self.array(drawn)
 
     def beyond_range(self, table: Any, index: Any, rising: Any, share: Any, out: Any) -> Any:
         rows = self.lend(index)
@@ -518,6 +555,27 @@ class Torch:
             x -= x.mean(dim=1, keepdim=True)
             found.append(torch.linalg.eigh(x @ x.transpose(1, 2))[1][:, :, -1].square())
         return np.asarray(self.read(torch.cat(found)), np.float64)
+
+    # --- remembered rows ---
+
+    def shares(self, x: Any, other: Any) -> bool:
+        return isinstance(other, Tensor) and x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+    def largest(self, table: Any) -> Any:
+        lowest, highest = self._ends(table)
+        most = np.asarray(self.read(torch.maximum(-lowest, highest)), np.float64)
+        return np.where(np.isfinite(most), most, np.inf)
+
+    def gathered(self, moves: Any, table: Any, rows: Any, out: Any) -> Any:
+        n, each = len(table), table.shape[1] * table.dtype.itemsize
+        still, moved = np.flatnonzero(rows < n), np.flatnonzero(rows >= n)
+        for some in self._pieces(len(still), each):
+            self.put(out, still[some], self.take(table, rows[still[some]]))
+        for some in self._pieces(len(moved), 2 * each):
+            r = rows[moved[some]] - n
+            found = self.take(table, moves.own[r]).sub_(self.take(moves.past, moves.back[r]))
+            self.put(out, moved[some], found.add_(self.take(moves.past, moves.base[r])))
+        return out
 
 
 def local_device(device: str, local_rank: int) -> str:
@@ -581,15 +639,15 @@ def _weights(mix: Tensor, m: int, kind: torch.dtype) -> tuple[Tensor, int]:
 
 
 def through(name: str, x: Tensor, out: Tensor, block: int) -> None:
-    """decode(encode(x)) of a model (d,) into ``out``, which may be x; NaN everywhere if the code cannot say it."""
-    narrow = x.to(torch.float32)
+    """decode(encode(x)) of models (n, d) into ``out``, which may be x; NaN all along if the code cannot say one."""
+    narrow, (n, d) = x.to(torch.float32), x.shape
     if name == "bfloat16":
         found = narrow.to(torch.bfloat16).to(torch.float32)
     else:
-        padded = torch.nn.functional.pad(narrow, (0, -len(narrow) % block)).view(-1, block)
-        scale = padded.abs().amax(dim=1, keepdim=True) / 127
+        padded = torch.nn.functional.pad(narrow, (0, -d % block)).view(n, -1, block)
+        scale = padded.abs().amax(dim=2, keepdim=True) / 127
         scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
         codes = torch.round(padded / torch.where(scale == 0, 1.0, scale)) + 0.0  # no negative zero
-        found = torch.where(scale == 0, 0.0, codes * scale).reshape(-1)[: len(narrow)]
-    good = torch.isfinite(found).all() & torch.isfinite(narrow).all()
+        found = torch.where(scale == 0, 0.0, codes * scale).view(n, -1)[:, :d]
+    good = (torch.isfinite(found) & torch.isfinite(narrow)).all(dim=1, keepdim=True)
     out[:] = torch.where(good, found, torch.nan)

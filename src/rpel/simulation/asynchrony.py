@@ -76,8 +76,9 @@ class AsynchronousRounds:
         self.before = np.zeros(self.h, np.int64)
         self.finite = np.ones(self.h, bool)
         self.scratch: dict[str, Models] = {}
+        self.backend = self.network.backend
         needs = "before" in self.network.attack.needs
-        self.known = np.empty((self.h, self.table.shape[1]), self.table.dtype) if needs else None
+        self.known = self.backend.empty(self.h, self.table) if needs else None
 
     @property
     def _alone(self) -> bool:
@@ -101,8 +102,8 @@ class AsynchronousRounds:
         """One unit of virtual time."""
         t, attack = state.round + 1, {k: v for k, v in state.network.items() if not k.startswith("versions.")}
         for key, held in (("versions.half", self.table[: self.h]), ("versions.known", self.known)):
-            if held is not None and not np.may_share_memory(held, state.network[key]):
-                held[:] = state.network[key]
+            if held is not None and not self.backend.shares(held, state.network[key]):
+                held[:] = self.backend.array(state.network[key])
                 self.finite = self._finite(self.table[: self.h])
         self.published = self.schedule.published_by(t - 1)
         count = self.mine.stop - self.mine.start
@@ -129,7 +130,7 @@ class AsynchronousRounds:
         if not len(rows):
             return
         if keep:
-            np.take(self.table[:h], rows, axis=0, out=self.table[h : h + len(rows)], mode="clip")
+            self.backend.take(self.table[:h], rows, out=self.table[h : h + len(rows)])
             self.replaced = self.finite[rows]
         self.before[rows] = self.published[rows]
         mine = (rows >= self.mine.start) & (rows < self.mine.stop)
@@ -138,25 +139,27 @@ class AsynchronousRounds:
             for label, at in self._alike(labels, own, state.local):
                 self.finite[own[at]] = self._finite(self._phase(own[at], int(label), state, self.table))
         else:
-            made = np.empty((len(own), self.table.shape[1]), self.table.dtype)
+            made = self.backend.empty(len(own), self.table)
             for label, at in self._alike(labels, own - self.mine.start, state.local):
                 self._phase(own[at], int(label), state, made, at)
             edges = [int(np.searchsorted(rows, shard.start)) for shard in self.shards] + [len(rows)]
             parts = [slice(a, max(a, b)) for a, b in pairwise(edges)]
             everyone = self.workers.rows(made, parts)
-            self.table[rows], self.finite[rows] = everyone, self._finite(everyone)
+            self.backend.put(self.table, rows, everyone)
+            self.finite[rows] = self._finite(everyone)
         self.published[rows] = acting.published
 
     def _finite(self, table: Models) -> NDArray[np.bool_]:
         """(n,) which rows hold nothing but finite numbers: looked at when they are published, not at each read."""
-        return np.asarray(self.network.backend.finite_rows(table))
+        return np.asarray(self.backend.finite_rows(table))
 
-    def _some(self, name: str, array: NDArray[Any], rows: Integers, fill: bool = True) -> NDArray[Any]:
+    def _some(self, name: str, array: Models, rows: Integers, fill: bool = True) -> Models:
         """Some rows of an array, in memory that is used again: new memory would be cleared page by page each time."""
         room = self.scratch.get(name)
         if room is None or len(room) < len(rows):
-            room = self.scratch[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
-        return np.take(array, rows, axis=0, out=room[: len(rows)], mode="clip") if fill else room[: len(rows)]
+            room = self.scratch[name] = self.backend.take(array, rows)
+            return room
+        return self.backend.take(array, rows, out=room[: len(rows)]) if fill else room[: len(rows)]
 
     def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
         """Nodes that step together: of one coordinate, and with equally many steps behind them where that counts."""
@@ -168,15 +171,16 @@ class AsynchronousRounds:
         """One cohort's local steps, also put into out[at] (out[rows] if left out)."""
         some = rows - self.mine.start
         if self.known is not None:
-            self.known[rows] = state.x[some]
+            self.backend.put(self.known, rows, self.backend.take(state.x, some))
         if len(some) == len(state.x) and at is None:  # everybody at once: nothing is copied
-            return np.asarray(self.local(state.x, state.local, rows, label, out=out[: self.h])[0])
+            half: Models = self.local(state.x, state.local, rows, label, out=out[: self.h])[0]
+            return half
         x, part = self._some("x", state.x, some), {k: self._some(f"local.{k}", a, some) for k, a in state.local.items()}
-        half = self._some("half", x, some, fill=False)
+        half = self._some("half", state.x, some, fill=False)
         self.local(x, part, rows, label, out=half)
-        out[rows if at is None else at] = half
+        self.backend.put(out, rows if at is None else at, half)
         for key, array in part.items():
-            state.local[key][some] = array
+            self.backend.put(state.local[key], some, array)
         return half
 
     # --- reads ---
@@ -200,11 +204,11 @@ class AsynchronousRounds:
             half, room = self._some("half", self.table, own), self._some("z", self.table, own, fill=False)
             z, done = self.rule(half, replace(received, finite=looked), own, int(label), out=room)
             if self.outer is not None:
-                part = {key: array[some] for key, array in state.outer.items()}
+                part = {key: self.backend.take(array, some) for key, array in state.outer.items()}
                 z, part = self.outer(self._some("x", state.x, some), z, part, done)
                 for key, array in part.items():
-                    state.outer[key][some] = array
-            state.x[some] = z
+                    self.backend.put(state.outer[key], some, array)
+            self.backend.put(state.x, some, z)
             found.append((some, np.asarray(received.met), done.degraded))
         return found, attack
 
@@ -212,7 +216,8 @@ class AsynchronousRounds:
         """The models before the local phases of everybody, for attacks that look at them."""
         if self.known is None or self.workers.size == 1:
             return self.known
-        return np.asarray(self.workers.rows(np.ascontiguousarray(self.known[self.mine]), self.shards))
+        known: Models = self.workers.rows(self.known[self.mine], self.shards)
+        return known
 
     def _answers(
         self, rows: Integers, moment: Integers, mine: NDArray[np.bool_], label: int, replaced: Integers,

@@ -79,12 +79,14 @@ def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
     """How many rows of a model's size a worker holds that has ``own`` nodes and a table of so many rows.
 
     Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the table, once
-    more as it was coded, and once for each round remembered.
+    more as it was coded, and once for each round remembered; what an attack that searches compares.
     """
-    coded = spec.wire != "float32"
+    coded, behind = spec.wire != "float32", table - own
     each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
+    each += 4 * spec.asynchronous  # those who act together are copied: models, momenta, half-steps, aggregates
     remembered_rounds = spec.memory if spec.memory > 1 else 0
-    return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older
+    searched = 4 * behind * spec.adversary.searches  # honest means, aggregates, what was best
+    return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older + searched
 
 
 class Simulation:
@@ -129,7 +131,7 @@ class Simulation:
         self.table = whole[air:]
         half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
-        self.gradients, self.budget = private(spec, task, sizes)
+        self.gradients, self.budget = private(spec, task, sizes, self.backend)
         if self.budget is not None and change is not None:
             raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
         local = self._local(self.gradients, optimizer, space)
@@ -407,7 +409,7 @@ class Simulation:
     def models(self) -> Models:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
         own = self.state.x if self._chosen is None else self._chosen[0]
-        whole = self.table[: self.nodes] if self.windows is None else np.empty((self.nodes, own.shape[1]), own.dtype)
+        whole = self.table[: self.nodes] if self.windows is None else self.backend.empty(self.nodes, own)
         return self._of_honest(self.backend.host(self._collected(own, whole)))
 
     def local_states(self) -> Models:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel.backend.moving import largest
+from rpel.backend.base import Backend
 from rpel.randomness import draws, sample_others, sample_without_replacement
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, Window, to_the_front, victim_by_victim
 from rpel.topology import Unweighted
@@ -47,28 +47,33 @@ class Shelf:
     where models travel in a code. Row i of round u is row i·c + u mod c: the round that is put there is not one of the
     c − 1 before it, which line 9 is still to read."""
 
-    def __init__(self, half: int, forged: int, own: int, rounds: int, like: Models) -> None:
-        self.rounds = rounds
-        self.past = np.zeros((half + forged + own, rounds, like.shape[-1]), like.dtype)
-        self.most = np.zeros((half + forged + own, rounds))
-        self.parts = {"half": slice(0, half), "forged": slice(half, half + forged), "own": slice(half + forged, None)}
+    def __init__(self, half: int, forged: int, own: int, rounds: int, like: Models, backend: Backend) -> None:
+        self.rounds, self.backend, rows = rounds, backend, half + forged + own
+        self.past = backend.zeros(rows * rounds, like.shape[-1], like)
+        self.most = np.zeros(rows * rounds)
+        self.parts = {"half": slice(0, half), "forged": slice(half, half + forged), "own": slice(half + forged, rows)}
 
-    def put(self, part: str, slot: int, rows: Integers | slice, values: Models, most: Floats) -> None:
-        """Keep these rows of a round, of which the largest absolute values are known."""
-        self.past[self.parts[part]][rows, slot] = values
-        self.most[self.parts[part]][rows, slot] = most
+    def put(self, part: str, slot: int, rows: Integers | None, values: Models, most: Floats) -> None:
+        """Keep these rows of a round (None: all), of which the largest absolute values are known."""
+        place = self.parts[part]
+        numbers = (np.arange(place.start, place.stop) if rows is None else place.start + rows) * self.rounds + slot
+        self.backend.put(self.past, numbers, values)
+        self.most[numbers] = most
+
+    def kept(self, part: str) -> Models:
+        """(rows, rounds, d) of a part, as a checkpoint has it."""
+        held = self.past[self._rows(part)]
+        return held.reshape(len(held) // self.rounds, self.rounds, held.shape[1])
 
     def restore(self, part: str, values: Models) -> None:
         """Take over what a checkpoint held, unless it is here already."""
-        held = self.past[self.parts[part]]
-        if not np.may_share_memory(held, values):
-            held[:] = values
-            flat = np.ascontiguousarray(held).reshape(-1, held.shape[2])
-            self.most[self.parts[part]] = largest(flat).reshape(held.shape[:2])
+        rows = self._rows(part)
+        if not self.backend.shares(self.past, values):
+            self.past[rows] = self.backend.array(values).reshape(-1, self.past.shape[1])
+            self.most[rows] = self.backend.largest(self.past[rows])
 
-    def flat(self) -> tuple[Models, Floats]:
-        """Everything as rows, and the largest absolute value of each."""
-        return self.past.reshape(-1, self.past.shape[2]), self.most.reshape(-1)
+    def _rows(self, part: str) -> slice:
+        return slice(self.parts[part].start * self.rounds, self.parts[part].stop * self.rounds)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class RememberingNetwork:
         plain, h = self.plain, self.plain.models
         mine = len(np.arange(h)[plain.mine])
         coded = mine if isinstance(self.network, CodedNetwork) else 0
-        object.__setattr__(self, "shelf", Shelf(h, mine if self._alone else h, coded, self.memory, plain.table[:1]))
+        shelf = Shelf(h, mine if self._alone else h, coded, self.memory, plain.table[:1], plain.backend)
+        object.__setattr__(self, "shelf", shelf)
 
     @property
     def plain(self) -> SimulatedNetwork:
@@ -115,7 +121,7 @@ class RememberingNetwork:
                     self.shelf.restore(part, state[key])
         network = self._of_round(t, asked, codes, nodes)
         received, attack = network(half, attack, nodes, t, before)
-        most = largest(received.table)
+        most = self.plain.backend.largest(received.table)
         whole = self._windows(received, codes, t, state, most)
         return whole, attack | self._kept(received, asked, codes, nodes, t, state, most)
 
@@ -156,7 +162,6 @@ class RememberingNetwork:
     def _moved(self, codes: Integers, own: Integers, t: int) -> tuple[Integers, Moves]:
         """(c, (c − 1)·s) the numbers of the remembered answers, −1 absent, and how each is made; own: the rows of the
         table that hold the nodes' own half-steps."""
-        past, most = self.shelf.flat()
         c, h = self.memory, self.plain.models
         first = self.plain.mine.start if self._alone else 0
         rows = np.where(codes >= 0, codes, h + (-2 - codes) - first)
@@ -169,7 +174,7 @@ class RememberingNetwork:
         back = held[:, None] * c + slots
         number = np.where(codes == _ABSENT, -1, np.arange(codes.size).reshape(codes.shape))
         owns = np.repeat(own, codes.shape[1])
-        return number, Moves(past, owns, base.ravel(), back.ravel(), most)
+        return number, Moves(self.shelf.past, owns, base.ravel(), back.ravel(), self.shelf.most)
 
     def _kept(
         self, received: Received, asked: Integers, codes: Integers, nodes: Integers, t: int, state: Arrays, most: Floats
@@ -183,10 +188,10 @@ class RememberingNetwork:
         victims = who[met] if forging else who[:0]
         first = plain.mine.start if self._alone else 0
         behind, own = slice(h, h + len(victims)), received.index[:, 0]
-        self.shelf.put("half", slot, slice(None), table[:h], most[:h])
+        self.shelf.put("half", slot, None, table[:h], most[:h])
         self.shelf.put("forged", slot, victims - first, table[behind], most[behind])
         if isinstance(self.network, CodedNetwork):
-            self.shelf.put("own", slot, slice(None), table[own], most[own])
+            self.shelf.put("own", slot, None, plain.backend.take(table, own), most[own])
         rows = received.index[:, 1:]
         forged = np.append(victims, 0)[np.clip(rows - h, 0, len(victims))]
         new = np.where(rows < h, rows, -2 - forged)
@@ -198,7 +203,7 @@ class RememberingNetwork:
         else:
             new = np.concatenate([new, codes[:, : (gaps - 1) * s]], axis=1)
             known = np.concatenate([asked, before[:, : (gaps - 1) * s]], axis=1)
-        held = {self._key(part): self.shelf.past[place] for part, place in self.shelf.parts.items()}
+        held = {self._key(part): self.shelf.kept(part) for part in self.shelf.parts}
         return {"memory.asked": known, "rows.answers": new, **{k: v for k, v in held.items() if len(v)}}
 
     def _key(self, part: str) -> str:

@@ -143,14 +143,6 @@ def _backend(spec: Spec) -> str:
     name = str(spec.backend) if spec.backend != "auto" else "numba" if spec.device == "cpu" else "torch"
     if name != "torch" and spec.device != "cpu":
         raise ValueError(f"backend {name!r} computes on the cpu: device {spec.device!r} goes with backend 'torch'")
-    if name == "torch" and spec.asynchronous:
-        raise ValueError("asynchronous rounds go with backend 'numba', not 'torch'")
-    if name == "torch" and spec.memory > 1:
-        raise ValueError(f"memory {spec.memory} goes with backend 'numba', not {name!r}")
-    if name == "torch" and spec.precision != "float32":
-        raise ValueError(f"precision {spec.precision!r} goes with backend 'numba' on the cpu, not 'torch'")
-    if name == "torch" and (spec.max_grad_norm is not None or spec.sampling == "poisson"):
-        raise ValueError("gradients of single examples, for privacy, go with backend 'numba' on the cpu, not 'torch'")
     return name
 
 
@@ -277,7 +269,6 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
         (spec.max_grad_norm is not None, "max_grad_norm: fast nodes would spend more privacy than is counted"),
         (spec.roaming, "roaming: there is no round at whose end identities could change"),
         (spec.consistent, "consistent: who asks at another moment is answered from other models"),
-        (spec.device != "cpu", f"device {spec.device}: the nearest is device cpu"),
         ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
     ):
         if other:
@@ -295,7 +286,6 @@ def _check_memory(spec: Spec, attack: Attack) -> None:
     for other, why in (
         (spec.method != "rpel", f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel"),
         (spec.roaming, "roaming: windows follow the planned law only while the hostile nodes stay the same"),
-        (spec.device != "cpu", f"device {spec.device}: the nearest is device cpu"),
     ):
         if other:
             raise ValueError(f"memory {spec.memory} does not go with {why}")

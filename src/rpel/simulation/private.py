@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rpel import privacy
+from rpel.backend.base import Backend
 from rpel.learning import Gradients
 from rpel.privacy import Budget
 from rpel.simulation.methods import ResolvedSpec
@@ -26,11 +27,11 @@ def is_private(spec: ResolvedSpec) -> bool:
 
 
 def private(
-    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None
+    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None, arrays: Backend | None = None
 ) -> tuple[Gradients, Budget | None]:
     """The gradients of a run, and its budget where there is noise; the task's own and None without such fields.
 
-    sizes: see :class:`PrivateGradients`.
+    sizes, arrays: see :class:`PrivateGradients`.
     """
     _check(spec)
     if spec.max_grad_norm is None and spec.sampling != "poisson":
@@ -38,7 +39,7 @@ def private(
     if not isinstance(task, Classification):
         raise ValueError("clipped gradients and Poisson batches need a task with examples")
     norm = math.inf if spec.max_grad_norm is None else spec.max_grad_norm
-    plain = PrivateGradients(task, norm, sizes=sizes)
+    plain = PrivateGradients(task, norm, sizes=sizes, arrays=arrays)
     counts = [plain.sizes.get(node, len(own)) for node, own in task.examples.held.items()]
     rates = np.array([_rate(spec, count) for count in counts])
     if spec.target_delta is None:
@@ -52,7 +53,7 @@ def private(
         noise = privacy.noise_for(spec.target_epsilon, float(rates.max()), steps, spec.target_delta)
     budget = Budget(noise, norm, spec.target_delta, rates, spec.local_steps, spec.rounds, spec.target_epsilon)
     budget.check(1)
-    return PrivateGradients(task, norm, noise, sizes=sizes), budget
+    return PrivateGradients(task, norm, noise, sizes=sizes, arrays=arrays), budget
 
 
 def _rate(spec: ResolvedSpec, examples: int) -> float:

@@ -10,8 +10,9 @@ Invariants:
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,6 +112,15 @@ def _parts(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def in_brief(run: Callable[[], Any], device: str, brief: bool, cached: bool = True) -> Any:
+    """What run() gives; brief: through torch's autocast to bfloat16, and as float32 again."""
+    if not brief:
+        return run()
+    with torch.autocast(device, torch.bfloat16, cache_enabled=cached):
+        output = run()
+    return trees.mapped(_widened, output) if type(output) in (Tensor, tuple, dict) else output
+
+
 def _widened(value: Any) -> Any:
     """float32 of bfloat16; everything else as it is."""
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
@@ -145,10 +155,8 @@ class AutogradEngine(Engine):
         for i in range(len(x)):
             own.load(x[i], local[i], train)
             with self._seeded(own, seeds[i] if train and self.noisy else 0):
-                with torch.autocast(self.device.type, torch.bfloat16) if self.brief and train else nullcontext():
-                    output = own.run(trees.mapped(lambda value, i=i: value[i], inputs))
-                if self.brief and type(output) in (Tensor, tuple, dict):
-                    output = trees.mapped(_widened, output)
+                mine = trees.mapped(lambda value, i=i: value[i], inputs)
+                output = in_brief(partial(own.run, mine), self.device.type, self.brief and train)
                 loss = self.loss(output, trees.mapped(lambda value, i=i: value[i].to(self.device), labels))
             own.store_gradient(loss, out[i])
             if train:

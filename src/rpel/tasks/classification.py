@@ -126,6 +126,10 @@ class Classification:
             return plain
         return many
 
+    def batch(self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any) -> tuple[Any, Any]:
+        """Inputs and targets of training rows, as nodes ids see them, where the models are: see `batches`."""
+        return self.examples.batch(rows, ids, dtype, *varied)
+
     def _probe(self) -> tuple[Any, Any]:
         """The first and the last training example, and their targets."""
         rows = np.array([[0, self.examples.dataset.size - 1]])

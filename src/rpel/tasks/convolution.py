@@ -139,7 +139,7 @@ class ConvolutionEngine(Engine):
             self._backward(scratch, self._inner_order(delta), inputs.shape[1], out[i].numpy())
 
     def clipped(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Tensor, norm: float,
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any, norm: float,
         out: Tensor,
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
@@ -148,7 +148,7 @@ class ConvolutionEngine(Engine):
         of the convolutions it is, one image at a time.
         """
         for i in range(len(x)):
-            there = present[i].nonzero()[:, 0]
+            there = torch.from_numpy(np.flatnonzero(np.asarray(present)[i]))
             if not len(there):
                 out[i].zero_()
                 continue

@@ -24,9 +24,10 @@ from rpel.backend.torch import Torch
 from rpel.data import trees
 from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
 from rpel.tasks.batches import Examples
+from rpel.tasks.checks import check_bfloat16
 from rpel.tasks.classification import Classification
 from rpel.tasks.dropout import altered, with_dropout
-from rpel.tasks.task import Engine
+from rpel.tasks.task import Engine, Own
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Integers
 
@@ -84,6 +85,13 @@ def with_unfolding(module: nn.Module) -> nn.Module:
     return module
 
 
+def _normalise_in_float(module: nn.Module) -> None:
+    """Let layers that normalise take float32 where the others make bfloat16: `vmap` knows no mixture there."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)):
+            layer.register_forward_pre_hook(lambda layer, given: (given[0].float(), *given[1:]))
+
+
 class ManyAtOnce(VmapEngine):
     """Gradients and outputs of many nodes on a device; unfold: with convolutions as matrix products."""
 
@@ -98,9 +106,14 @@ class ManyAtOnce(VmapEngine):
             self.own.masks = []
             copied = copy.deepcopy(self.module)
             copied = with_unfolding(copied) if self.unfold else copied
+            if self.brief:
+                _normalise_in_float(copied)
             self.own.module = with_dropout(copied, lambda p: self._layer(p, self.own.masks))
         self.own.module.train(train)
         return self.own.module, self.own.masks
+
+    def lent(self, numbers: Integers) -> Tensor:
+        return self.arrays.lend(numbers)
 
     def prepare(self, example: Any, dtype: torch.dtype) -> None:
         """Find out where dropout is applied, on inputs (B, …) of the host like these."""
@@ -140,6 +153,9 @@ class NodeByNode(AutogradEngine):
                     super().gradient(x[one], local[one], mine, theirs, noise, out[one], train)
         self.lane = 0
 
+    def lent(self, numbers: Integers) -> Tensor:
+        return self.many.lent(numbers)
+
     def _copy(self, dtype: torch.dtype) -> Copy:
         key = (self.lane, dtype)
         if key not in self.copies:
@@ -176,7 +192,10 @@ class DeviceTask(Classification):
     """
 
     def __init__(self, arrays: Torch, *given: Any, **named: Any) -> None:
+        self.brief = named.pop("precision", "float32") == "bfloat16"
         super().__init__(*given, **named, fast=False)  # what does not fit together is refused there, on the host
+        if self.brief and arrays.main:
+            check_bfloat16()
         self.arrays, self.plain = arrays, cast(AutogradEngine, self.engine)
         self.data = DeviceExamples(self.examples, arrays)
         self.use(self._steps())
@@ -186,8 +205,7 @@ class DeviceTask(Classification):
         kernels = [layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)]
         if self.d > _LARGEST or (kernels and self.arrays.main):
             return "alone"  # in main memory convolutions of one node are faster than matrix products of many
-        many = self._many(self.plain)
-        if many is None or not many.agrees(self.plain, *self._probe()):
+        if self._together() is None:
             return "alone"
         small = all(max(layer.kernel_size) <= _SMALL_KERNEL and UnfoldedConvolution.takes(layer) for layer in kernels)
         return "unfold" if small else "grouped"
@@ -200,16 +218,35 @@ class DeviceTask(Classification):
         each = 4 * (2 * values * self.batch_size + 4 * self.d)
         self.chunk = 1 if alone else max(1, min(_MOST, budget // each))
         self.step_bytes = each * (_LANES if alone and not self.arrays.main else self.chunk)
-        if alone:
-            self.engine = self.plain if self.arrays.main else NodeByNode(self.plain, self.arrays)
-        else:
+        if not alone:
             self.engine = ManyAtOnce(self.plain, self.arrays, steps == "unfold")
+        elif self.arrays.main:
+            self.engine = copy.copy(self.plain)
+            self.engine.own = Own()  # copies of the network that are laid out for this precision
+        else:
+            self.engine = NodeByNode(self.plain, self.arrays)
+        self.engine.brief = self.brief
         self.scored = 1 if alone else max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
         many = self.engine.many if isinstance(self.engine, NodeByNode) else self.engine
         if isinstance(many, ManyAtOnce) and self.data.here:
             rows = np.zeros((1, self.batch_size), np.int64)
             batch = self.examples.batch(rows, None, torch.float32)[0]
             many.prepare(trees.mapped(lambda value: value[0], batch), torch.float32)
+
+    def engine_by_example(self) -> Engine:
+        """The engine whose gradients of single examples are fastest, all of one node's at once where that can be."""
+        if not isinstance(self.engine, ManyAtOnce) and self._together() is not None:
+            return ManyAtOnce(self.plain, self.arrays, unfold=False)
+        return self.engine
+
+    def _together(self) -> VmapEngine | None:
+        """The engine for many at once, where it does what autograd does; None where not."""
+        many = self._many(self.plain)
+        return many if many is not None and many.agrees(self.plain, *self._probe()) else None
+
+    def batch(self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any) -> tuple[Any, Any]:
+        """As everywhere, on the device."""
+        return self.data.batch(rows, ids, dtype, *varied)
 
     @property
     def unit(self) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rpel.backend.cache import compiled
 from rpel.tasks.dropout import altered
-from rpel.tasks.task import Engine, shortened
+from rpel.tasks.task import Engine, shortened, tensor
 from rpel.types import Floats, Integers
 
 _SCRATCH = 1 << 20  # bytes that are worth having in the cache at once
@@ -175,7 +175,7 @@ class LinearEngine(Engine):
                 delta *= entered > 0
 
     def clipped(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Tensor, norm: float,
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any, norm: float,
         out: Tensor,
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
@@ -193,7 +193,7 @@ class LinearEngine(Engine):
             squared += of_layer * (1 + entered.square().sum(dim=1, dtype=torch.float64))
             if position:
                 deltas.append(torch.bmm(_weight(x, self.linears[position]).mT, deltas[-1]) * (entered > 0))
-        factors = torch.where(present, shortened(squared.sqrt(), norm), 0.0)[:, None].to(x.dtype)
+        factors = torch.where(tensor(present), shortened(squared.sqrt(), norm), 0.0)[:, None].to(x.dtype)
         for layer, entered, delta in zip(self.linears, values, reversed(deltas), strict=True):
             part = torch.where(factors > 0, delta * factors, 0.0)
             _weight(out, layer).copy_(torch.bmm(part, torch.where(factors > 0, entered, 0.0).mT))

@@ -22,6 +22,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import nn
 
+from rpel.backend.base import Backend, backend
 from rpel.randomness import stream
 from rpel.tasks.classification import Classification
 from rpel.tasks.task import tensor
@@ -37,6 +38,7 @@ class PrivateGradients:
     max_grad_norm: C; infinite: nothing is clipped. noise_multiplier: σ. draw: where batches and noise come from; by
     default the task's seed, which is right for simulations and wrong where others know the seed. sizes: N of nodes for
     which others count another number of examples than they hold, as an audit does that adds and leaves out some.
+    arrays: the backend of the models; NumPy's by default.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
@@ -56,6 +58,7 @@ class PrivateGradients:
         noise_multiplier: float = 0.0,
         draw: Draw | None = None,
         sizes: Mapping[int, int] | None = None,
+        arrays: Backend | None = None,
     ) -> None:
         check_module(task.module)
         if noise_multiplier and not math.isfinite(max_grad_norm):
@@ -66,6 +69,7 @@ class PrivateGradients:
             raise ValueError("partition 'virtual' shares examples between nodes, so no node could protect its own")
         self.task, self.max_grad_norm, self.noise_multiplier = task, max_grad_norm, noise_multiplier
         self.engine, self.sizes = task.engine_by_example(), dict(sizes or {})
+        self.arrays = arrays or backend("plain")
         self.draw = draw or (lambda purpose, t, k, node: stream(task.seed, (purpose, k), t, node))
 
     def initial(self) -> Floats:
@@ -81,7 +85,7 @@ class PrivateGradients:
     ) -> tuple[Floats, Floats]:
         """Private gradients (h, d) at x (h, d) of nodes ids (h,); the local state is left as it is."""
         ids = np.asarray(ids, np.int64)
-        out = np.empty(x.shape, x.dtype) if out is None else out
+        out = self.arrays.empty(len(x), x) if out is None else out
         x_, local_, out_ = tensor(x), tensor(local), tensor(out)
 
         def work(some: slice) -> None:
@@ -124,15 +128,15 @@ class PrivateGradients:
         if engine.noisy:
             seeds = (self._uniform("private-dropout", ids, t, k, rows.shape[1:]) * 2**53).astype(np.int64)
         if examples.dataset.collate is None:
-            inputs, labels = examples.batch(rows, ids, x.dtype, coins, patched)
-            engine.clipped(x, local, inputs, labels, seeds, tensor(present), self.max_grad_norm, out)
+            inputs, labels = self.task.batch(rows, ids, x.dtype, coins, patched)
+            engine.clipped(x, local, inputs, labels, seeds, present, self.max_grad_norm, out)
             return
         out.zero_()
         one = torch.empty_like(out[:1])
         for i, place in zip(*np.nonzero(present), strict=True):  # of examples that are not alike, one by one
             node, each = slice(i, i + 1), slice(place, place + 1)
-            inputs, labels = examples.batch(rows[node, each], ids[node], x.dtype)
-            there = torch.ones(1, 1, dtype=torch.bool)
+            inputs, labels = self.task.batch(rows[node, each], ids[node], x.dtype)
+            there = np.ones((1, 1), bool)
             engine.clipped(x[node], local[node], inputs, labels, seeds[node, each], there, self.max_grad_norm, one)
             out[node] += one
 
@@ -144,7 +148,7 @@ class PrivateGradients:
         deviation = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
         for row, node in zip(out, ids.tolist(), strict=True):
             if deviation:
-                noise = self.draw("private-noise", t, k, node).standard_normal(len(row), dtype=row.dtype.type)
+                noise = self.arrays.standard_normal(self.draw("private-noise", t, k, node), len(row), row)
                 noise *= deviation
                 row += noise
             row /= self.task.batch_size

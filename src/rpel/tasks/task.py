@@ -163,23 +163,32 @@ class Engine(ABC):
         inputs: Any,
         labels: Any,
         seeds: Integers,
-        present: Tensor,
+        present: Any,
         norm: float,
         out: Tensor,
     ) -> None:
         """Sums of the gradients of single examples, each shortened to `norm`, of c nodes into out (c, d).
 
-        inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B): which examples there are. local is left alone.
-        Here each example is a node of its own, with a batch of one.
+        inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B), on the host: which examples there are.
+        local is left alone. Here each example is a node of its own, with a batch of one.
         """
         for i in range(len(x)):
             out[i].zero_()
-            for part in parts(present[i], x.shape[1]):
-                alone, targets = (trees.mapped(lambda v, i=i, p=part: v[i, p][:, None], t) for t in (inputs, labels))
-                each, kept = torch.empty(len(part), x.shape[1], dtype=x.dtype), local[i].repeat(len(part), 1)
+            for part in parts(np.asarray(present)[i], x.shape[1]):
+                alone, targets = (self.one_by_one(tree, i, part) for tree in (inputs, labels))
+                each, kept = x.new_empty((len(part), x.shape[1])), local[i].repeat(len(part), 1)
                 at = x[i].expand(len(part), -1)
-                self.gradient(at, kept, alone, targets, seeds[i, part.numpy()].tolist(), each, train=True)
-                add_shortened(each, norm, out[i])
+                self.gradient(at, kept, alone, targets, seeds[i, part].tolist(), each, train=True)
+                add_shortened(each, norm, out[i], self.wide)
+
+    def one_by_one(self, tree: Any, i: int, part: Integers) -> Any:
+        """Of node i's examples (c, B, …) some, each as a batch of one: (p, 1, …)."""
+        numbers = self.lent(part)
+        return trees.mapped(lambda value: value[i].index_select(0, numbers)[:, None], tree)
+
+    def lent(self, numbers: Integers) -> Tensor:
+        """Numbers of examples, where the models are."""
+        return torch.from_numpy(numbers)
 
     @abstractmethod
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
@@ -227,23 +236,24 @@ def shortened(lengths: Tensor, norm: float) -> Tensor:
     return torch.where(lengths.isfinite(), (norm / lengths.clamp(min=1e-300)).clamp(max=1.0), 0.0)
 
 
-def parts(present: Tensor, d: int) -> list[Tensor]:
+def parts(present: NDArray[np.bool_], d: int) -> list[Integers]:
     """Which examples there are, in parts whose gradients (d,) may be there at once; none where there is no example.
 
-    >>> parts(torch.tensor([True, False, True]), d=10), parts(torch.tensor([False]), d=10)
-    ([tensor([0, 2])], [])
+    >>> parts(np.array([True, False, True]), d=10), parts(np.array([False]), d=10)
+    ([array([0, 2])], [])
     """
-    return [part for part in torch.split(present.nonzero()[:, 0], max(1, _TOGETHER // d)) if len(part)]
+    there, step = np.flatnonzero(present), max(1, _TOGETHER // d)
+    return [there[at : at + step] for at in range(0, len(there), step)]
 
 
-def add_shortened(gradients: Tensor, norm: float, total: Tensor) -> None:
+def add_shortened(gradients: Tensor, norm: float, total: Tensor, wide: torch.dtype = torch.float64) -> None:
     """Add to total (d,) the gradients (B, d), each shortened to `norm`; what is not finite is left out.
 
     >>> total = torch.zeros(2); add_shortened(torch.tensor([[3.0, 4.0], [0.0, torch.inf]]), 1.0, total); total
     tensor([0.6000, 0.8000])
     """
-    factors = shortened(gradients.norm(dim=1, dtype=torch.float64), norm).to(gradients.dtype)
-    gradients[factors == 0] = 0
+    factors = shortened(gradients.norm(dim=1, dtype=wide), norm).to(gradients.dtype)
+    gradients.masked_fill_((factors == 0)[:, None], 0)
     total += factors @ gradients
 
 
@@ -254,8 +264,10 @@ class Own(threading.local):
         return Own, ()
 
 
-def tensor(array: Floats) -> Tensor:
+def tensor(array: Any) -> Tensor:
     """The same memory as a tensor; torch warns of arrays that may not be written, but here nobody writes into x."""
+    if isinstance(array, Tensor):
+        return array
     with warnings.catch_warnings():
         if not array.flags.writeable:
             warnings.simplefilter("ignore", UserWarning)

@@ -10,14 +10,16 @@ Invariants:
 import copy
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rpel.data import trees
-from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, in_brief
 from rpel.tasks.dropout import dropout_mask, with_dropout
 from rpel.tasks.task import Engine, Loss, Metric, parts, shortened
 from rpel.types import Integers
@@ -86,7 +88,9 @@ def _with_other(values: Tensor) -> Tensor:
 
 
 class VmapEngine(Engine):
-    """Gradients of a module and any loss(output, target), many nodes at once."""
+    """Gradients of a module and any loss(output, target), many nodes at once; brief: as :class:`AutogradEngine`."""
+
+    brief = False
 
     def __init__(self, module: nn.Module, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
         super().__init__(loss, metrics)
@@ -113,7 +117,8 @@ class VmapEngine(Engine):
         def loss(trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Any, target: Any) -> Any:
             given[:] = masks
             state = {name: value.clone() for name, value in state.items()}  # BatchNorm writes into it
-            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(batch))
+            call = partial(functional_call, module, ({**trained, **rest}, state), *self.arguments(batch))
+            output = in_brief(call, x.device.type, self.brief and train, cached=False)
             return self.loss(output, target), state
 
         rest = {name: parameters.pop(name) for name in self.frozen}
@@ -124,7 +129,7 @@ class VmapEngine(Engine):
             self.buffers.store(state, local)
 
     def clipped(
-        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: Integers, present: Tensor, norm: float,
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: Integers, present: Any, norm: float,
         out: Tensor,
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
@@ -144,23 +149,23 @@ class VmapEngine(Engine):
             state = {name: value[0] for name, value in self._state(local[i : i + 1], x.dtype).items()}
             rest = {name: parameters.pop(name) for name in self.frozen}
             out[i].zero_()
-            for part in parts(present[i], x.shape[1]):
-                alone, targets = (trees.mapped(lambda v, i=i, p=part: v[i, p][:, None], t) for t in (inputs, labels))
+            for part in parts(np.asarray(present)[i], x.shape[1]):
+                alone, targets = (self.one_by_one(tree, i, part) for tree in (inputs, labels))
                 masks: list[Tensor] = []
                 if self.noisy:
                     first = trees.mapped(lambda value: value[0], alone)
-                    masks = self._masks(first, seeds[i, part.numpy()].tolist(), x.dtype)
+                    masks = self._masks(first, seeds[i, part].tolist(), x.dtype)
                 found = each(parameters, rest, masks, alone, targets)
                 self._add(found, norm, out[i])
 
     def _add(self, found: Named, norm: float, total: Tensor) -> None:
         """Add to total (d,) the gradients of single examples, each shortened to `norm`; they are not copied."""
         flat = {name: value.flatten(1) for name, value in found.items()}
-        lengths = [torch.linalg.vector_norm(value, dim=1, dtype=torch.float64) for value in flat.values()]
+        lengths = [torch.linalg.vector_norm(value, dim=1, dtype=self.wide) for value in flat.values()]
         factors = shortened(torch.stack(lengths).norm(dim=0), norm).to(total.dtype)
         for name, place in self.parameters.split(total[None]).items():
             if name in flat:
-                flat[name][factors == 0] = 0
+                flat[name].masked_fill_((factors == 0)[:, None], 0)
                 place.view(-1).add_(factors @ flat[name])
 
     @torch.no_grad()

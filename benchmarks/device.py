@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ import torch
 from rpel.backend.base import backend
 from rpel.backend.pool import set_threads
 from rpel.backend.torch import Torch, missing
+from rpel.data import iid, load
+from rpel.models import model
+from rpel.tasks import Classification
+from rpel.tasks.device import DeviceTask
 
 
 def main() -> None:
@@ -31,7 +36,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if (why := missing(given.device)) is not None:
         sys.exit(f"device {given.device!r} is not available here: {why}")
-    rows = measured(Torch(given.device), given.nodes, given.models, given.parameters)
+    arrays = Torch(given.device)
+    rows = measured(arrays, given.nodes, given.models, given.parameters) + trained(arrays, given.nodes)
     about = {"device": given.device, "torch": torch.__version__, "name": _name(given.device)}
     if given.json:
         print(json.dumps({**about, "nodes": given.nodes, "parameters": given.parameters, "parts": rows}))
@@ -64,6 +70,30 @@ def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
     values.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
                   "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
     return values
+
+
+def trained(arrays: Torch, h: int) -> list[dict[str, Any]]:
+    """Local steps of h nodes with the paper's MNIST network, batches of 25, and their evaluation on 250 images."""
+    sample, found = load(), list[dict[str, Any]]()
+    shards, module = iid(sample.train_y, h, 100, seed=0), model("mnist")
+    device = DeviceTask(arrays, sample, shards, module, batch_size=25, seed=0)
+    tasks: list[tuple[Any, Any]] = [(device, arrays)]
+    if arrays.main:
+        tasks.append((Classification(sample, shards, module, batch_size=25, seed=0), backend("numba")))
+    for task, kernels in tasks:
+        x, local = kernels.repeated(task.initial(), h), kernels.array(task.local_state(h))
+        out, ids, some = kernels.empty(h, x), np.arange(h), np.arange(250)
+        work = {
+            f"local steps ({device.steps})": partial(task.gradient, x, local, ids, 1, 0, out=out),
+            "evaluation, 250 images": partial(task.evaluate, x, local, some),
+        }
+        for i, (name, one) in enumerate(work.items()):
+            took = seconds(kernels.device if task is device else "cpu", one, times=1)
+            if task is device:
+                found.append({"part": name, "seconds": took, "bytes": (2 - i) * 4 * h * task.d, "of_copy": 0.0})
+            else:
+                found[i]["numba"] = took
+    return found
 
 
 def parts(arrays: Any, table: Any, x: Any, index: Any) -> dict[str, tuple[Callable[[], Any], int]]:

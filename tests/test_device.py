@@ -1,6 +1,7 @@
 """The torch backend: equal to numba's results, and nothing with d in its shape leaves the device."""
 
 import copy
+import re
 import subprocess
 import sys
 from functools import partial
@@ -111,7 +112,7 @@ def test_compensated_float32_orders_near_equal_models_as_float64() -> None:
 class Away(Torch):
     """CPU tensors that are treated as those of another device."""
 
-    main = False  # type: ignore[assignment]
+    main = False
 
 
 def test_normal_numbers_of_a_device_are_numpys_from_the_same_stream() -> None:
@@ -207,6 +208,17 @@ def test_two_workers_end_where_one_does(tmp_path: Path) -> None:
 def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
     with pytest.raises(ValueError, match=r"'cuda'.*CPU-only"):
         rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
+
+
+HEAVIER = {"attack-strongest"}
+"""What takes more than 4.6 times the honest models."""
+
+
+def test_rules_and_attacks_take_at_most_four_and_a_half_models_and_all_are_counted() -> None:
+    text = (HERE.parent / "docs" / "scale.md").read_text("utf-8")
+    stated = {name: float(most) for name, most in re.findall(r"^\| `([^`]+)` \| [\d,]+ \| ([\d.]+) \|$", text, re.M)}
+    assert set(stated) == {name for name in NAMES if name.startswith(("rule", "attack"))}
+    assert {name for name, most in stated.items() if most > 4.6} == HEAVIER
 
 
 FEW = (

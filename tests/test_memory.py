@@ -32,7 +32,7 @@ def vectors(received: Received, node: int) -> np.ndarray[Any, Any]:
     rows = rows[rows >= 0]
     if received.moves is None or rows.max() < n:
         return np.asarray(received.table[rows])
-    return made(received.moves, received.table, rows)
+    return np.asarray(made(received.moves, received.table, rows))
 
 
 def made(moves: Moves, table: Any, rows: Any) -> Any:

@@ -228,7 +228,6 @@ FEW = (
     "network-alone",
     "memory-int8",
     "asynchronous-adamw",
-    "private",
 )
 
 

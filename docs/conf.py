@@ -56,7 +56,7 @@ for _old in _cache.glob("*"):  # of other code, not used for a week; a younger o
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(_cache / _digest)
 nb_execution_raise_on_error = True
-nb_execution_timeout = 900
+nb_execution_timeout = 3600  # a busy machine gives real peers longer rounds
 nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -64,8 +64,8 @@ class View:
       hostile_weights  and (v, b) of the hostile neighbours, 0 padded
       before   (n, d) the honest models before this round's local step, for attacks that declare to need it
       graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
-      audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1 padded;
-               a victim without any is one whose vector nobody sends
+      audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1
+               padded; a victim without any is one whose vector nobody sends
       wire     what models travel as: a forged row arrives as the vector that this code can say
       now      the time in rounds; published (n,) when the honest nodes' newest versions were, None: in this
                round; max_age: how old an answer may be, None: any age

@@ -156,8 +156,8 @@ def simulate(
         asynchronous, speeds, jitter, latency, max_age: nodes that do not wait for each other; a row of the history is
         then a unit of virtual time (column time).
     How it is trained:
-        lr (a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)"), momentum, weight_decay, batch_size,
-        local_steps, output.
+        lr: a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)".
+        momentum, weight_decay, batch_size, local_steps, output: as in a Spec.
         optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a torch.optim
         class, or a function that makes an optimiser of some parameters. What it remembers stays with its node.
         outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.

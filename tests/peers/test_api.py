@@ -57,7 +57,7 @@ def path(files: NetworkFiles, number: int) -> Path:
     return files.folder / f"peer-{number}" / "peer.toml"
 
 
-def test_a_peer_can_be_made_from_objects_as_well_as_from_a_file(tmp_path: Path) -> None:
+def test_peer_is_made_from_objects_or_from_a_file(tmp_path: Path) -> None:
     net = a_network(tmp_path)
     home = tmp_path / "peer-1"
     files = {name: str(home / name) for name in ("state_dir", "log")}
@@ -112,7 +112,7 @@ def together(n: int, work: Callable[[int], Any]) -> list[Any]:
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_the_users_own_loop_trains_with_the_others_and_ends_with_the_aggregate(tmp_path: Path) -> None:
+def test_user_training_loop_ends_with_the_aggregate(tmp_path: Path) -> None:
     files = a_network(tmp_path, byzantine=1)
 
     def work(i: int) -> tuple[list[Any], np.ndarray, dict[str, Any]]:
@@ -176,7 +176,7 @@ def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> No
         assert store.memory().last_round == 0
 
 
-def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
+def test_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2, rounds=2)
     files.membership = files.membership.replace(pull=1, b_hat=0)
     files.membership.save(tmp_path / "members.toml")
@@ -195,7 +195,7 @@ def test_a_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None
         assert numbers[-1] == 2
 
 
-def test_a_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
+def test_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2)
     with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match=r"\(\d+"):
         peer.rounds(nn.Linear(3, 1))
@@ -214,7 +214,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     peer_pytorch = example("peer_pytorch")
 
     module = peer_pytorch.make_model()
@@ -232,7 +232,7 @@ def test_the_plain_pytorch_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("round 3: loss") == 3
 
 
-def test_the_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) -> None:
+def test_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) -> None:
     """Driven by its hooks in the order in which transformers documents and calls them."""
     files = a_network(tmp_path, byzantine=1)
 
@@ -282,7 +282,7 @@ def a_sample(folder: Path, rounds: int, soon: float) -> NetworkFiles:
     )
 
 
-def test_peers_run_to_the_last_round_tell_how_it_went_and_leave_their_model(
+def test_peer_run_prints_a_summary_and_writes_the_final_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = a_sample(tmp_path, rounds=3, soon=5.0)
@@ -312,7 +312,7 @@ def test_peers_run_to_the_last_round_tell_how_it_went_and_leave_their_model(
         assert f"peer-{i}: the run is over, after 3 rounds; the model is {exported}" in capsys.readouterr().out
 
 
-def test_a_model_is_exported_at_any_time_of_a_round_that_is_kept(
+def test_stored_round_can_be_exported_at_any_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = a_network(tmp_path, 3)
@@ -343,7 +343,7 @@ def test_a_model_is_exported_at_any_time_of_a_round_that_is_kept(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_sigterm_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, status: int) -> None:
     files = a_sample(tmp_path, rounds=1000, soon=1.0)
     process = started(files, 0)
     assert process.stderr is not None
@@ -359,7 +359,7 @@ def test_a_signal_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, s
         assert store.memory().checkpoint is not None
 
 
-def test_a_peer_without_its_file_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_peer_toml_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(tmp_path / "peer.toml")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
@@ -379,7 +379,7 @@ class Heard(logging.Handler):
             self.event.set()
 
 
-def test_a_peer_says_whose_clocks_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_starting_peer_names_members_whose_clocks_are_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = a_network(tmp_path, byzantine=1, period=600.0, soon=600.0)
     heard = Heard("waiting until 2 members tell their clocks; 0 did, not yet: peer-1, peer-2, peer-3")
     log = logging.getLogger("rpel")

@@ -33,7 +33,7 @@ def net(tmp_path: Path) -> NetworkFiles:
     return found(tmp_path, 6, rounds=200, period=60.0, soon=60.0, byzantine=1)
 
 
-def test_every_command_says_what_changes_for_whom_and_the_next_keeps_what_waits(
+def test_membership_commands_report_changes_and_keep_pending_ones(
     net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = ("--members", str(tmp_path / "members.toml"))
@@ -82,7 +82,7 @@ def test_every_command_says_what_changes_for_whom_and_the_next_keeps_what_waits(
         (["plan", "--byzantine", "4", "--from-round", "9"], "4"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_nothing_is_written(
+def test_impossible_membership_change_is_refused_and_writes_nothing(
     net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     _, err = rpel("network", *arguments, "--members", str(tmp_path / "members.toml"), capsys=capsys, code=2)
@@ -91,7 +91,7 @@ def test_what_cannot_be_is_one_sentence_and_nothing_is_written(
     assert not (tmp_path / "members.next.toml").exists()
 
 
-def test_a_complete_file_says_that_one_more_joins_later(
+def test_add_to_a_complete_membership_points_to_join(
     net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
@@ -99,7 +99,7 @@ def test_a_complete_file_says_that_one_more_joins_later(
     assert "rpel network join ENTRY --from-round 11" in err
 
 
-def test_a_change_that_waits_moves_with_the_next_one_and_so_does_its_pace(net: NetworkFiles, tmp_path: Path) -> None:
+def test_pending_change_and_its_period_move_with_the_next_change(net: NetworkFiles, tmp_path: Path) -> None:
     path = tmp_path / "members.toml"
     change(path, 20, pacing(30.0))
     after = change(path, 40, leaving("peer-5")).after
@@ -121,7 +121,7 @@ def in_force(net: ProcessNetwork, *members: Member, since: int) -> None:
     net.wait_aggregated(*members, times=2)
 
 
-def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
+def test_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProcessNetwork(tmp_path, Plan(peers=5, byzantine=1)) as net, asyncio.Runner() as runner:
@@ -179,7 +179,7 @@ def test_a_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         runner.run(watching.close())
 
 
-def test_a_newcomer_that_is_not_announced_is_told_so(net: NetworkFiles, tmp_path: Path) -> None:
+def test_unannounced_newcomer_is_refused_with_the_reason(net: NetworkFiles, tmp_path: Path) -> None:
     from rpel.peer.io.node import Node
 
     entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")

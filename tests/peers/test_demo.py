@@ -56,7 +56,7 @@ def left_running(folder: Path) -> list[str]:
     return found
 
 
-def test_a_small_network_runs_twice_and_tells_its_ends(tmp_path: Path) -> None:
+def test_small_demo_runs_both_networks_and_prints_accuracies(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     done = subprocess.run(
         command("--peers", "5", "--byzantine", "1", "--rounds", "4", "--out", str(out), "--json"),
@@ -111,7 +111,7 @@ def test_ctrl_c_and_sigterm_end_all_processes_and_leave_130(
     assert left_running(out) == []
 
 
-def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
+def test_dead_demo_peer_is_named_with_its_last_output(tmp_path: Path) -> None:
     with Children(Stop()) as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
         children.all[0].process.wait(PATIENCE)
@@ -119,7 +119,7 @@ def test_a_peer_that_dies_is_named_with_its_last_lines(tmp_path: Path) -> None:
             children.check()
 
 
-def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Path) -> None:
+def test_late_demo_peers_are_restarted_with_a_longer_lead(tmp_path: Path) -> None:
     shown: list[Scene] = []
     said: list[str] = []
     lead = 0.04  # doubled twice it is below .2 s, before which nobody is asked: too short on the fastest machine
@@ -141,7 +141,7 @@ def test_peers_that_are_not_up_in_time_are_started_again_with_more(tmp_path: Pat
         (["--no-shows", "9"], "no_shows 9 does not fit 12 peers"),
     ],
 )
-def test_bad_input_is_one_sentence_before_anything_starts(
+def test_bad_demo_options_are_refused_before_start(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -149,7 +149,7 @@ def test_bad_input_is_one_sentence_before_anything_starts(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_leaves_a_nonempty_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(SystemExit, match="2"):
         cli.main(["network", "demo", "--out", str(tmp_path)])
@@ -157,7 +157,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_ports_are_none_that_outgoing_connections_get() -> None:
+def test_demo_ports_are_outside_the_ephemeral_range() -> None:
     ports = demo.free_ports(20)
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(ports)) == 20

@@ -33,7 +33,7 @@ def friendly(linger: float) -> VirtualNetwork:
     return net
 
 
-def test_a_member_that_missed_the_last_round_ends_like_the_others_while_they_linger() -> None:
+def test_member_that_missed_the_last_round_ends_like_the_others_while_they_linger() -> None:
     for seed in range(5):
         net = VirtualNetwork(seed, rounds=ROUNDS)
         net.linger = 4.0
@@ -55,7 +55,7 @@ def test_peers_leave_as_soon_as_everybody_has_ended() -> None:
     assert net.peers[0].reports[-1].round == ROUNDS
 
 
-def test_after_all_have_left_a_late_member_gives_up_and_keeps_its_round() -> None:
+def test_late_member_gives_up_after_all_have_left() -> None:
     net = VirtualNetwork(1, rounds=ROUNDS)
     late(net, back=2.0).run(until=(ROUNDS + 5) * PERIOD)
     assert net.broken == []
@@ -64,7 +64,7 @@ def test_after_all_have_left_a_late_member_gives_up_and_keeps_its_round() -> Non
 
 
 @pytest.mark.parametrize(("effect", "after"), [("Persist", 1), ("Pull", 1), ("Save", 2)])
-def test_a_crash_while_catching_up_at_the_end_repeats_the_same_draw(effect: str, after: int) -> None:
+def test_crash_while_catching_up_at_the_end_repeats_the_same_draw(effect: str, after: int) -> None:
     for seed in range(5):
         net = VirtualNetwork(seed, rounds=ROUNDS)
         net.linger = 6.0
@@ -76,7 +76,7 @@ def test_a_crash_while_catching_up_at_the_end_repeats_the_same_draw(effect: str,
         assert (net.peers[0].reports[-1].round, net.outcomes(0)[-1]) == (ROUNDS, "caught_up")
 
 
-def test_no_model_that_the_protocol_has_handed_out_is_written_to_later() -> None:
+def test_models_given_out_by_the_protocol_are_never_overwritten() -> None:
     net = friendly(linger=0.0)
     handed: list[tuple[Models, bytes]] = []
     for peer in net.peers:
@@ -93,7 +93,7 @@ def test_no_model_that_the_protocol_has_handed_out_is_written_to_later() -> None
 
 
 @pytest.mark.integration
-def test_who_says_that_it_has_ended_is_not_waited_for_even_if_it_cannot_be_reached(tmp_path: Path) -> None:
+def test_unreachable_member_known_to_have_ended_is_not_waited_for(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=1, period=0.5, soon=0.5, linger=1000.0)
     peer, other = Running(Node(files.configs[0]), QuadraticLearner(0)), take(files.configs[1], files.membership)
 
@@ -112,7 +112,7 @@ def test_who_says_that_it_has_ended_is_not_waited_for_even_if_it_cannot_be_reach
 
 
 @pytest.mark.integration
-def test_a_real_peer_started_after_the_last_round_ends_with_the_others_model(tmp_path: Path) -> None:
+def test_real_peer_started_after_the_last_round_ends_with_the_others_model(tmp_path: Path) -> None:
     make_ready(rule("nnm+trimmed_mean", f=0), 2, 6, np.float64)  # before round 1 has a time
     files = found(tmp_path, 3, rounds=2, period=1.0, soon=2.0, linger=1000.0)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]

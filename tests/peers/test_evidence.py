@@ -107,14 +107,14 @@ def test_evidence_that_was_changed_proves_nothing(network: Network, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "{" * 70_000, '"x"', "\x00"])
-def test_a_file_that_is_no_evidence_is_one_sentence(network: Network, tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_evidence_is_refused(network: Network, tmp_path: Path, text: str) -> None:
     path = tmp_path / "evidence.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="evidence"):
         verify(path, network[0])
 
 
-def test_a_key_that_is_no_members_any_longer_is_cleared(network: Network, tmp_path: Path) -> None:
+def test_removed_key_is_cleared_from_exclusions(network: Network, tmp_path: Path) -> None:
     m, _ = network
     path = keep(tmp_path, proof(network), m)
     fresh = certificates.create("peer-1")[1]
@@ -156,7 +156,7 @@ def told(*entries: tuple[int, Signed]) -> dict[str, Any]:
     return {"seen": [[number, *_text(signed)] for number, signed in entries]}
 
 
-def test_what_was_seen_and_what_is_told_of_it_make_a_proof_that_is_passed_on(network: Network) -> None:
+def test_own_and_reported_digest_make_a_proof_that_is_passed_on(network: Network) -> None:
     two = proof(network)
     first, second = witness(network), witness(network, me=2)
     first.seen_by(1, 4, two.first)
@@ -169,7 +169,7 @@ def test_what_was_seen_and_what_is_told_of_it_make_a_proof_that_is_passed_on(net
     assert second.excluded(replace(second.roster, pins=("a", "b", "c"))) == set()
 
 
-def test_two_that_others_saw_make_a_proof_too(network: Network) -> None:
+def test_two_reported_digests_make_a_proof(network: Network) -> None:
     two = proof(network)
     for digest in DIGESTS:  # nor does a liar hide it who tells the right hash with a wrong signature
         here = witness(network)
@@ -189,14 +189,14 @@ JSON = st.recursive(
 
 
 @given(content=st.dictionaries(st.sampled_from(["seen", "proofs"]), JSON, max_size=2))
-def test_whatever_a_hostile_member_tells_nobody_is_excluded_by_it(network: Network, content: dict[str, Any]) -> None:
+def test_false_reports_exclude_nobody(network: Network, content: dict[str, Any]) -> None:
     here, two = witness(network), proof(network)
     here.seen_by(1, 4, two.first)
     assert here.told(4, content) == []
     assert here.duplicate_key == 0
 
 
-def test_of_one_reply_no_more_is_verified_than_a_peer_may_have_pulled() -> None:
+def test_signatures_verified_per_reply_are_bounded_by_the_pull() -> None:
     """Whoever is told of 300 members by each of 8 others must not verify 2,400 signatures a round."""
     verified: list[int] = []
 
@@ -249,7 +249,7 @@ def _text(signed: Signed) -> list[str]:
     return [base64.b64encode(signed.digest).decode(), base64.b64encode(signed.signature).decode()]
 
 
-def test_what_is_told_is_at_most_170_bytes_for_each_peer_pulled() -> None:
+def test_reported_digests_cost_at_most_170_bytes_per_pulled_peer() -> None:
     s = 30
     key = ec.generate_private_key(ec.SECP256R1())
     here = Under(Roster(0, tuple(map(str, range(s + 1))), lambda *_: True))
@@ -299,7 +299,7 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
 # --- the audit log ---------------------------------------------------------------------------------------------------
 
 
-def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -> None:
+def test_audit_log_continues_after_a_crash_and_shows_tampering(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     Audit(path).write({"round": 1}, sign=lambda digest: b"")
     with path.open("a") as file:
@@ -314,7 +314,7 @@ def test_an_audit_log_goes_on_after_a_crash_and_shows_a_change(tmp_path: Path) -
         check_audit(path)
 
 
-def test_an_audit_log_told_anew_is_not_the_one_that_its_member_signed(network: Network, tmp_path: Path) -> None:
+def test_rewritten_audit_log_fails_its_signature(network: Network, tmp_path: Path) -> None:
     m, keys = network
     path = tmp_path / "audit.jsonl"
 
@@ -349,7 +349,7 @@ def compiled() -> None:
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
-def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
+def test_training_peers_write_verifiable_audit_logs(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=3, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     with ended(running):
@@ -372,7 +372,7 @@ def test_peers_train_together_and_account_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
-def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: Path) -> None:
+def test_equivocating_member_is_excluded(tmp_path: Path) -> None:
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs[:4])]
     team = RedTeam(files.configs[4], "gaussian")
@@ -397,7 +397,7 @@ def test_a_member_that_tells_every_victim_something_else_is_convicted(tmp_path: 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("compiled")
-def test_a_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
+def test_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
     copy = files.configs[3].replace(state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")

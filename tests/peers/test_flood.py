@@ -19,7 +19,7 @@ from support.waiting import until
 pytestmark = pytest.mark.integration
 
 
-def test_the_others_get_their_models(tmp_path: Path) -> None:
+def test_honest_members_get_models_during_a_flood(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, n=6) as net:
             store, served = net.stores[1], net.transports[1]
@@ -58,7 +58,7 @@ def spoken(found: Gate, address: str, now: float = 0.0) -> tuple[Ticket, float |
     return ticket, found.speak(ticket, now)
 
 
-def test_an_address_that_comes_too_fast_waits_and_its_own_give_way() -> None:
+def test_fast_address_is_delayed_and_loses_its_own_connections() -> None:
     found, dropped = gate()
     waits = [wait for _, wait in (spoken(found, "127.0.0.66") for _ in range(300)) if wait is not None]
     assert sum(wait == 0 for wait in waits) == 28
@@ -68,7 +68,7 @@ def test_an_address_that_comes_too_fast_waits_and_its_own_give_way() -> None:
     assert spoken(found, "127.0.0.1")[1] == 0
 
 
-def test_whoever_sent_no_hello_gives_way_the_oldest_of_the_busiest_address_first() -> None:
+def test_connections_without_hello_are_dropped_oldest_of_busiest_first() -> None:
     found, dropped = gate(mute=100)
     member = found.arrive("10.0.0.1")
     flood = [found.arrive("10.0.0.66") for _ in range(300)]
@@ -117,7 +117,7 @@ def test_open_connections_of_an_address_are_bounded_and_counted_back() -> None:
     assert spoken(found, "10.0.0.1", now=50.0)[1] is not None
 
 
-def test_many_names_are_not_remembered_for_ever() -> None:
+def test_address_records_are_bounded() -> None:
     pace = Pace(rate=1.0, burst=1.0, remembered=100)
     for i in range(10_000):
         assert pace.turn(str(i), now=float(i)) == 0

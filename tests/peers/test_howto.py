@@ -54,7 +54,7 @@ def execute(cell: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(WHY := possible()), reason=WHY)
-def test_the_model_that_the_howto_exports_is_as_good_as_its_peers_said(
+def test_model_exported_by_the_howto_has_the_accuracy_peers_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -130,25 +130,25 @@ def test_two_members_meet_and_see_each_others_pin(tmp_path: Path) -> None:
     assert handshake(*contexts(a, b)) == (b.pin, a.pin)
 
 
-def test_a_stranger_is_refused_by_the_server(tmp_path: Path) -> None:
+def test_stranger_is_refused_by_the_server(tmp_path: Path) -> None:
     a, b, stranger = (member(tmp_path, name) for name in "abs")
     assert refused(handshake(*contexts(a, stranger, members=[a.pem, b.pem])))
 
 
-def test_a_stranger_with_a_members_name_is_refused(tmp_path: Path) -> None:
+def test_stranger_with_a_members_name_is_refused(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
     (tmp_path / "other").mkdir()
     false_b = member(tmp_path / "other", "b")
     assert refused(handshake(*contexts(a, false_b, members=[a.pem, b.pem])))
 
 
-def test_a_client_accepts_only_the_one_member_it_meant(tmp_path: Path) -> None:
+def test_client_accepts_only_the_member_it_asked_for(tmp_path: Path) -> None:
     a, b, c = (member(tmp_path, name) for name in "abc")
     server = identity.server_context(c.certificate, c.key, [a.pem, b.pem, c.pem])
     assert refused(handshake(server, identity.client_context(b.certificate, b.key, a.pem)))
 
 
-def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+def test_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     a = member(tmp_path, "a")
     server, client = contexts(a, a)
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -158,7 +158,7 @@ def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     assert not refused(handshake(server, client))
 
 
-def test_an_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
+def test_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
     a = member(tmp_path, "a")
     late = member(tmp_path, "late", days=3, now=NOW - timedelta(days=30))
     raw_client, raw_server = _raw(ssl.PROTOCOL_TLS_CLIENT, late, a), _raw(ssl.PROTOCOL_TLS_SERVER, late, a)
@@ -184,7 +184,7 @@ def test_tls_1_2_is_refused_at_either_end(tmp_path: Path) -> None:
     assert refused(handshake(old_server, client))
 
 
-def test_a_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> None:
+def test_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
     ca_key, secret, ca_pem = signed("evil", ca=True)
     evil = party(tmp_path, "evil", secret, ca_pem)
@@ -202,7 +202,7 @@ def test_a_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> N
     assert seen == minted.pin != b.pin
 
 
-def test_what_an_ordinary_member_signs_is_refused(tmp_path: Path) -> None:
+def test_certificate_signed_by_a_member_is_refused(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
     b_key = serialization.load_pem_private_key(b.key.read_bytes(), None)
     _, secret, pem = signed("a", issuer=("b", b_key))
@@ -233,7 +233,7 @@ def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
 # --- keys and certificates -------------------------------------------------------------------------------------------
 
 
-def test_a_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
+def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
     before = datetime.now(UTC)
     a = member(tmp_path, "clinic-3", days=10)
     found = certificates.check_certificate(a.pem)
@@ -248,7 +248,7 @@ def test_a_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
     assert basic.value.ca is False
 
 
-def test_a_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: Path) -> None:
+def test_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
     secret, _ = certificates.create("a")
     path = tmp_path / "new" / "peer.key"
     identity.write_key(path, secret)
@@ -259,7 +259,7 @@ def test_a_key_is_written_for_its_owner_alone_and_never_over_another(tmp_path: P
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
-def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
     a = member(tmp_path, "a")
     a.key.chmod(mode)
     with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
@@ -268,7 +268,7 @@ def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> No
         identity.client_context(a.certificate, a.key, a.pem)
 
 
-def test_without_its_key_and_certificate_a_peer_does_not_start(tmp_path: Path) -> None:
+def test_peer_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
     with pytest.raises(ValueError, match="no key"):
         identity.server_context(a.certificate, tmp_path / "none", [a.pem])
@@ -326,19 +326,19 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_certificate_that_no_member_may_have_is_refused(kind: str) -> None:
+def test_certificate_that_no_member_may_have_is_refused(kind: str) -> None:
     make, words = REFUSED[kind]
     with pytest.raises(ValueError) as caught:
         certificates.check_certificate(make())
     assert words in str(caught.value)
 
 
-def test_white_space_and_words_around_a_certificate_do_not_change_it() -> None:
+def test_text_around_a_pem_certificate_is_ignored() -> None:
     _, pem = certificates.create("x")
     assert certificates.read_certificate(f"Subject: x\n\n{pem}\n\n").pem == pem
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a/b", "a" * 65, "a\n"])
-def test_an_id_is_a_plain_word(name: str) -> None:
+def test_id_is_a_plain_word(name: str) -> None:
     with pytest.raises(ValueError, match=r"such as '[A-Za-z0-9]"):
         certificates.create(name)

@@ -89,11 +89,11 @@ def test_senders_that_stop_at_their_last_bytes_cost_the_others_next_to_nothing()
     assert len(received([Stopping(), Stopping(), *(Sender() for _ in range(4))], line=7 / 3.0)[0]) == 4
 
 
-def test_a_line_that_one_connection_does_not_fill_is_filled_by_several() -> None:
+def test_line_that_one_connection_does_not_fill_is_filled_by_several() -> None:
     far = in_the_third_round(lambda: [Sender(fastest=1.2) for _ in range(12)], line=13.2 / 3.0)  # four fill the line
     assert len(far) >= 10
 
 
-def test_whoever_publishes_late_is_read_when_its_turn_comes() -> None:
+def test_late_publisher_is_read_in_turn() -> None:
     late = in_the_third_round(lambda: [Sender(start=1.5), Sender(), Sender(), Sender()], line=4.6 / 3.0)
     assert late == [0, 1, 2, 3]

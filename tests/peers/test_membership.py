@@ -39,7 +39,7 @@ def written(path: Path, content: dict[str, Any]) -> Path:
 # --- the same, and not the same --------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_saved_membership_is_loaded_unchanged(tmp_path: Path) -> None:
     m = network()
     m.save(tmp_path / "members.toml")
     again = Membership.load(tmp_path / "members.toml")
@@ -57,7 +57,7 @@ tables = st.dictionaries(
 
 
 @given(tables, st.floats(1e8, 1e10), st.floats(0.5, 1e5), st.text(min_size=1, max_size=20))
-def test_any_terms_survive_the_file(
+def test_membership_terms_survive_the_file(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], epoch: float, period: float, run: str
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "members.toml"
@@ -69,13 +69,13 @@ def test_any_terms_survive_the_file(
     assert again.hash == m.hash
 
 
-def test_a_file_of_another_protocol_is_refused_in_one_sentence() -> None:
+def test_membership_of_another_protocol_is_refused() -> None:
     with pytest.raises(ValueError, match="protocol") as refused:
         Membership.load(Path(__file__).parents[1] / "data" / "protocol-2.toml", draft=True)
     assert "\n" not in str(refused.value)
 
 
-def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
+def test_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
     m = network()
     content = m.to_dict()
     turned = dict(reversed(content.items())) | {"member": [dict(reversed(e.items())) for e in content["member"]]}
@@ -93,7 +93,7 @@ def test_the_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_pa
     assert Membership.load(tmp_path / "members.toml").hash == m.hash
 
 
-def test_the_hash_sees_every_field_and_every_member() -> None:
+def test_hash_sees_every_field_and_every_member() -> None:
     m = network().replace(outer="nesterov")
     other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
     first = m.members[0]
@@ -110,7 +110,7 @@ def test_the_hash_sees_every_field_and_every_member() -> None:
     assert len({v.hash for v in [m, *versions]}) == len(versions) + 1
 
 
-def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
+def test_file_has_the_promised_keys(tmp_path: Path) -> None:
     network().save(tmp_path / "members.toml")
     content = tomllib.loads((tmp_path / "members.toml").read_text())
     promised = {
@@ -121,7 +121,7 @@ def test_the_file_has_the_promised_keys(tmp_path: Path) -> None:
     assert content["member"][0].keys() == {"id", "organisation", "url", "certificate", "fingerprint"}
 
 
-def test_entries_can_be_appended_to_a_draft_until_it_is_complete(tmp_path: Path) -> None:
+def test_entries_are_appended_until_the_membership_is_complete(tmp_path: Path) -> None:
     m, path = network(), tmp_path / "members.toml"
     m.replace(members=()).save(path)
     for count, member in enumerate(m.members):
@@ -146,7 +146,7 @@ def test_members_are_found_by_id_and_by_pin() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "plan"), [((12, 2, 200), (9, 2)), ((100, 10, 200), (33, 10)), ((4, 1, 50), (3, 1))])
-def test_a_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int], plan: tuple[int, int]) -> None:
+def test_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int], plan: tuple[int, int]) -> None:
     n, b, rounds = sizes
     founding = Founding(run="x", nodes=n, byzantine=b, rounds=rounds, epoch=1e9)
     m = founding.membership("0" * 64, "0" * 64)
@@ -157,7 +157,7 @@ def test_a_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, in
     assert founding.strong_catch_up == (m.pull >= 3 * m.b_hat + 1 + late)
 
 
-def test_a_rule_that_would_stall_is_refused_at_the_founding() -> None:
+def test_rule_that_would_stall_is_refused_at_the_founding() -> None:
     with pytest.raises(ValueError, match=r"'bulyan'.*10"):
         Founding(run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan").membership("0" * 64, "0" * 64)
 
@@ -220,7 +220,7 @@ REFUSALS: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSALS, ids=[words for _, words in REFUSALS])
-def test_what_is_wrong_is_one_sentence_that_names_it(tmp_path: Path, change: Change, words: str) -> None:
+def test_bad_membership_names_the_wrong_value(tmp_path: Path, change: Change, words: str) -> None:
     content = json.loads(json.dumps(network().to_dict()))
     change(content)
     with pytest.raises(ValueError, match=words) as caught:
@@ -236,7 +236,7 @@ def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Pat
         Membership.load(tmp_path / "members.toml")
 
 
-def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None:
+def test_missing_or_non_toml_membership_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.toml"):
         Membership.load(tmp_path / "none.toml")
     (tmp_path / "members.toml").write_bytes(b"\xff\xfe = 3")
@@ -247,7 +247,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_said_so(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000 + "]" * 5000, ".".join("a" * 30_000) + " = 1", "a = " + "9" * 5000]
 )
-def test_a_file_made_to_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+def test_oversized_or_deeply_nested_membership_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "members.toml").write_text(text)
     with pytest.raises(ValueError, match="TOML"):
         Membership.load(tmp_path / "members.toml")
@@ -264,7 +264,7 @@ def test_several_members_of_one_organisation_are_warned_about(tmp_path: Path, ca
     assert "4 members are of 'Trust'" in caplog.text
 
 
-def test_a_sound_membership_gives_no_cautions() -> None:
+def test_sound_membership_gives_no_cautions() -> None:
     assert list(cautions(network(epoch=datetime.now(UTC).timestamp()))) == []
 
 

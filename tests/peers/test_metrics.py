@@ -75,7 +75,7 @@ def test_every_metric_has_the_name_that_dashboards_rely_on() -> None:
     assert b'rpel_build_info{membership="abc",version="' in metrics.text()
 
 
-def test_the_age_of_the_checkpoint_grows_until_the_next_is_saved() -> None:
+def test_age_of_the_checkpoint_grows_until_the_next_is_saved() -> None:
     now = [100.0]
     metrics = Metrics(clock=lambda: now[0])
     assert b"rpel_checkpoint_age_seconds NaN" in metrics.text()
@@ -92,7 +92,7 @@ def test_two_peers_in_one_process_do_not_mix_their_numbers() -> None:
     assert value(other, "rpel_rounds_total", outcome="aggregated") == 0
 
 
-def test_the_summary_counts_outcomes_and_pulls_since_the_start() -> None:
+def test_summary_counts_outcomes_and_pulls_since_the_start() -> None:
     metrics = Metrics()
     assert metrics.summary()["round"] == 0
     metrics.ended(a_report(3), NAMES)
@@ -110,7 +110,7 @@ def test_the_summary_counts_outcomes_and_pulls_since_the_start() -> None:
     }
 
 
-def test_a_line_holds_what_is_promised_and_nothing_else(tmp_path: Path) -> None:
+def test_round_log_line_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     log = RoundLog(tmp_path / "rounds.jsonl")
     log.write(line(a_report(3), NAMES, "d1", now=1.5))
     log.write(line(a_report(4), NAMES, "d2", now=2.5))
@@ -129,7 +129,7 @@ def test_lines_go_to_stdout_when_the_log_is_a_dash(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "{}\n"
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_harms_nothing(
+def test_unwritable_log_is_reported_once_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = RoundLog(tmp_path / "missing" / "rounds.jsonl")
@@ -152,7 +152,7 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pat
     return int(head[9:12]), body.decode()
 
 
-def test_ready_is_false_until_it_is_true_and_says_why() -> None:
+def test_readyz_is_false_with_a_reason_until_ready() -> None:
     why = ["starting"]
 
     async def visit() -> list[tuple[int, str]]:
@@ -173,7 +173,7 @@ def test_ready_is_false_until_it_is_true_and_says_why() -> None:
     assert "rpel_round " in metrics[1]
 
 
-def test_an_address_in_use_is_named() -> None:
+def test_address_in_use_is_named() -> None:
     async def collide() -> None:
         first, second = (Pages(Metrics(), lambda: "") for _ in range(2))
         await first.start("127.0.0.1:0")
@@ -224,7 +224,7 @@ def test_connections_that_come_while_the_pages_end_are_closed(turns: int) -> Non
     assert [str(one.message) for one in said] == []
 
 
-def test_a_request_that_never_ends_is_closed() -> None:
+def test_request_that_never_ends_is_closed() -> None:
     async def stall() -> bytes:
         pages = Pages(Metrics(), lambda: "", seconds=0.05)
         await pages.start("127.0.0.1:0")
@@ -238,7 +238,7 @@ def test_a_request_that_never_ends_is_closed() -> None:
     assert asyncio.run(stall()) == b""
 
 
-def test_the_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_path: Path) -> None:
+def test_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_path: Path) -> None:
     async def visit() -> tuple[int, str]:
         killed, pages = (Pages(Metrics(), lambda: "") for _ in range(2))
         for one in (killed, pages):  # the socket of a killed peer is in nobody's way
@@ -252,7 +252,7 @@ def test_the_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_p
     assert asyncio.run(visit()) == (200, "ok\n")
 
 
-def test_a_full_or_closed_standard_output_ends_no_peer(
+def test_full_or_closed_standard_output_ends_no_peer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = RoundLog("-")
@@ -270,7 +270,7 @@ def test_a_full_or_closed_standard_output_ends_no_peer(
     assert "standard output cannot be written" in caplog.text
 
 
-def test_the_same_line_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_same_line_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     logger, repeats = logging.getLogger("rpel"), Repeats(most=20)
     logger.addFilter(repeats)
     try:

@@ -38,7 +38,7 @@ def checked(net: NetworkFiles, capsys: pytest.CaptureFixture[str], status: int) 
     return found
 
 
-def test_a_network_in_order_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_of_a_healthy_network_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         told = checked(net, capsys, status=0)
@@ -57,7 +57,7 @@ def test_a_network_in_order_is_well(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told["suggested_period"] == pytest.approx(max(1.0, expected))
 
 
-def test_people_read_a_table_and_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_prints_a_table_and_a_suggested_period(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     path = net.configs[3].state_dir.parent / "peer.toml"
     with waiting(net, [0, 1, 2]), pytest.raises(SystemExit, match="0"):
@@ -70,7 +70,7 @@ def test_people_read_a_table_and_a_suggestion(tmp_path: Path, capsys: pytest.Cap
     assert "600 s is enough" in out
 
 
-def test_members_call_back_once_a_minute_and_it_is_said_who_reaches_you(
+def test_network_check_reports_who_can_call_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
@@ -88,7 +88,7 @@ def test_members_call_back_once_a_minute_and_it_is_said_who_reaches_you(
     assert "0 of 3 reach you: is the port of your url open?" in out
 
 
-def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_names_an_absent_member(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 2]):
         told = checked(net, capsys, status=1)
@@ -99,7 +99,7 @@ def test_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told["suggested_period"] > 0
 
 
-def test_another_members_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_names_a_different_members_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         net.membership.replace(rounds=7).save(tmp_path / "members.toml")
@@ -110,7 +110,7 @@ def test_another_members_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert told["suggested_period"] is None
 
 
-def test_a_wrong_clock_is_named(
+def test_network_check_names_a_wrong_clock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
@@ -128,7 +128,7 @@ def test_a_wrong_clock_is_named(
     assert told["members"][1]["clock_offset"] == pytest.approx(-3600, abs=120)
 
 
-def test_another_initial_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_names_a_different_initial_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         other = write_init(tmp_path, LAYOUT, np.ones(LAYOUT.d))
@@ -139,7 +139,7 @@ def test_another_initial_model_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "init.safetensors has the hash" in capsys.readouterr().err
 
 
-def test_the_slowest_pull_counts_s_times_over(tmp_path: Path) -> None:
+def test_suggested_period_allows_s_of_the_slowest_pulls(tmp_path: Path) -> None:
     m = found(tmp_path, 4, period=10.0).membership
     rows = [Checked("a", "", seconds=0.1), Checked("b", "", seconds=0.4), Checked("c", "", Health.UNREACHABLE)]
     assert suggestion(m, rows, step_seconds=1.0) == pytest.approx(2 * (0.4 * m.pull + 1.0) / 0.8)

@@ -60,7 +60,7 @@ def test_network_new_says_from_how_many_peers_pulling_saves_messages() -> None:
 # --- network new -----------------------------------------------------------------------------------------------------
 
 
-def test_a_network_is_founded_and_joined_by_the_commands(
+def test_network_new_peer_init_and_add_found_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_network_is_founded_and_joined_by_the_commands(
         identity.server_context(own.certificate, own.key, [member.certificate for member in m.members])
 
 
-def test_the_findings_say_what_was_planned_how_certain_and_what_it_survives(
+def test_network_new_prints_plan_probability_and_tolerance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "200")
@@ -105,7 +105,7 @@ def test_the_findings_say_what_was_planned_how_certain_and_what_it_survives(
     assert facts["epoch"] % 3600 == 0
 
 
-def test_the_files_agree_with_each_other(tmp_path: Path) -> None:
+def test_members_file_and_initial_model_agree(tmp_path: Path) -> None:
     result = found(tmp_path, seed=5)
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert m == result.membership
@@ -130,7 +130,7 @@ def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path
     assert result.layout.d == models.parameter_count(models.model("mlp"))
 
 
-def test_a_schedule_survives_the_file(tmp_path: Path) -> None:
+def test_schedule_survives_the_file(tmp_path: Path) -> None:
     found(tmp_path, hyperparameters={"lr": [[500, 0.5], [1000, 0.1]]})
     assert Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
 
@@ -148,7 +148,7 @@ def test_optimiser_rate_by_name_and_outer_step_are_in_the_file_that_all_hold(
     }  # fmt: skip
 
 
-def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) -> None:
+def test_user_task_starts_from_the_user_model_byte_for_byte(tmp_path: Path) -> None:
     model = tmp_path / "mine.safetensors"
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model, metadata={"format": "np"})
     result = found(tmp_path / "net", task="clinic.work:task", model=model, hyperparameters={"depth": 3})
@@ -157,7 +157,7 @@ def test_ones_own_task_begins_with_ones_own_model_byte_for_byte(tmp_path: Path) 
     assert result.membership.hyperparameters == {"depth": 3}
 
 
-def test_a_network_for_loops_of_ones_own_needs_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_for_user_training_loops_needs_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "mine.safetensors"
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model)
     plan = ("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "9", "--out", str(tmp_path / "net"))
@@ -167,7 +167,7 @@ def test_a_network_for_loops_of_ones_own_needs_no_task(tmp_path: Path, capsys: p
     assert "needs --model" in rpel(capsys, *plan, "--task", "none", code=2).err
 
 
-def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
+def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
     module = models.model("mnist", seed=9)
     named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     safetensors.numpy.save_file(named, tmp_path / "trained.safetensors")
@@ -179,7 +179,7 @@ def test_a_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> N
         found(tmp_path / "b", task="mnist", model=tmp_path / "trained.safetensors", hyperparameters={"model": "mlp"})
 
 
-def test_the_usual_no_shows_are_lowered_where_they_do_not_fit_and_it_is_said(
+def test_default_no_shows_are_lowered_with_a_notice_where_too_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--peers", "8", "--byzantine", "2", "--rounds", "30", "--json")
@@ -192,7 +192,7 @@ def test_the_usual_no_shows_are_lowered_where_they_do_not_fit_and_it_is_said(
     assert "--no-shows" not in rpel(capsys, *base, "--no-shows", "1", "--out", str(tmp_path / "c")).err
 
 
-def test_a_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
+def test_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--byzantine", "2", "--rounds", "30", "--json")
@@ -204,7 +204,7 @@ def test_a_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
     assert strong.err == ""
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_network_new_overwrites_nothing(tmp_path: Path) -> None:
     found(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=r"members\.toml"):
@@ -246,7 +246,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (["--puls", "3"], "--puls"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
+def test_bad_network_new_options_are_refused_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--out", str(tmp_path / "net")]
@@ -257,7 +257,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
     assert not (tmp_path / "net").exists()
 
 
-def test_an_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
+def test_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
     now = datetime(2030, 5, 1, 10, 20, tzinfo=UTC)
     assert parse_epoch(None, now) == datetime(2030, 5, 1, 11, tzinfo=UTC).timestamp()
     assert parse_epoch("+90.5", now) == now.timestamp() + 90.5
@@ -270,7 +270,7 @@ def test_an_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
 # --- peer init -------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_peer_keeps_its_key_and_prints_its_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peer_init_writes_the_key_and_prints_the_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = rpel(
         capsys, "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation", "Clinic",
         "--members", str(tmp_path / "net" / "members.toml"), "--dir", str(tmp_path / "peer"),
@@ -288,7 +288,7 @@ def test_a_new_peer_keeps_its_key_and_prints_its_entry(tmp_path: Path, capsys: p
     assert own.listen == "0.0.0.0:7443"
 
 
-def test_the_json_of_a_new_peer_has_the_same_entry_and_no_key(
+def test_peer_init_json_has_the_entry_and_no_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = rpel(capsys, "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json")
@@ -297,7 +297,7 @@ def test_the_json_of_a_new_peer_has_the_same_entry_and_no_key(
     assert "PRIVATE" not in printed.out + printed.err
 
 
-def test_a_key_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peer_init_never_overwrites_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path))
     rpel(capsys, *arguments)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -316,7 +316,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--days", "0"], "nearest 1"),
     ],
 )
-def test_bad_input_makes_no_key(
+def test_bad_peer_init_options_write_no_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     base = ["peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "peer")]
@@ -326,7 +326,7 @@ def test_bad_input_makes_no_key(
     assert not (tmp_path / "peer").exists()
 
 
-def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
+def test_peer_init_refuses_an_existing_member(tmp_path: Path) -> None:
     result = found(tmp_path)
     first = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "a")
     assert first.notes == ()
@@ -340,7 +340,7 @@ def test_joining_looks_at_who_is_a_member_already(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_peers_of_one_machine_get_metrics_ports_of_their_own(tmp_path: Path) -> None:
+def test_peers_on_one_machine_get_distinct_metrics_ports(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
         homes = [tmp_path / f"p{i}" for i in range(3)]
@@ -351,7 +351,7 @@ def test_peers_of_one_machine_get_metrics_ports_of_their_own(tmp_path: Path) -> 
     assert f"127.0.0.1:{taken}" not in found
 
 
-def test_a_key_with_a_passphrase_opens_with_its_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_with_passphrase_needs_its_passphrase_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
     arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "p"))
@@ -418,7 +418,7 @@ def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys:
         {"url": f"https://{'0123-4567-' * 8}:1"},
     ],
 )
-def test_an_entry_cannot_write_what_looks_like_a_fingerprint(
+def test_entry_cannot_write_what_looks_like_a_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
 ) -> None:
     members = ("--members", str(found(tmp_path, nodes=4, byzantine=1).members))
@@ -440,7 +440,7 @@ def test_an_entry_cannot_write_what_looks_like_a_fingerprint(
         ({"name": "x"}, "unknown key 'name'"),
     ],
 )
-def test_a_wrong_entry_is_named_and_nothing_is_added(
+def test_network_add_names_a_wrong_entry_and_adds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
 ) -> None:
     members = found(tmp_path).members
@@ -453,7 +453,7 @@ def test_a_wrong_entry_is_named_and_nothing_is_added(
     assert members.read_bytes() == before
 
 
-def test_what_is_no_entry_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_add_refuses_a_file_that_is_no_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     members = found(tmp_path).members
     for text in ("", "[[", "a = 1", "member = 3", 'id = "a"'):
         (tmp_path / "e.toml").write_text(text)
@@ -471,14 +471,14 @@ def test_what_is_no_entry_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("https://[2001:db8::1]:7", "[::]:7"),
     ],
 )
-def test_a_peer_listens_where_its_url_can_be_reached(url: str, listen: str) -> None:
+def test_peer_listens_on_the_port_of_its_url(url: str, listen: str) -> None:
     assert usual_listen(url) == listen
 
 
 # --- verify ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_proof_is_verified_by_anybody_who_has_the_members_file(
+def test_proof_is_verified_by_anybody_who_has_the_members_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = found(tmp_path, nodes=4, byzantine=1)
@@ -498,7 +498,7 @@ def test_a_proof_is_verified_by_anybody_who_has_the_members_file(
     assert "No such file" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
 
 
-def test_a_network_founded_anew_under_the_same_name_is_another(tmp_path: Path) -> None:
+def test_network_founded_again_under_the_same_name_has_another_run_id(tmp_path: Path) -> None:
     names = [found(tmp_path / str(i), run="ward-7").membership.run for i in range(2)]
     assert len(set(names)) == 2
     assert all(re.fullmatch("ward-7-[0-9a-f]{32}", name) for name in names)

@@ -109,7 +109,7 @@ def test_all_rounds_aggregate_and_all_models_agree(finished: Finished) -> None:
         assert abs(peer.learner.x - np.arange(6)).max() < 0.4
 
 
-def test_the_log_has_a_line_for_each_round_without_weights(finished: Finished) -> None:
+def test_log_has_a_line_for_each_round_without_weights(finished: Finished) -> None:
     files, _, _ = finished
     for number in range(5):
         found_lines = lines(files, number)
@@ -128,7 +128,7 @@ def test_bytes_on_the_wire_are_the_models_that_were_asked_for(finished: Finished
         assert received == ROUNDS * 4 * LAYOUT.size
 
 
-def test_the_peer_is_ready_while_it_lives_and_says_so(finished: Finished) -> None:
+def test_peer_is_ready_while_it_runs(finished: Finished) -> None:
     _, running, said = finished
     assert said == ["ready\n"] * ROUNDS
     assert running[0].node.summary()["accuracy"] == 1.0
@@ -175,7 +175,7 @@ def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path
     assert len(rounds) == len(set(rounds))
 
 
-def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
+def test_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=50, period=PERIOD, soon=0.5)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
 
@@ -189,7 +189,7 @@ def test_an_error_in_the_users_step_publishes_nothing(tmp_path: Path) -> None:
     assert peer.node.service.policy.published == []
 
 
-def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None:
+def test_stop_ends_a_peer_waiting_for_the_first_round(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=5, period=PERIOD, soon=3600.0)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0)).start()
     peer.entered.wait(PATIENCE)
@@ -198,7 +198,7 @@ def test_stop_ends_a_peer_that_waits_for_its_first_round(tmp_path: Path) -> None
     assert "stopp" in peer.node.service.unready
 
 
-def test_a_peer_alone_keeps_its_steps_then_freezes_and_says_so(tmp_path: Path) -> None:
+def test_isolated_peer_freezes_local_steps_and_is_not_ready(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=12, period=0.3, soon=1.0, byzantine=0, no_shows=1)
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
     peer.node.service.now = replace(peer.node.now, membership=_needing_answers(files))
@@ -226,7 +226,7 @@ class NeverFinite(QuadraticLearner):
         out.fill(np.inf)
 
 
-def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path) -> None:
+def test_peer_catching_up_in_every_round_harms_nobody(tmp_path: Path) -> None:
     files = found(tmp_path, 5, rounds=4, period=PERIOD, soon=3.0, byzantine=1)
     running = [*peers(files)[:4], Running(Node(files.configs[4]), NeverFinite(4))]
     with ended(running):
@@ -242,7 +242,7 @@ def test_a_peer_that_has_to_catch_up_in_every_round_harms_nobody(tmp_path: Path)
         assert abs(peer.learner.x - np.arange(6)).max() < 0.5
 
 
-def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
+def test_answer_that_breaks_the_transport_does_not_end_the_peer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = found(tmp_path, 2, rounds=2, period=0.5, soon=0.5)
@@ -256,7 +256,7 @@ def test_an_answer_that_breaks_the_transport_does_not_end_the_peer(
     assert "asking peer-1 failed" in caplog.text
 
 
-def test_a_pull_is_at_most_six_frames_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_passes_at_most_six_rpel_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the driver, which is given the effect, to the connection that waits for its reply."""
     files, driver, usual = found(tmp_path, 2, soon=60.0), threading.get_ident(), Connection.get
     seen: list[list[str]] = []
@@ -277,7 +277,7 @@ def test_a_pull_is_at_most_six_frames_of_ours(tmp_path: Path, monkeypatch: pytes
     assert len(seen[0]) + 1 <= 6, seen[0]  # and Connection.get itself
 
 
-def test_a_request_is_counted_for_the_member_it_began_with_whoever_left_meanwhile(tmp_path: Path) -> None:
+def test_request_is_counted_for_its_member_across_a_membership_change(tmp_path: Path) -> None:
     node = Node(found(tmp_path, 3).configs[0])
     before = node.now
     fewer = before.membership.replace(nodes=2, members=before.membership.members[:2])
@@ -380,7 +380,7 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
     assert len(caplog.records) < 200
 
 
-def test_without_descriptors_a_peer_says_so_and_goes_on_when_there_are_some_again(tmp_path: Path) -> None:
+def test_peer_recovers_from_exhausted_descriptors(tmp_path: Path) -> None:
     files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=3.0)
     running = peers(files)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -406,7 +406,7 @@ def test_without_descriptors_a_peer_says_so_and_goes_on_when_there_are_some_agai
     assert lines(files, 0)[-1]["outcome"] == "aggregated"
 
 
-def test_a_line_that_repeats_itself_does_not_fill_the_log_of_a_running_peer(
+def test_repeated_log_line_does_not_fill_a_running_peers_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(found(tmp_path, 2).configs[0])
@@ -436,7 +436,7 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
     return old.replace(members=tuple(members), nodes=4, pull=3, from_round=from_round)
 
 
-def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
+def test_new_membership_takes_effect_at_its_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
@@ -457,7 +457,7 @@ def test_a_new_membership_takes_effect_at_its_round_while_training_goes_on(
     assert running[3].node.now.certificate.name == "peer.next.crt"
 
 
-def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = found(tmp_path, 5, byzantine=1)
     now, news = files.membership, MembershipWatcher(files.configs[0])
     assert news.due(now, round=9) is None
@@ -468,7 +468,7 @@ def test_a_coming_membership_of_another_run_is_refused_once(tmp_path: Path, capl
     assert caplog.text.count("is refused and the present one stays: its run is another") == 1
 
 
-def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
+def test_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = found(tmp_path, 5, byzantine=1)
@@ -484,14 +484,14 @@ def test_a_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     assert "this peer will have to stop at round 7: the entry of 'peer-3' names the fingerprint" in caplog.text
 
 
-def test_a_peer_that_starts_after_the_change_begins_with_the_new_membership(tmp_path: Path) -> None:
+def test_peer_started_after_a_change_uses_the_new_membership(tmp_path: Path) -> None:
     files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
     new = successor(files, from_round=2)
     new.save(tmp_path / "members.next.toml")
     assert Node(files.configs[0]).now.membership.hash == new.hash
 
 
-def test_a_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path: Path) -> None:
+def test_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path: Path) -> None:
     files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
     later = successor(files, from_round=2)
     paused = later.paced(files.membership.timetable.changed(2, later.period, "", pause=1e5))
@@ -503,7 +503,7 @@ def test_a_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_pa
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_does_not_start_without_its_papers(tmp_path: Path) -> None:
+def test_peer_without_key_membership_or_initial_model_does_not_start(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     config = files.configs[0]
     with pytest.raises(ValueError, match=r"'stranger'.*peer-0, peer-1"):
@@ -529,14 +529,14 @@ def test_two_processes_never_share_a_state_folder_and_nothing_stays_open(tmp_pat
     assert not [thread for thread in threading.enumerate() if thread.name == "rpel-peer"]
 
 
-def test_coins_are_the_systems_and_every_set_of_others_is_as_likely() -> None:
+def test_sampler_uses_system_randomness_and_draws_uniform_sets() -> None:
     counts = Counter(tuple(sorted(from_os(1, 2, 5, 2))) for _ in range(3000))
     assert len(counts) == 6
     assert all(2 not in drawn for drawn in counts)
     assert min(counts.values()) > 350  # of 500 expected: seven standard deviations
 
 
-def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> None:
+def test_injected_sampler_is_used_by_the_peer(tmp_path: Path) -> None:
     files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=3.0)
     files.membership = files.membership.replace(pull=1)
     files.membership.save(tmp_path / "members.toml")
@@ -553,7 +553,7 @@ def test_a_test_may_hand_in_coins_and_the_peer_asks_those(tmp_path: Path) -> Non
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_initial_model_travels_with_our_own_header_whatever_the_files_is(tmp_path: Path) -> None:
+def test_initial_model_is_sent_with_the_computed_header(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     x = np.arange(6.0)
     header = json.dumps({"__metadata__": {"by": "somebody"}} | json.loads(LAYOUT.header[8:]), indent=1).encode()
@@ -569,7 +569,7 @@ def test_the_initial_model_travels_with_our_own_header_whatever_the_files_is(tmp
 
 
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "median", "geometric_median", "mean", "monna"])
-def test_a_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: str) -> None:
+def test_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: str) -> None:
     chosen = rule(name, f=2)
     make_ready(chosen, 8, 100, np.float32)
     found_sizes = set(sizes(chosen, 8))
@@ -577,7 +577,7 @@ def test_a_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: st
     assert (8, 1) in found_sizes  # one of them not finite
 
 
-def test_clocks_of_the_machine_only_go_forward(tmp_path: Path) -> None:
+def test_machine_clock_is_monotonic(tmp_path: Path) -> None:
     files = found(tmp_path, 2, period=60.0, soon=100.0)  # a period so long is not stretched by the machine's load
     node = Node(files.configs[0])
     before = node.service.position()

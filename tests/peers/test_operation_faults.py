@@ -32,7 +32,7 @@ from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, found
 from support.waiting import PATIENCE
 
 
-def test_a_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: Path) -> None:
+def test_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: Path) -> None:
     files = found(tmp_path, 2, soon=60.0)
     files.configs[0].state_dir.mkdir(mode=0o700)
     (files.configs[0].state_dir / "half-999999.rec").write_bytes(b"planted")
@@ -44,7 +44,7 @@ def test_a_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path:
         assert node.service.status()["ready"] is False
 
 
-def test_a_peer_that_has_ended_no_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
+def test_peer_without_a_finished_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=10_000, period=0.02, soon=0.0)
     with Node(files.configs[0]) as node:
         node.answer(protocol.AskClocks(), QuadraticLearner(0))
@@ -63,7 +63,7 @@ def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> N
     assert "rpel_unasked_rounds 5.0" in text
 
 
-def test_a_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / "evidence").mkdir(parents=True)
     for path in (folder / "half-1.rec", folder / "evidence" / "a.json"):
@@ -76,7 +76,7 @@ def test_a_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path)
     assert set(modes.values()) == {0o600}
 
 
-def test_a_process_with_a_key_leaves_no_core_dump() -> None:
+def test_process_with_a_key_leaves_no_core_dump() -> None:
     program = (
         "import ctypes, resource; from rpel.peer.io.identity import no_core_dumps; no_core_dumps();"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
@@ -85,7 +85,7 @@ def test_a_process_with_a_key_leaves_no_core_dump() -> None:
     assert done.stdout.split() == ["0", "0"]
 
 
-def test_a_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> None:
+def test_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> None:
     for count, words in {1_000_000: "its header would have", 30_000: "30,000 tensors"}.items():
         entries = {f"t{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)}
         header = json.dumps(entries).encode()
@@ -96,7 +96,7 @@ def test_a_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> N
         assert time.process_time() - began < 1.0
 
 
-def test_a_certificate_that_ends_while_connected_is_answered_no_more(
+def test_certificate_that_ends_while_connected_is_answered_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -121,7 +121,7 @@ def announced(files: NetworkFiles, from_round: int, **changes: object) -> Member
     return later
 
 
-def test_a_membership_whose_round_has_begun_is_refused_unless_the_others_hold_it(
+def test_membership_for_a_begun_round_is_refused_unless_others_hold_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = found(tmp_path, 4)
@@ -138,13 +138,13 @@ def test_a_membership_whose_round_has_begun_is_refused_unless_the_others_hold_it
     assert early.due(files.membership, 6) == later  # it was there in time
 
 
-def test_an_observer_that_begins_after_a_change_asks_by_the_new_membership(tmp_path: Path) -> None:
+def test_observer_that_begins_after_a_change_asks_by_the_new_membership(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=1000, soon=-60.0)
     later = announced(files, from_round=2)
     assert Observer.of(files.configs[0]).now.membership == later
 
 
-def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = found(tmp_path, 4)
     later = announced(files, from_round=5)
     announced(files, from_round=3)
@@ -153,7 +153,7 @@ def test_an_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptur
     assert "its from_round is 3, and 5 is in force" in caplog.text
 
 
-def test_a_new_plan_is_compiled_when_it_is_announced_and_no_round_waits_for_it(
+def test_announced_plan_is_compiled_ahead_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, compiling, over = found(tmp_path, 5, rounds=100, soon=60.0), threading.Event(), threading.Event()
@@ -189,7 +189,7 @@ def test_private_addresses_need_the_networks_permission(tmp_path: Path) -> None:
 # --- the end, and the start -------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_stopped_before_the_end_is_told_which_round_its_model_is_of(
+def test_member_stopped_early_reports_the_round_of_its_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = found(tmp_path, 2, rounds=9, period=0.01, soon=-60.0)
@@ -203,7 +203,7 @@ def test_a_member_that_stopped_before_the_end_is_told_which_round_its_model_is_o
     assert "after round 6 only: another member has that of round 9" in "".join(capsys.readouterr())
 
 
-def test_a_new_member_is_told_the_memory_that_the_plan_needs(tmp_path: Path) -> None:
+def test_new_member_is_told_the_memory_the_plan_needs(tmp_path: Path) -> None:
     files = found(tmp_path, 3)
     home, members = tmp_path / "new", tmp_path / "members.toml"
     made = join(id="late", url="https://clinic.example:7443", members=members, folder=home)

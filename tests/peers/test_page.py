@@ -23,7 +23,7 @@ HOSTILE = (
 )
 
 
-def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
+def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     net = found(tmp_path, 5, rounds=10_000, byzantine=1)
     members = [m.replace(organisation=text) for m, text in zip(net.membership.members[1:4], HOSTILE, strict=True)]
     net.membership = net.membership.replace(members=(net.membership.members[0], *members, net.membership.members[4]))
@@ -64,7 +64,7 @@ def test_the_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     assert [p.round for p in history(net.configs[0].log)] == [row["round"] for row in log]
 
 
-def test_a_curve_of_one_value_or_of_equal_ones_can_be_drawn() -> None:
+def test_curve_of_one_or_equal_values_is_drawn() -> None:
     assert drawn([]) is None
     for values in ([(7, 0.0)], [(1, 2.5), (9, 2.5)]):
         curve = drawn(values)
@@ -72,7 +72,7 @@ def test_a_curve_of_one_value_or_of_equal_ones_can_be_drawn() -> None:
         assert "nan" not in curve["points"]
 
 
-def test_a_damaged_log_loses_its_lines_and_no_more(tmp_path: Path) -> None:
+def test_damaged_log_loses_only_its_damaged_lines(tmp_path: Path) -> None:
     good = {"round": 3, "outcome": "aggregated", "asked": 4, "received": 3, "loss": 0.5}
     path = tmp_path / "rounds.jsonl"
     path.write_text(f'{{"round": \n[]\n{json.dumps(good)}\n{{"round": "x"}}\n')

@@ -32,7 +32,7 @@ def test_paths_are_relative_to_the_file_wherever_the_peer_is_started(
     assert found.log == home / "log/rounds.jsonl"
 
 
-def test_only_the_id_must_be_given(tmp_path: Path) -> None:
+def test_peer_config_needs_only_the_id(tmp_path: Path) -> None:
     found = Config.load(written(tmp_path))
     assert (found.id, found.task, found.data, found.log) == (
         "clinic-3",
@@ -46,7 +46,7 @@ def test_only_the_id_must_be_given(tmp_path: Path) -> None:
         Config.load(tmp_path / "peer.toml")
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_saved_peer_config_is_loaded_unchanged(tmp_path: Path) -> None:
     first = Config.load(written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml"))
     (tmp_path / "sub").mkdir()
     first.save(tmp_path / "sub" / "peer.toml")
@@ -58,7 +58,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["seed", "coins", "random_state", "rng", "Seed", "entropy", "draw_seed"])
-def test_no_key_can_fix_the_coins(tmp_path: Path, key: str) -> None:
+def test_peer_config_cannot_fix_the_sampler(tmp_path: Path, key: str) -> None:
     with pytest.raises(ValueError, match="operating system"):
         Config.load(written(tmp_path, **{key: 7}))
 
@@ -77,7 +77,7 @@ def test_no_key_can_fix_the_coins(tmp_path: Path, key: str) -> None:
         ({"members": ["members.toml"]}, "it takes text"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_with_the_file_and_the_value(
+def test_bad_peer_config_names_file_and_value(
     tmp_path: Path, keys: dict[str, object], words: str
 ) -> None:
     path = written(tmp_path, **keys)
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_one_sentence_with_the_file_and_the_value(
 
 
 @pytest.mark.parametrize("text", ["", ":7443", "host", "host:", "host:x", "host:-1", "host:٣", "::1:7443"])
-def test_an_address_is_host_and_port(text: str) -> None:
+def test_address_is_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         listen_address(text)
 
@@ -102,7 +102,7 @@ def test_an_address_is_host_and_port(text: str) -> None:
         ("HTTPS://10.0.0.1:1", "https://10.0.0.1:1"),
     ],
 )
-def test_an_url_has_one_spelling(text: str, url: str) -> None:
+def test_url_has_one_spelling(text: str, url: str) -> None:
     assert peer_url(text) == url
 
 
@@ -111,6 +111,6 @@ def test_an_url_has_one_spelling(text: str, url: str) -> None:
     ["", "clinic", "http://clinic:1", "https://", "https://h:0", "https://h:1/x", "https://h:1?q", "https://h:1#f",
      "https://u@h:1", "https://h:x", "https://h :1", "ftp://h:1", "https://[::1"],
 )  # fmt: skip
-def test_an_url_is_https_host_and_port_only(text: str) -> None:
+def test_url_is_https_host_and_port_only(text: str) -> None:
     with pytest.raises(ValueError, match="https://"):
         peer_url(text)

@@ -58,7 +58,7 @@ def test_private_peer_draws_planned_noise_and_batches_from_the_system(tmp_path: 
     assert np.array_equal(half(learner(public)), half(learner(public)))
 
 
-def test_a_peer_stops_before_the_step_that_would_pass_its_target(tmp_path: Path) -> None:
+def test_private_peer_stops_before_exceeding_its_target_epsilon(tmp_path: Path) -> None:
     target = privacy.epsilon(3.0, RATE, 3, 1e-5) + 1e-6
     said = {"max_grad_norm": 1.0, "noise_multiplier": 3.0, "target_delta": 1e-5, "target_epsilon": target}
     half(learner(config(tmp_path, **said)), round=3)
@@ -68,7 +68,7 @@ def test_a_peer_stops_before_the_step_that_would_pass_its_target(tmp_path: Path)
     half(learner(config(tmp_path, **said, unspent_rounds=3)), round=6)
 
 
-def test_a_target_alone_plans_the_noise_for_all_rounds_of_the_network(tmp_path: Path) -> None:
+def test_target_epsilon_alone_plans_the_noise_for_all_rounds(tmp_path: Path) -> None:
     budget = learner(config(tmp_path, max_grad_norm=1, target_epsilon=0.5, target_delta=1e-5)).budget
     assert budget is not None
     assert 0.99 * 0.5 < budget.whole[0] <= 0.5
@@ -100,7 +100,7 @@ def test_incomplete_or_too_little_noise_is_refused(
 
 
 @pytest.mark.parametrize(("key", "value"), [("noise_multiplier", 0), ("target_delta", 1), ("target_epsilon", -1.0)])
-def test_bad_numbers_of_privacy_in_peer_toml_are_refused_with_their_key(key: str, value: float, tmp_path: Path) -> None:
+def test_bad_privacy_numbers_in_peer_toml_are_refused_by_key(key: str, value: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=key):
         config(tmp_path, **{key: value})
 
@@ -116,7 +116,7 @@ def founded(table: dict[str, Any]) -> dict[str, Any]:
     return _table("mnist-sample", terms)
 
 
-def test_a_founded_network_keeps_what_it_asks_of_everybody() -> None:
+def test_membership_keeps_the_privacy_it_requires() -> None:
     asked = {"target_epsilon": 8, "target_delta": 1e-5}
     assert asked.items() <= founded({"lr": 0.1, **asked}).items()
     with pytest.raises(ValueError, match=r"target_delta 2.*below 1"):
@@ -124,7 +124,7 @@ def test_a_founded_network_keeps_what_it_asks_of_everybody() -> None:
 
 
 @pytest.mark.integration
-def test_a_private_peer_logs_and_certifies_its_epsilon_and_stops_while_others_go_on(tmp_path: Path) -> None:
+def test_private_peer_logs_epsilon_and_stops_while_others_continue(tmp_path: Path) -> None:
     initial = built_in("mnist-sample", training(TABLE), NODES, run="consortium").initial()
     files = found(
         tmp_path, NODES, rounds=4, period=1.5, soon=3.0, layout=LAYOUT, initial=initial, hyperparameters=TABLE

@@ -25,14 +25,14 @@ def run(folder: Path, *command: str, **extra: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.integration
-def test_new_project_passes_its_test(tmp_path: Path) -> None:
+def test_new_project_passes_its_generated_test(tmp_path: Path) -> None:
     create(tmp_path / "clinic")
     tested = run(tmp_path / "clinic", "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
 
 
 @pytest.mark.full
-def test_new_project_rehearses_as_its_readme_says(tmp_path: Path) -> None:
+def test_new_project_rehearses_by_its_readme(tmp_path: Path) -> None:
     assert run(tmp_path, "rpel", "new", "clinic").returncode == 0
     clinic = tmp_path / "clinic"
     blocks = (clinic / "README.md").read_text("utf-8").split("## 2.")[1].split("## 3.")[0]
@@ -68,7 +68,7 @@ def test_four_members_of_a_new_project_learn_on_this_machine(tmp_path: Path) -> 
     assert rest.count("5 aggregated") == 4, rest
 
 
-def test_a_member_of_a_new_project_needs_its_url_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_member_of_a_new_project_needs_its_url_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     create(tmp_path / "clinic-3")
     settings = (tmp_path / "clinic-3" / "peer.toml").read_text()
     init = ("peer", "init", "--dir", str(tmp_path / "clinic-3"), "--url", "https://clinic.example:7443")

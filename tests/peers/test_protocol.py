@@ -74,7 +74,7 @@ def test_restart_reuses_the_persisted_draw_and_half_step() -> None:
     assert net.broken == []
 
 
-def test_all_peers_off_for_a_while_go_on_by_themselves() -> None:
+def test_network_resumes_after_all_peers_were_off() -> None:
     net = VirtualNetwork(0, rounds=20)
     for peer in net.peers:
         net.at(3 * PERIOD + 2, partial(peer.crash, 4 * PERIOD))
@@ -138,7 +138,7 @@ def test_who_restarts_or_wakes_while_rounds_pause_plays_the_first_round_after() 
     assert [[report.round for report in peer.reports] for peer in net.peers[:3]] == [[1, 2, 3, 4, 5]] * 3
 
 
-def test_a_peer_cut_off_stops_stepping_says_so_and_catches_up() -> None:
+def test_isolated_peer_freezes_and_catches_up() -> None:
     net = VirtualNetwork(1, rounds=30)
     net.cut(5 * PERIOD, 20 * PERIOD, lambda a, c: 0 in (a, c))
     net.run()
@@ -183,7 +183,7 @@ def test_every_round_aggregates_in_time_whatever_b_peers_do(
     assert all(report.seconds <= DEADLINE + 0.5 for peer in net.peers for report in peer.reports)
 
 
-def test_the_fast_hostile_do_not_gain_when_honest_answers_come_late() -> None:
+def test_late_honest_answers_give_fast_hostile_peers_no_advantage() -> None:
     net = hostile(VirtualNetwork(5, rounds=20), forging)
     net.latency = lambda a, c: net.coins.uniform(1.0, 3.2)  # about half of the honest answers miss the deadline
     net.run()
@@ -193,7 +193,7 @@ def test_the_fast_hostile_do_not_gain_when_honest_answers_come_late() -> None:
     assert np.abs(np.stack([peer.x for peer in net.peers]) - 1.0).max() < 1.0
 
 
-def test_an_own_model_that_is_not_finite_is_healed_and_never_served() -> None:
+def test_non_finite_own_model_is_replaced_and_never_served() -> None:
     net = hostile(VirtualNetwork(4, rounds=8), not_finite)
     net.at(3 * PERIOD, lambda: setattr(net.peers[0], "momentum", np.full((3, 3), np.nan)))
     net.run()
@@ -207,7 +207,7 @@ def test_an_own_model_that_is_not_finite_is_healed_and_never_served() -> None:
 # --- 7: disks and clocks ---------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_publishes_nothing_and_loses_nothing() -> None:
+def test_full_disk_publishes_nothing_and_loses_nothing() -> None:
     net = VirtualNetwork(6, rounds=10)
     disk = net.peers[0].disk
     net.at(3 * PERIOD, lambda: setattr(disk, "full", True))
@@ -232,7 +232,7 @@ def test_setting_the_wall_clock_repeats_no_round_and_skips_none(hours: int) -> N
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_peer_whose_clock_is_rounds_away_refuses_to_start(hours: int) -> None:
+def test_peer_whose_clock_is_rounds_away_refuses_to_start(hours: int) -> None:
     net = VirtualNetwork(8, rounds=6)
     net.peers[0].wall_error = 3600.0 * hours
     net.run()
@@ -268,7 +268,7 @@ def test_every_fault_is_really_injected(fault: Fault) -> None:
     assert hit.broken == []
 
 
-def test_the_invariants_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invariants_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer with an emptied disk that serves the running round again is noticed."""
     monkeypatch.setattr(protocol, "_sat_out", lambda clock: float("-inf"))
     net = VirtualNetwork(12, rounds=6)
@@ -286,7 +286,7 @@ def test_the_invariants_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("round", [1, 2, 3])
-def test_a_peer_with_an_emptied_disk_serves_no_round_twice_and_comes_back(round: int) -> None:
+def test_peer_with_an_emptied_disk_serves_no_round_twice_and_comes_back(round: int) -> None:
     for seed in range(10):
         net = VirtualNetwork(seed, rounds=round + 8)
         peer = net.peers[0]
@@ -346,7 +346,7 @@ def test_liars_who_repeat_the_old_model_hold_a_peer_back_only_while_2_b_hat_answ
     assert np.all((victim.x >= honest.min(axis=0) - 1e-9) & (victim.x <= honest.max(axis=0) + 1e-9))
 
 
-def test_a_peer_that_is_forced_to_catch_up_again_and_again_stays_with_the_others() -> None:
+def test_peer_forced_to_catch_up_repeatedly_stays_with_the_others() -> None:
     """Its network is cut for six rounds, lets one pass, and so on; liars are among the answers."""
     net = hostile(VirtualNetwork(4, rounds=43), forging)
     for begin in range(2, 43, 7):
@@ -389,7 +389,7 @@ def test_equivocating_member_is_excluded_and_its_answers_ignored() -> None:
         assert peer.reports[-1].trim == 2  # as before: a conviction never lowers it
 
 
-def test_a_member_that_signs_one_model_a_round_is_never_convicted() -> None:
+def test_member_that_signs_one_model_a_round_is_never_excluded() -> None:
     def consistent(net: VirtualNetwork, me: int, t: int) -> tuple[float, np.ndarray]:
         return 0.01, np.full(3, -5.0 - t)
 
@@ -403,7 +403,7 @@ def test_a_member_that_signs_one_model_a_round_is_never_convicted() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD])
 @pytest.mark.parametrize("seeds", [12, pytest.param(40, marks=pytest.mark.full)])
-def test_no_fault_convicts_an_honest_peer(fault: Fault, seeds: int) -> None:
+def test_no_fault_excludes_an_honest_peer(fault: Fault, seeds: int) -> None:
     stops = 0
     for seed in range(seeds):
         net = VirtualNetwork(seed, rounds=14)
@@ -443,7 +443,7 @@ def lying_once(round: int) -> Behaviour:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("later", [0, 1, 2])
-def test_a_lie_is_proven_across_a_change_of_membership_and_no_honest_key_is(change: str, later: int) -> None:
+def test_equivocation_is_proven_across_a_membership_change(change: str, later: int) -> None:
     """The change takes effect in the round of the lie, or when it is told of, or after."""
     for seed in range(5):
         net = hostile(VirtualNetwork(seed, rounds=10), lying_once(4))
@@ -458,7 +458,7 @@ def test_a_lie_is_proven_across_a_change_of_membership_and_no_honest_key_is(chan
                 assert net.outcomes(peer.number)[-1] == "aggregated"
 
 
-def test_a_new_key_clears_a_conviction_and_the_old_one_stays_proven() -> None:
+def test_new_key_clears_an_exclusion_and_the_old_proof_remains() -> None:
     net = hostile(VirtualNetwork(1, rounds=12), lying_once(3))
     net.signs = True
     net.rotations.append((8, LIAR))
@@ -475,7 +475,7 @@ def test_a_new_key_clears_a_conviction_and_the_old_one_stays_proven() -> None:
 @pytest.mark.parametrize(
     "fault", [Fault.EMPTIED, *(pytest.param(f, marks=pytest.mark.full) for f in (Fault.SET_BACK, Fault.CRASH))]
 )
-def test_a_key_rotated_in_the_round_of_a_crash_convicts_nobody(fault: Fault) -> None:
+def test_key_rotated_in_the_round_of_a_crash_excludes_nobody(fault: Fault) -> None:
     for seed in range(20):
         net = VirtualNetwork(seed, rounds=12)
         net.signs = True
@@ -500,7 +500,7 @@ def doubled(seed: int, begin: float) -> VirtualNetwork:
     return net
 
 
-def test_a_second_peer_with_the_same_key_stops_before_it_has_served_anything() -> None:
+def test_second_peer_with_the_same_key_stops_before_serving() -> None:
     for seed in range(10):
         net = doubled(seed, 2.5 * PERIOD)
         assert net.twins[0].stops > 0
@@ -527,7 +527,7 @@ def test_after_catching_up_the_momentum_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("missed", "steps"), [(0, True), (1, False), (2, False)])
-def test_a_peer_that_sat_out_one_round_steps_on_and_one_that_missed_more_catches_up(missed: int, steps: bool) -> None:
+def test_peer_steps_on_after_one_missed_round_and_catches_up_after_more(missed: int, steps: bool) -> None:
     net = VirtualNetwork(1, rounds=12)
     net.at(4 * PERIOD + 9, lambda: net.peers[0].crash((missed + 0.5) * PERIOD))  # round 5 has ended
     net.run()
@@ -575,7 +575,7 @@ def test_hostile_answers_are_really_heard() -> None:
     )
 
 
-def test_an_old_disk_and_a_clock_behind_among_four_with_a_liar_frame_nobody() -> None:
+def test_old_disk_and_a_clock_behind_among_four_with_a_liar_frame_nobody() -> None:
     """The disk of a peer is put back while it restarts, and its wall clock is most of a round behind."""
     for seed in range(60):
         net = hostile(VirtualNetwork(seed, 4, 1, 3, 1, rounds=16), forging)

@@ -35,7 +35,7 @@ def membership(vectors: dict[str, Any]) -> Membership:
     return Membership(**content, members=members)
 
 
-def test_a_body_is_the_header_that_every_peer_computes_and_the_values(vectors: dict[str, Any]) -> None:
+def test_body_is_the_header_that_every_peer_computes_and_the_values(vectors: dict[str, Any]) -> None:
     given = vectors["model"]
     layout = wire.Layout(tuple(given["names"]), tuple(map(tuple, given["shapes"])), np.dtype("<f4"))
     x = np.array(given["values"], "<f4")
@@ -46,7 +46,7 @@ def test_a_body_is_the_header_that_every_peer_computes_and_the_values(vectors: d
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
-def test_a_coded_body_is_a_header_and_codes_that_everybody_decodes_alike(
+def test_coded_body_is_a_header_and_codes_that_everybody_decodes_alike(
     vectors: dict[str, Any], name: WireName
 ) -> None:
     model, given = vectors["model"], vectors["coded"][name]
@@ -60,7 +60,7 @@ def test_a_coded_body_is_a_header_and_codes_that_everybody_decodes_alike(
     assert decoded.tolist() == given["decoded"]
 
 
-def test_the_hash_of_a_membership_is_that_of_its_canonical_json(
+def test_membership_hash_is_that_of_its_canonical_json(
     vectors: dict[str, Any], membership: Membership, tmp_path: Path
 ) -> None:
     given = vectors["membership"]
@@ -70,14 +70,14 @@ def test_the_hash_of_a_membership_is_that_of_its_canonical_json(
     assert Membership.load(tmp_path / "members.toml").hash == given["hash"]
 
 
-def test_a_fingerprint_is_the_hash_of_the_certificates_der_bytes(vectors: dict[str, Any]) -> None:
+def test_fingerprint_is_the_hash_of_the_certificates_der_bytes(vectors: dict[str, Any]) -> None:
     given = vectors["certificate"]
     der = base64.b64decode("".join(given["pem"].splitlines()[1:-1]))
     assert hashlib.sha256(der).hexdigest() == given["fingerprint"]
     assert certificates.read_certificate(given["pem"]).fingerprint == given["fingerprint"]
 
 
-def test_a_signature_is_over_the_bytes_that_are_written_down(vectors: dict[str, Any], membership: Membership) -> None:
+def test_signature_is_over_the_bytes_that_are_written_down(vectors: dict[str, Any], membership: Membership) -> None:
     given, digest = vectors["signature"], bytes.fromhex(vectors["signature"]["digest"])
     assert of_member(membership, 0) == given["facts"]
     assert content_hash(given["facts"]) == given["facts_sha256"]
@@ -105,7 +105,7 @@ def test_evidence_and_what_was_seen_are_read(vectors: dict[str, Any], membership
     assert [found.member for found in witness.hear(roster, proof.round, vectors["seen"])] == [0]
 
 
-def test_a_request_is_read(vectors: dict[str, Any], membership: Membership) -> None:
+def test_request_is_read(vectors: dict[str, Any], membership: Membership) -> None:
     request = parse_request(vectors["request"].encode().removesuffix(b"\r\n\r\n"))
     assert (request.method, request.path) == ("GET", "/v1/model/7")
     assert request.headers["rpel-membership"] == membership.hash

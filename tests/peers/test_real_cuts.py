@@ -48,7 +48,7 @@ def recovered(net: ProcessNetwork) -> None:
     check_invariants(net)
 
 
-def test_a_peer_that_was_stopped_for_three_rounds_catches_up(apart: tuple[ProcessNetwork, Namespaces]) -> None:
+def test_peer_stopped_for_three_rounds_catches_up(apart: tuple[ProcessNetwork, Namespaces]) -> None:
     net, _ = apart
     peer, others = net.members[0], net.members[1:]
     before = len(peer.lines)
@@ -58,7 +58,7 @@ def test_a_peer_that_was_stopped_for_three_rounds_catches_up(apart: tuple[Proces
     assert "caught_up" in {line["outcome"] for line in peer.lines[before:]}
 
 
-def test_a_network_cut_in_halves_goes_on_in_each_and_joins_again(apart: tuple[ProcessNetwork, Namespaces]) -> None:
+def test_network_cut_in_halves_goes_on_in_each_and_joins_again(apart: tuple[ProcessNetwork, Namespaces]) -> None:
     net, network = apart
     left, right = net.members[:6], net.members[6:]
     for member, lines in during(net, network.split(), rounds=3).items():
@@ -69,7 +69,7 @@ def test_a_network_cut_in_halves_goes_on_in_each_and_joins_again(apart: tuple[Pr
     assert any("ok" in heard(member.lines[-3:], *right) for member in left)
 
 
-def test_a_peer_cut_off_freezes_and_catches_up(apart: tuple[ProcessNetwork, Namespaces]) -> None:
+def test_peer_cut_off_freezes_and_catches_up(apart: tuple[ProcessNetwork, Namespaces]) -> None:
     net, network = apart
     alone, others = net.members[3], [*net.members[:3], *net.members[4:]]
     seen = len(alone.lines)
@@ -82,7 +82,7 @@ def test_a_peer_cut_off_freezes_and_catches_up(apart: tuple[ProcessNetwork, Name
 
 
 @pytest.mark.full
-def test_a_link_that_carries_one_way_only_harms_nobody(apart: tuple[ProcessNetwork, Namespaces]) -> None:
+def test_link_that_carries_one_way_only_harms_nobody(apart: tuple[ProcessNetwork, Namespaces]) -> None:
     net, network = apart
     mute, deaf = net.members[0], net.members[6:]
     found = during(net, network.one_way(0, [member.number for member in deaf]), rounds=4)

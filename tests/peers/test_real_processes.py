@@ -70,7 +70,7 @@ def test_killed_real_peer_never_serves_two_versions_of_a_round(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
+def test_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=0)) as net, Observer(net, net.members[3]) as observer:
         liar = net.members[0]
         net.start(*net.members[:3])
@@ -86,7 +86,7 @@ def test_the_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
 # --- 5: credentials -------------------------------------------------------------------------------------------------
 
 
-def test_without_its_key_a_peer_refuses_to_start_in_one_sentence(tmp_path: Path) -> None:
+def test_real_peer_without_key_refuses_to_start(tmp_path: Path) -> None:
     net = ProcessNetwork(tmp_path)
     peer = net.members[3]
     (peer.folder / "peer.key").unlink()
@@ -153,7 +153,7 @@ def test_full_disk_serves_and_loses_nothing_and_the_peer_resumes(tmp_path: Path,
 
 
 @pytest.mark.full
-def test_a_truncated_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+def test_truncated_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path) as net:
         peer = net.members[0]
         net.start()

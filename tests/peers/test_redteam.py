@@ -75,7 +75,7 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
 
 
 @pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest", "fang"])
-def test_each_victim_gets_the_forgery_that_the_library_makes_for_it(tmp_path: Path, name: str) -> None:
+def test_red_team_sends_each_victim_the_library_forgery(tmp_path: Path, name: str) -> None:
     async def scenario() -> tuple[set[str], Models, Any]:
         async with drilled(tmp_path, name) as drill:
             results, rows = await drill.pulls()
@@ -92,7 +92,7 @@ def test_each_victim_gets_the_forgery_that_the_library_makes_for_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["old_round", "wrong_size", "garbage"])
-def test_what_is_no_model_of_the_round_arrives_as_malformed(tmp_path: Path, name: str) -> None:
+def test_reply_that_is_no_model_of_the_round_is_malformed(tmp_path: Path, name: str) -> None:
     async def scenario() -> set[str]:
         async with drilled(tmp_path, name) as drill:
             return (await drill.pulls())[0]
@@ -101,7 +101,7 @@ def test_what_is_no_model_of_the_round_arrives_as_malformed(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("extra", [-1, -(10**6), 1, 10**12])
-def test_any_wrong_size_arrives_as_malformed(tmp_path: Path, extra: int) -> None:
+def test_reply_of_wrong_size_is_malformed(tmp_path: Path, extra: int) -> None:
     async def scenario() -> set[str]:
         async with drilled(tmp_path, "wrong_size", extra=extra) as drill:
             return (await drill.pulls())[0]
@@ -110,7 +110,7 @@ def test_any_wrong_size_arrives_as_malformed(tmp_path: Path, extra: int) -> None
 
 
 @pytest.mark.parametrize("name", ["silence", "slow"])
-def test_who_is_silent_or_slow_is_late_at_any_deadline(tmp_path: Path, name: str) -> None:
+def test_silent_or_slow_attacker_is_late_at_any_deadline(tmp_path: Path, name: str) -> None:
     async def scenario() -> set[str]:
         async with drilled(tmp_path, name) as drill:
             return (await drill.pulls(within=1.0))[0]
@@ -138,7 +138,7 @@ def test_nan_arrives_as_a_whole_model(tmp_path: Path) -> None:
     assert np.isnan(rows).all()
 
 
-def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
+def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with drilled(tmp_path, "flood", rate=1000) as drill:
             results, rows = await drill.pulls()
@@ -156,7 +156,7 @@ def test_a_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:
+def test_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:
     """Round 1 rose from the common initial model in every coordinate; round 2 fell: the forgery changes sides."""
     team = RedTeam(found(tmp_path, HONEST + 1, byzantine=1).configs[HONEST], "fang")
     senders, first = list(range(HONEST)), np.abs(MODELS) + 1
@@ -221,7 +221,7 @@ def _log(net: NetworkFiles, peer: int) -> list[str]:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4)
     path = net.configs[3].state_dir.parent / "peer.toml"
     path.write_text(path.read_text().replace("peer-3", "stranger"))
@@ -230,7 +230,7 @@ def test_a_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "'stranger' is not a member" in capsys.readouterr().err
 
 
-def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
+def test_red_team_member_without_key_is_refused(tmp_path: Path) -> None:
     net = found(tmp_path, 4)
     net.configs[3].certificate.write_text(net.configs[2].certificate.read_text())
     with pytest.raises(ValueError, match="fingerprint"):
@@ -251,6 +251,6 @@ def test_a_member_without_its_key_cannot_drill(tmp_path: Path) -> None:
         ("alie", ["z"], "write key=value"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(name: str, given: list[str], sentence: str) -> None:
+def test_impossible_red_team_drill_is_refused(name: str, given: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         drill(name, parse_pairs(given, "parameter", "z=1.5"))

@@ -47,7 +47,7 @@ def network(folder: Path, task: str, outputs: int, capsys: pytest.CaptureFixture
     return folder / "peer.toml"
 
 
-def test_a_rehearsal_splits_one_s_own_data_and_begins_with_the_network_s_model(
+def test_rehearsal_splits_user_data_and_starts_from_the_network_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "rehearsed", raising=False)

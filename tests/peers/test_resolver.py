@@ -56,7 +56,7 @@ def test_names_that_never_resolve_take_one_look_up_each_and_hold_up_no_other_nam
     asyncio.run(scenario())
 
 
-def test_a_literal_address_is_never_looked_up() -> None:
+def test_literal_address_is_never_looked_up() -> None:
     def refused(*_: object, **__: object) -> list[Any]:
         raise AssertionError
 
@@ -70,7 +70,7 @@ def test_a_literal_address_is_never_looked_up() -> None:
     asyncio.run(scenario())
 
 
-def test_where_a_member_was_reached_is_tried_again_while_its_name_does_not_resolve(
+def test_last_known_address_is_tried_while_a_name_does_not_resolve(
     tmp_path: Path, lookup: Callable[..., list[Any]]
 ) -> None:
     kept = tmp_path / "addresses.json"
@@ -171,5 +171,5 @@ def test_eight_members_whose_names_never_resolve_keep_nobody_from_hearing_the_ot
 
 
 @pytest.mark.integration
-def test_an_address_that_swallows_packets_costs_a_quarter_of_a_second(tmp_path: Path) -> None:
+def test_address_that_swallows_packets_costs_a_quarter_of_a_second(tmp_path: Path) -> None:
     assert inside(tmp_path, HOLE) == ["127.0.0.1", 1]

@@ -84,7 +84,7 @@ def recorded(round: int) -> Memory:
     return Memory(Checkpoint(round - 1, np.full(1, 2.0)), record, last_round=round, published=(round,))
 
 
-def test_a_round_resumed_after_a_change_of_plan_trims_by_the_new_plan() -> None:
+def test_round_resumed_after_a_change_of_plan_trims_by_the_new_plan() -> None:
     later = replace(TERMS, rule=rule("nnm+trimmed_mean", f=3))
     driver = Driver(now=41.0, memory=recorded(5), enter=lambda round: later if round >= 5 else TERMS).to(5)
     report = driver.of(protocol.Tell)[0].report
@@ -97,7 +97,7 @@ OUTER = replace(TERMS, outer=NesterovOuter(lr=0.5, momentum=0.9))
 
 
 @pytest.mark.parametrize("checkpoint", [None, Checkpoint(2, np.full(1, 9.0), v=np.full(1, 9.0))], ids=["no", "old"])
-def test_a_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint: Checkpoint | None) -> None:
+def test_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint: Checkpoint | None) -> None:
     """The checkpoint of the round before was refused by the disk: the record alone has both."""
     record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
     memory = Memory(checkpoint, record, last_round=5, published=(5,))
@@ -115,14 +115,14 @@ def test_unfinished_round_keeps_the_outer_velocity() -> None:
     assert driver.of(protocol.Save)[0].checkpoint.v == pytest.approx(0.9 * 4 + (3 - 1))
 
 
-def test_a_round_recorded_by_a_peer_that_is_a_member_no_longer_asks_nobody() -> None:
+def test_round_recorded_by_a_peer_that_is_a_member_no_longer_asks_nobody() -> None:
     driver = Driver(now=41.0, memory=recorded(5), enter=lambda round: None)
     with pytest.raises(StopIteration):
         driver.to(5)
     assert driver.of(protocol.Pull) == []
 
 
-def test_a_model_that_is_not_finite_gives_way_to_the_others_and_is_never_stepped() -> None:
+def test_model_that_is_not_finite_gives_way_to_the_others_and_is_never_stepped() -> None:
     """Models that diverge are finite one by one, and their mean is not."""
 
     def diverged(round: int, table: Models) -> None:
@@ -141,7 +141,7 @@ def test_a_model_that_is_not_finite_gives_way_to_the_others_and_is_never_stepped
     ("now", "first"),
     [(-0.2, 1), (5.0, 2), (9.4, 2), (9.6, 3), (29.6, 5)],
 )
-def test_a_start_sits_out_the_round_that_runs_or_is_about_to_begin(now: float, first: int) -> None:
+def test_start_sits_out_the_round_that_runs_or_is_about_to_begin(now: float, first: int) -> None:
     driver = Driver(now).to(first)
     assert driver.of(protocol.Tell)[0].report.round == first
     assert [effect.round for effect in driver.of(protocol.Pull)] == [first]
@@ -158,7 +158,7 @@ FEW = replace(TERMS, nodes=4, byzantine=1, pull=3, rule=rule("nnm+trimmed_mean",
         ((0.0, 0.0, -1e6), 9),  # 2b + 1: the median is between honest ones
     ],
 )
-def test_a_peer_that_few_tell_the_time_computes_nothing_for_a_whole_round(
+def test_peer_with_too_few_clock_answers_sits_out_a_whole_round(
     clocks: tuple[float, ...], first: int
 ) -> None:
     """Its disk may be old and its clock behind: a round that it seems to begin may be one that it has played."""

@@ -27,7 +27,7 @@ def fingerprint(seed: int) -> str:
     return hashlib.sha256(repr(scheduled(seed).run().trace).encode()).hexdigest()
 
 
-def test_any_seed_replays_identically() -> None:
+def test_fault_schedule_replays_identically() -> None:
     first, second = ([fingerprint(seed) for seed in range(8)] for _ in range(2))
     assert first == second
     assert len(set(first)) == 8
@@ -47,17 +47,17 @@ def test_once_faults_end_every_honest_peer_aggregates_within_10_rounds(block: in
     assert [line for seed in range(25 * block, 25 * block + 25) for line in stuck(seed)] == []
 
 
-def test_one_liar_and_a_wrong_clock_do_not_end_a_peer_before_the_last_round() -> None:
+def test_wrong_clock_and_one_liar_do_not_end_a_peer_early() -> None:
     """n = 4: a clock far ahead and one liar's outvote the one honest member that answers; the peer refuses to start."""
     net, waiting = healed(396)
     assert waiting == []
     assert any("is over" in (peer.refused or "") for peer in net.peers)
 
 
-def test_a_peer_that_was_told_the_run_is_over_takes_part_once_its_clock_is_right() -> None:
+def test_peer_with_a_clock_past_the_end_takes_part_once_it_is_right() -> None:
     assert stuck(1648) == []
 
 
 @pytest.mark.parametrize("seed", [1089, 1149])
-def test_a_network_that_crashes_while_rounds_pause_plays_on_after_the_pause(seed: int) -> None:
+def test_network_that_crashes_while_rounds_pause_plays_on_after_the_pause(seed: int) -> None:
     assert stuck(seed) == []

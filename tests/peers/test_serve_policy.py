@@ -7,7 +7,7 @@ from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
 
 
-def test_a_member_has_two_requests_open_and_the_third_is_refused() -> None:
+def test_member_has_two_requests_open_and_the_third_is_refused() -> None:
     desk = ServePolicy()
     assert [desk.request(7, round).kind for round in (1, 2)] == ["wait", "wait"]
     third = desk.request(7, round=1)  # of which it may have one more body
@@ -29,7 +29,7 @@ def test_initial_models_are_limited_like_half_steps_per_period() -> None:
 
 
 @pytest.mark.parametrize(("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)])
-def test_the_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int) -> None:
+def test_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int) -> None:
     desk = ServePolicy()
     desk.skip(3)
     desk.publish(4)
@@ -37,7 +37,7 @@ def test_the_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int)
     assert (found.kind, found.code) == (kind, code)
 
 
-def test_a_round_further_ahead_is_refused_at_once() -> None:
+def test_round_further_ahead_is_refused_at_once() -> None:
     desk = ServePolicy()
     desk.publish(4)
     for round in (7, 8, 24, 10**9):
@@ -46,7 +46,7 @@ def test_a_round_further_ahead_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(("offsets", "moved"), [([], 0.0), ([5.0], 0.0), ([5.0] * 3, 0.0), ([5.0] * 4, 0.1)])
-def test_a_clock_follows_only_answers_enough_to_outvote_the_hostile(offsets: list[float], moved: float) -> None:
+def test_clock_follows_only_answers_enough_to_outvote_the_hostile(offsets: list[float], moved: float) -> None:
     clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
     assert clock.slew(offsets, hostile=2) == (5.0 if moved else 0.0)
     assert clock.position() == pytest.approx(25.0 + moved)

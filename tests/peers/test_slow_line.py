@@ -57,7 +57,7 @@ class NarrowLine:
 
 
 @pytest.mark.integration
-def test_as_many_models_come_over_a_narrow_line_as_it_carried(tmp_path: Path) -> None:
+def test_narrow_line_delivers_as_many_models_as_it_carries(tmp_path: Path) -> None:
     async def scenario() -> tuple[list[str], float]:
         async with loopback(tmp_path, n=ASKED + 1, layout=BIG) as net:
             within = brief(8.0)

@@ -74,7 +74,7 @@ def test_coded_half_steps_are_served_as_they_travel_and_come_back_exact(tmp_path
         assert other.memory().published == ()
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+def test_stored_record_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path / "state", range(1, 6))
     with Store(tmp_path / "state", LAYOUT) as store:
         memory = store.memory()
@@ -113,13 +113,13 @@ def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -
         assert served(store, 2) == wire(2), "neither is ever served"
 
 
-def test_an_empty_folder_remembers_nothing(tmp_path: Path) -> None:
+def test_empty_folder_remembers_nothing(tmp_path: Path) -> None:
     with Store(tmp_path, LAYOUT) as store:
         memory = store.memory()
         assert (memory.checkpoint, memory.record, memory.last_round, memory.published) == (None, None, 0, ())
 
 
-def test_a_catch_up_round_is_remembered_and_never_served(tmp_path: Path) -> None:
+def test_catch_up_round_is_remembered_and_never_served(tmp_path: Path) -> None:
     with Store(tmp_path, LAYOUT) as store:
         assert store.persist(Record(4, (1, 2), None), b"momentum")
         assert store.open_body(4) is None
@@ -138,7 +138,7 @@ def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
         assert served(store, 2) == wire(2)
 
 
-def test_an_evicted_body_is_served_to_its_end(tmp_path: Path) -> None:
+def test_evicted_body_in_transfer_is_served_completely(tmp_path: Path) -> None:
     with Store(tmp_path, LAYOUT) as store:
         store.persist(record(1))
         body = store.open_body(1)
@@ -161,7 +161,7 @@ def damages(path: Path) -> Iterator[bytes]:
     yield whole + b"\0"
 
 
-def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
+def test_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 5))
     path = tmp_path / "half-4.rec"
     with Store(tmp_path, LAYOUT) as store:
@@ -178,7 +178,7 @@ def test_a_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
                 store.persist(record(4, seed=9))
 
 
-def test_a_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: Path) -> None:
+def test_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: Path) -> None:
     ours = Layout(("w", "b"), ((2,), (2,)), np.dtype("float32"))
     with Store(tmp_path, ours) as store:
         assert store.save(Checkpoint(1, np.arange(4, dtype=np.float32)))
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: 
         assert store.memory().checkpoint is None
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 5))
     path = tmp_path / "checkpoint-4.ckpt"
     with Store(tmp_path, LAYOUT) as store:
@@ -198,14 +198,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
             np.testing.assert_array_equal(kept.x, model(103))
 
 
-def test_a_record_under_another_rounds_name_is_not_served(tmp_path: Path) -> None:
+def test_record_under_another_rounds_name_is_not_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
     (tmp_path / "half-2.rec").rename(tmp_path / "half-7.rec")
     with Store(tmp_path, LAYOUT) as store:
         assert (store.memory().last_round, store.memory().published) == (7, (1,))
 
 
-def test_another_kind_of_model_is_not_served(tmp_path: Path) -> None:
+def test_model_of_another_layout_is_not_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
     with Store(tmp_path, Layout(("v", "b"), ((5, 3), (5,)), np.dtype("float32"))) as store:
         memory = store.memory()
@@ -243,7 +243,7 @@ def killed_at(line: int, work: Callable[[], None]) -> bool:
 
 
 @pytest.mark.integration
-def test_a_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None:
+def test_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None:
     fill(tmp_path / "start", range(1, 5))
     line, died, seen = 0, True, set()
     while died:
@@ -306,12 +306,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", path], check=True)
 
 
-def test_a_full_disk_leaves_what_was_there(tiny_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_leaves_what_was_there(tiny_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tiny_disk / "state", range(1, 3))
     check_refused(tiny_disk / "state", caplog)
 
 
-def test_a_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path, range(1, 3))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -382,7 +382,7 @@ def test_failed_write_keeps_older_records_and_retires_its_round(
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_why_a_file_could_not_be_written_is_told(
+def test_failed_write_reports_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
 ) -> None:
     with Store(tmp_path / "state", LAYOUT) as store:
@@ -393,7 +393,7 @@ def test_why_a_file_could_not_be_written_is_told(
         assert store.trouble == ""
 
 
-def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
+def test_deleted_state_folder_is_recreated_private_and_locked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path / "state", range(1, 4))
@@ -409,7 +409,7 @@ def test_a_deleted_folder_is_made_again_for_its_owner_alone_and_locked_again(
             Store(tmp_path / "state", LAYOUT)
 
 
-def test_a_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path) -> None:
     with Store(tmp_path / "state", LAYOUT) as store:
         shutil.rmtree(tmp_path / "state")
         with Store(tmp_path / "state", LAYOUT) as other:
@@ -452,7 +452,7 @@ def befall(coins: random.Random, disk: Disk, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_virtual_networks_disk_remembers_what_a_store_does(
+def test_virtual_networks_disk_remembers_what_a_store_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Whatever is written, refused, damaged, copied, put back and deleted between starts."""

@@ -47,7 +47,7 @@ def test_member_slower_than_a_period_takes_part_in_every_second_round(memory: in
     assert any(round % 2 == 0 for round, _ in asked if round > 3), "it was asked in rounds that it skipped"
 
 
-def test_without_max_age_the_same_member_never_aggregates() -> None:
+def test_slow_member_without_max_age_never_aggregates() -> None:
     net = slow(1.3, max_age=0)
     assert "aggregated" not in net.outcomes(0)
     assert any(forgotten for _, forgotten in net.peers[0].steps)
@@ -58,7 +58,7 @@ def test_rounds_skipped_beyond_max_age_are_missed() -> None:
     assert set(net.outcomes(0)) == {"caught_up"}
 
 
-def test_a_step_just_too_late_for_its_round_opens_the_next_one() -> None:
+def test_step_too_late_for_its_round_opens_the_next() -> None:
     net = slow(0.35, max_age=1)  # of a deadline of .6: ready before it, and after its half
     assert [report.round for report in net.peers[0].reports][:3] == [2, 3, 4]  # it began the next steps at once
 
@@ -105,7 +105,7 @@ def remembering(seed: int = 3, rounds: int = 8) -> VirtualNetwork:
     return net
 
 
-def test_the_first_round_asks_for_a_whole_window_and_later_ones_for_s_others() -> None:
+def test_first_round_asks_for_a_whole_window_later_rounds_for_s() -> None:
     net = remembering().run()
     assert net.broken == []
     for peer in net.peers:
@@ -118,7 +118,7 @@ def test_the_first_round_asks_for_a_whole_window_and_later_ones_for_s_others() -
     ("point", "down", "asked"),
     [("Pull", 1.0, [8, 4, 4, 4, 4]), ("Step", 0.1, [8, 4, 4, 4, 4]), ("Pull", 8.0, [8, 4, 4, 8, 4])],
 )
-def test_a_restart_uses_what_was_drawn_and_refills_only_for_a_round_never_drawn(
+def test_restart_uses_what_was_drawn_and_refills_only_for_a_round_never_drawn(
     point: str, down: float, asked: list[int]
 ) -> None:
     """In round 4: within it the same draw and window; before it was drawn the window; after it, nobody knows what they
@@ -147,7 +147,7 @@ def test_draws_that_overlap_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert any("overlap" in broken for broken in remembering().run().broken)
 
 
-def test_the_window_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
+def test_window_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
     rows = np.arange(3 * SMALL.d, dtype=np.float32).reshape(3, -1)
     window = (Remembered(4, (2, 5), rows, "hash"), Remembered(3, (1, 0), rows[:1], "hash"))
     with Store(tmp_path / "state", SMALL) as store:
@@ -160,7 +160,7 @@ def test_the_window_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
     assert [one.rows.tobytes() for one in kept.window] == [rows.tobytes(), rows[:1].tobytes()]
 
 
-def test_a_founding_plans_for_the_window(tmp_path: Path) -> None:
+def test_founding_plans_for_the_window(tmp_path: Path) -> None:
     one, two = (Founding(run="ward", nodes=30, byzantine=3, rounds=200, epoch=1.8e9, memory=c) for c in (1, 2))
     assert (one.plan.pull, two.plan.pull) == (12, 8)
     m = two.membership("0" * 64, "0" * 64)
@@ -173,7 +173,7 @@ def test_a_founding_plans_for_the_window(tmp_path: Path) -> None:
 # --- answers that are older ------------------------------------------------------------------------------------------
 
 
-def test_an_older_round_is_given_where_the_one_asked_for_is_late_or_was_passed_over() -> None:
+def test_older_round_is_given_where_the_one_asked_for_is_late_or_was_passed_over() -> None:
     policy = ServePolicy()
     for round in (3, 4):
         policy.publish(round)
@@ -187,7 +187,7 @@ def test_an_older_round_is_given_where_the_one_asked_for_is_late_or_was_passed_o
 
 
 @pytest.mark.parametrize(("said", "right"), [(7, True), (6, True), (5, True), (4, False), (8, False)])
-def test_an_answer_is_accepted_within_max_age_and_says_its_round(said: int, right: bool) -> None:
+def test_answer_within_max_age_is_accepted_and_names_its_round(said: int, right: bool) -> None:
     reply = Reception(SMALL, np.zeros(SMALL.d, np.float32), round=7, max_age=2)
     headers = {"Content-Length": str(SMALL.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(said)}
     if right:
@@ -199,7 +199,7 @@ def test_an_answer_is_accepted_within_max_age_and_says_its_round(said: int, righ
 
 
 @pytest.mark.integration
-def test_a_late_member_sends_its_newest_half_step_over_tls(tmp_path: Path) -> None:
+def test_late_member_sends_the_newest_half_step_over_tls(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             older = net.membership.replace(max_age=1)

@@ -24,7 +24,7 @@ def timetables(draw: st.DrawFn) -> Timetable:
 
 
 @given(timetables())
-def test_rounds_come_one_after_the_other_each_within_its_hours(times: Timetable) -> None:
+def test_rounds_are_consecutive_and_within_the_hours(times: Timetable) -> None:
     assert list(times.wrong()) == []
     for t, (start, following) in enumerate(pairwise(times.start(t) for t in range(1, 130)), 1):
         assert following >= times.end(t) - 1e-6
@@ -37,7 +37,7 @@ def test_rounds_come_one_after_the_other_each_within_its_hours(times: Timetable)
     assert times.round(-1e-6) == 0
 
 
-def test_a_night_is_left_when_no_whole_round_fits_any_more() -> None:
+def test_night_ends_when_no_whole_round_fits() -> None:
     """Founded at 21:30 for the nights from 20:00 to 06:00, rounds of two hours."""
     at = datetime(2030, 1, 7, 21, 30, tzinfo=UTC).timestamp()
     times = Timetable([Pace(epoch=at, period=7200.0, hours="20:00-06:00")])
@@ -54,5 +54,5 @@ def test_a_night_is_left_when_no_whole_round_fits_any_more() -> None:
         ([Pace(epoch=0, period=10), Pace(epoch=50, period=10, epoch_round=1)], "the nearest is 2"),
     ],
 )
-def test_what_cannot_be_is_said(paces: list[Pace], words: str) -> None:
+def test_impossible_hours_are_refused(paces: list[Pace], words: str) -> None:
     assert words in " ".join(Timetable(paces).wrong())

@@ -34,7 +34,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_published_model_arrives_bit_for_bit(tmp_path: Path) -> None:
+def test_published_model_arrives_bit_for_bit(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             x = model(SMALL, 1)
@@ -48,7 +48,7 @@ def test_a_published_model_arrives_bit_for_bit(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_one_connection_serves_many_requests(tmp_path: Path) -> None:
+def test_connection_serves_many_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for t in range(1, 6):
@@ -59,7 +59,7 @@ def test_one_connection_serves_many_requests(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_request_waits_until_its_round_is_published(tmp_path: Path) -> None:
+def test_request_waits_until_the_round_is_published(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             waiting = asyncio.create_task(net.pull(0, 1, 1))
@@ -74,7 +74,7 @@ def test_a_request_waits_until_its_round_is_published(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path: Path) -> None:
+def test_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, limits=Limits(patience=0.05)) as net:
             assert (await net.pull(0, 1, 1, within=brief(0.4)))[0] == "late"
@@ -87,7 +87,7 @@ def test_a_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_reader_that_leaves_frees_its_place(tmp_path: Path) -> None:
+def test_disconnected_reader_frees_its_slot(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for asked in range(3):  # more than may be open at once
@@ -102,7 +102,7 @@ def test_a_reader_that_leaves_frees_its_place(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_silent_address_is_unreachable(tmp_path: Path) -> None:
+def test_silent_address_is_unreachable(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             await net.transports[1].stop()
@@ -111,7 +111,7 @@ def test_a_silent_address_is_unreachable(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_peer_that_starts_late_is_still_reached(tmp_path: Path) -> None:
+def test_late_starting_peer_is_reached(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             port = net.transports[1].port
@@ -127,7 +127,7 @@ def test_a_peer_that_starts_late_is_still_reached(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_clocks_and_status_and_the_initial_model(tmp_path: Path) -> None:
+def test_clock_status_and_initial_model_are_served(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.stores[1].ahead, net.stores[2].ahead = 100.0, -7.0
@@ -167,7 +167,7 @@ def test_strangers_reach_no_handler(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.stores[1].put(1, model(SMALL, 1))
@@ -187,7 +187,7 @@ def test_an_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytes
     asyncio.run(scenario())
 
 
-def test_a_member_at_anothers_address_is_told_nothing_and_believed_nothing(tmp_path: Path) -> None:
+def test_member_at_the_wrong_address_is_neither_asked_nor_believed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.stores[2].put(1, model(SMALL, 1))
@@ -200,7 +200,7 @@ def test_a_member_at_anothers_address_is_told_nothing_and_believed_nothing(tmp_p
     asyncio.run(scenario())
 
 
-def test_other_memberships_are_told_so_and_get_no_model(tmp_path: Path) -> None:
+def test_request_under_another_membership_gets_409_and_no_model(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.stores[1].put(1, model(SMALL, 1))
@@ -220,7 +220,7 @@ def _stranger(folder: Path) -> str:
     return credentials(folder, "new").pem
 
 
-def test_a_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path: Path) -> None:
+def test_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for i in (0, 1):
@@ -246,7 +246,7 @@ def test_a_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path
     asyncio.run(scenario())
 
 
-def test_without_key_or_certificate_nothing_starts(tmp_path: Path) -> None:
+def test_server_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
     own, other = credentials(tmp_path, "peer-0"), credentials(tmp_path, "peer-1")
     alone = membership([Member.of("peer-0", "https://127.0.0.1:1", own.pem)])
 

@@ -110,7 +110,7 @@ async def ask(net: Loopback, script: Script, within: float) -> tuple[str, Models
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, expected = REPLIES[name]
     pieces = got(monkeypatch)
 
@@ -130,7 +130,7 @@ def test_a_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkey
     asyncio.run(scenario())
 
 
-def test_a_slow_drip_ends_at_the_deadline(tmp_path: Path) -> None:
+def test_slow_drip_ends_at_the_deadline(tmp_path: Path) -> None:
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in head(SMALL, ROUND) + BODY:
             writer.write(bytes([byte]))
@@ -153,7 +153,7 @@ REFUSAL = status("425 Too Early", "Content-Length: 0")
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_whoever_keeps_sending_is_cut_off(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_reply_is_cut_off(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that would send for ever: it is stopped by the closed connection, not by its own end."""
     pieces, sent = got(monkeypatch), 0
     piece = REFUSAL * 1000 if name == "refusals" else bytes(64 << 10)
@@ -180,7 +180,7 @@ def test_whoever_keeps_sending_is_cut_off(tmp_path: Path, name: str, monkeypatch
     asyncio.run(scenario())
 
 
-def test_bytes_on_a_connection_that_waits_close_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces, came, gone = got(monkeypatch), asyncio.Event(), asyncio.Event()
 
     async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

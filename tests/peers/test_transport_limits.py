@@ -51,7 +51,7 @@ def test_only_plain_requests_are_answered(tmp_path: Path, path: str, method: str
     asyncio.run(scenario())
 
 
-def test_requests_sent_before_the_answer_wait_and_pile_nothing_up(tmp_path: Path) -> None:
+def test_pipelined_requests_wait_and_are_not_buffered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path, limits=Limits(burst=1, hold=0.2)) as net:
             _, writer = await asyncio.open_connection(
@@ -87,7 +87,7 @@ def test_headers_are_small(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_member_is_given_two_bodies_of_a_round_then_refused(tmp_path: Path) -> None:
+def test_member_is_given_two_bodies_of_a_round_then_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             for t in (1, 2):
@@ -101,7 +101,7 @@ def test_a_member_is_given_two_bodies_of_a_round_then_refused(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_a_body_cut_off_by_its_reader_counts(tmp_path: Path) -> None:
+def test_aborted_body_counts_against_the_limit(tmp_path: Path) -> None:
     large = flat_layout(2_000_000)
 
     async def scenario() -> None:
@@ -132,7 +132,7 @@ def test_two_requests_may_be_open_and_a_third_is_refused(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Path) -> None:
+def test_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Path) -> None:
     large = flat_layout(10_000_000)  # more than the kernel's buffers hold
 
     async def scenario() -> None:
@@ -152,7 +152,7 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_a_members_oldest_connection_gives_way(tmp_path: Path) -> None:
+def test_members_oldest_connection_gives_way(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             context, port = asking(net, net.credentials[0]), net.transports[1].port
@@ -169,7 +169,7 @@ def test_a_members_oldest_connection_gives_way(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_of_many_connections_of_a_member_at_once_only_its_share_stays(tmp_path: Path) -> None:
+def test_simultaneous_connections_of_a_member_are_limited(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             context, serving = asking(net, net.credentials[0]), net.transports[1]
@@ -205,7 +205,7 @@ def test_connections_that_never_shake_hands_give_way_and_end(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="reaches into this interpreter's ssl objects")
-def test_a_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_path: Path) -> None:
+def test_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_path: Path) -> None:
     """TLS 1.3 lets a client ask for new keys as often as it likes; each answer would wait here for its reader."""
     library = ctypes.CDLL(_ssl.__file__)
     library.SSL_key_update.argtypes = [ctypes.c_void_p, ctypes.c_int]

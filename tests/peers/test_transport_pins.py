@@ -72,7 +72,7 @@ def _lenient(pem: str) -> certificates.Certificate:
     )
 
 
-def test_a_minted_certificate_is_hung_up_on_before_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minted_client_certificate_is_dropped_before_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             minting = Minting(tmp_path, net, monkeypatch)
@@ -96,7 +96,7 @@ def test_a_minted_certificate_is_hung_up_on_before_any_request(tmp_path: Path, m
     asyncio.run(scenario())
 
 
-def test_a_member_that_serves_with_a_minted_certificate_is_told_nothing(
+def test_server_with_a_minted_certificate_is_sent_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -124,7 +124,7 @@ def test_a_member_that_serves_with_a_minted_certificate_is_told_nothing(
     asyncio.run(scenario())
 
 
-def test_a_request_of_somebody_who_is_a_member_no_longer_is_not_answered(tmp_path: Path) -> None:
+def test_request_of_a_former_member_is_not_answered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             shop = net.stores[1]

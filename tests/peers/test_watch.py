@@ -31,12 +31,12 @@ HONEST = {
 }
 
 
-def test_an_honest_answer_is_shown_as_it_is() -> None:
+def test_honest_status_is_shown_unchanged() -> None:
     one = seen("a", HONEST, rounds=9)
     assert one == Seen("a", State.TRAINING, 3, 0.75, HONEST["pulls"], degraded=1)  # type: ignore[arg-type]
 
 
-def test_a_member_is_ready_only_if_it_says_so_plainly() -> None:
+def test_member_is_shown_ready_only_on_a_boolean_true() -> None:
     assert seen("a", HONEST | {"ready": True}, rounds=9).ready
     for said in ({}, {"ready": False}, {"ready": "yes"}, {"ready": 1}):
         assert not seen("a", HONEST | said, rounds=9).ready
@@ -53,7 +53,7 @@ def test_a_member_is_ready_only_if_it_says_so_plainly() -> None:
         (Answer(PullResult.REFUSED, membership="0" * 64), "other membership"),
     ],
 )
-def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
+def test_member_state_is_one_of_the_known_words(said: Any, state: str) -> None:
     assert seen("a", said, rounds=9).state == state
 
 
@@ -81,11 +81,11 @@ def test_the_state_is_one_of_a_few_words(said: Any, state: str) -> None:
         {"convicted": ["a"] * 1001},
     ],
 )
-def test_an_answer_that_makes_no_sense_is_malformed_and_nothing_of_it_is_shown(said: Any) -> None:
+def test_malformed_status_is_named_and_not_shown(said: Any) -> None:
     assert seen("a", HONEST | said, rounds=9) == Seen("a", State.MALFORMED)
 
 
-def test_a_member_is_shown_as_convicted_when_more_than_b_others_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_member_is_shown_excluded_when_more_than_b_others_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [seen(id, HONEST | {"convicted": ["c"] if id != "c" else ["a"]}, 9) for id in "abc"]
     assert watch.convicted(rows, byzantine=1) == {"c"}
     stdout().print(members_now("network demo", rows, convicted=watch.convicted(rows, byzantine=1)))
@@ -101,7 +101,7 @@ def test_after_the_last_round_a_member_that_left_is_finished() -> None:
     assert seen("a", Answer(PullResult.MALFORMED), rounds=9, over=True).state == "malformed"
 
 
-def test_the_table_fits_80_columns_whatever_the_members_are_called_and_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_fits_80_columns_whatever_the_members_are_called_and_say(capsys: pytest.CaptureFixture[str]) -> None:
     said = HONEST | {"round": 99_999, "pulls": dict.fromkeys(HONEST["pulls"], 99_999)}  # type: ignore[call-overload]
     rows = [seen("hospital-of-the-holy-spirit", said, 10**5), seen("b", Answer(PullResult.REFUSED, membership="0"), 9)]
     stdout().print(members_now("network demo", rows))
@@ -110,12 +110,12 @@ def test_the_table_fits_80_columns_whatever_the_members_are_called_and_say(capsy
     assert max(map(len, lines)) <= 80
 
 
-def test_a_networks_name_is_shown_as_it_is_and_never_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_name_is_shown_without_terminal_commands(capsys: pytest.CaptureFixture[str]) -> None:
     stdout().print(members_now("network [/x]\x1b[2J", [seen("a", HONEST, 9)]))
     assert capsys.readouterr().out.splitlines()[0].rstrip() == "network [/x]\\x1b[2J"
 
 
-def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [seen("a", HONEST, 9), seen("b", Answer(PullResult.LATE), 9), seen("c", HONEST, 9)]
     stdout().print(members_now("network demo", rows, hostile={"c"}))
     lines = capsys.readouterr().out.splitlines()
@@ -124,7 +124,7 @@ def test_the_table_has_a_row_for_everybody(capsys: pytest.CaptureFixture[str]) -
     assert lines[4].split() == ["c", "hostile"]
 
 
-def test_a_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(3)]
     with ended(peers):
@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_with_130_and_no_traceback(
     assert "Traceback" not in err
 
 
-def test_a_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4)
     path = net.configs[3].state_dir.parent / "peer.toml"
     path.write_text(path.read_text().replace("peer-3", "stranger"))
@@ -174,7 +174,7 @@ def test_a_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "'stranger' is not a member" in capsys.readouterr().err
 
 
-def test_a_member_whose_key_has_a_passphrase_can_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_member_whose_key_has_a_passphrase_can_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4)
     own, path = net.configs[3], net.configs[3].state_dir.parent / "peer.toml"
     key = serialization.load_pem_private_key(own.key.read_bytes(), None)

@@ -57,7 +57,7 @@ def some_values(layout: Layout, seed: int = 0) -> Models:
 
 
 @given(layouts(), st.integers(0, 99))
-def test_a_body_is_what_the_safetensors_library_reads(layout: Layout, seed: int) -> None:
+def test_body_is_what_the_safetensors_library_reads(layout: Layout, seed: int) -> None:
     flat = some_values(layout, seed)
     read = safetensors.numpy.load(body(layout, flat))
     assert read.keys() == set(layout.names)
@@ -94,7 +94,7 @@ def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.Te
         np.testing.assert_array_equal(part, wire.split(layout, flat)[name])
 
 
-def test_a_torch_module_has_the_layout_of_its_parameters_in_their_order() -> None:
+def test_torch_module_has_the_layout_of_its_parameters_in_their_order() -> None:
     module = models.model("cifar10")
     layout = Layout.of(module.named_parameters())
     assert dict(zip(layout.names, layout.shapes, strict=True)) == models.shapes(module)  # no buffers of BatchNorm
@@ -102,7 +102,7 @@ def test_a_torch_module_has_the_layout_of_its_parameters_in_their_order() -> Non
     assert torch.equal(torch.from_numpy(flat), models.flatten(module))
 
 
-def test_the_hash_changes_with_every_part_of_the_layout() -> None:
+def test_hash_changes_with_every_part_of_the_layout() -> None:
     others = [
         Layout(("w", "c"), LAYOUT.shapes, LAYOUT.dtype),
         Layout(LAYOUT.names, ((3, 5), (5,)), LAYOUT.dtype),
@@ -112,7 +112,7 @@ def test_the_hash_changes_with_every_part_of_the_layout() -> None:
     assert len({layout.sha256 for layout in [LAYOUT, *others]}) == 5
 
 
-def test_a_digest_covers_header_and_every_value() -> None:
+def test_digest_covers_header_and_every_value() -> None:
     seen = {wire.digest(LAYOUT, VALUES), wire.digest(Layout(("x",), ((20,),), LAYOUT.dtype), VALUES)}
     for i in range(LAYOUT.d):
         other = VALUES.copy()
@@ -147,7 +147,7 @@ def test_a_digest_covers_header_and_every_value() -> None:
         (lambda: Reception(LAYOUT, np.frombuffer(VALUES.tobytes(), "float32"), ROUND), "written to"),
     ],
 )
-def test_what_is_no_model_is_refused_in_one_sentence(make: Callable[[], Any], words: str) -> None:
+def test_bytes_that_are_no_model_are_refused(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError) as caught:
         make()
     assert words in str(caught.value)
@@ -181,7 +181,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, kind: str) -> None:
+def test_file_that_is_no_model_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(BAD_FILES[kind])
     with pytest.raises(ValueError, match=r"model\.safetensors"):
@@ -205,7 +205,7 @@ def receive(status: int, head: Any, data: bytes, cuts: list[int] | None = None) 
 
 
 @given(st.lists(st.integers(0, LAYOUT.size), max_size=8))
-def test_a_right_reply_is_taken_in_however_it_is_cut(cuts: list[int]) -> None:
+def test_valid_reply_is_accepted_however_it_is_chunked(cuts: list[int]) -> None:
     np.testing.assert_array_equal(receive(200, headers(), body(), cuts), VALUES)
 
 
@@ -235,7 +235,7 @@ def test_what_is_read_from_a_socket_is_read_into_the_row() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
-def test_a_complete_model_is_an_answer_whatever_its_values(value: float) -> None:
+def test_complete_model_is_an_answer_even_if_not_finite(value: float) -> None:
     flat = np.full(LAYOUT.d, value, "float32")
     np.testing.assert_array_equal(receive(200, headers(), body(LAYOUT, flat)), flat)
 
@@ -265,7 +265,7 @@ def test_a_complete_model_is_an_answer_whatever_its_values(value: float) -> None
         {},
     ],
 )
-def test_a_head_that_is_not_exactly_right_is_refused_before_any_byte(head: Any) -> None:
+def test_head_that_is_not_exactly_right_is_refused_before_any_byte(head: Any) -> None:
     reply = Reception(LAYOUT, np.zeros(LAYOUT.d, LAYOUT.dtype), ROUND)
     with pytest.raises(Malformed):
         reply.head(200, head)
@@ -286,7 +286,7 @@ def test_header_names_are_the_same_in_any_case() -> None:
     np.testing.assert_array_equal(receive(200, head, body()), VALUES)
 
 
-def test_a_refused_reply_stays_refused() -> None:
+def test_refused_reply_stays_refused() -> None:
     reply = Reception(LAYOUT, np.zeros(LAYOUT.d, LAYOUT.dtype), ROUND)
     reply.head(200, headers())
     with pytest.raises(Malformed):
@@ -435,7 +435,7 @@ REQUEST = b"GET /v1/clock HTTP/1.1\r\nHost: a:7443"
         (b"7", b"7\r\nTransfer-Encoding: gzip"),
     ],
 )
-def test_a_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: bytes) -> None:
+def test_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: bytes) -> None:
     assert (http.parse_head(REPLY).status, http.parse_request(REQUEST).path) == (200, "/v1/clock")
     for parse, head in ((http.parse_head, REPLY), (http.parse_request, REQUEST)):
         with pytest.raises(Malformed):
@@ -466,7 +466,7 @@ def received(layout: Layout, message: bytes, piece: int) -> Models:
 
 @pytest.mark.parametrize(("name", "d"), CODED)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_coded_body_is_decoded_in_its_row_to_what_the_simulator_delivers(name: WireName, d: int, dtype: str) -> None:
+def test_coded_body_is_decoded_in_place_as_in_the_simulator(name: WireName, d: int, dtype: str) -> None:
     layout = coded(name, d, dtype)
     flat = some_values(layout)
     message = b"".join(layout.body(flat))
@@ -495,6 +495,6 @@ def test_codes_that_say_no_number_make_a_complete_model_that_is_not_finite(chang
         one_more.head(200, headers(Content_Length=str(layout.size + 1)))
 
 
-def test_a_model_of_one_parameter_cannot_become_smaller() -> None:
+def test_model_of_one_parameter_cannot_become_smaller() -> None:
     with pytest.raises(ValueError, match=r"1 parameter.*int8.*float32"):
         Layout(("w",), ((1,),), np.dtype("float32"), "int8")

@@ -50,7 +50,7 @@ def run_loop(
 # --- the user's loop -------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_restored_from_its_state_continues_bit_by_bit() -> None:
+def test_restored_training_loop_continues_bit_by_bit() -> None:
     network = a_network()
     layout = Layout.of(network.named_parameters())
     optimiser = LocalMomentum(network.parameters(), lr=0.1)
@@ -96,7 +96,7 @@ def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
     assert optimiser.param_groups[0]["lr"] == 0.1
 
 
-def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
+def test_half_step_may_overwrite_its_model() -> None:
     network = a_network()
     optimiser = LocalMomentum(network.parameters(), lr=0.1)
     learner = TorchLearner(network, {}, Layout.of(network.named_parameters()))
@@ -107,7 +107,7 @@ def test_the_half_step_may_be_written_over_the_model_it_came_from() -> None:
     assert np.array_equal(row, flatten(network).numpy())
 
 
-def test_a_model_that_is_not_the_networks_is_refused_by_name() -> None:
+def test_model_that_is_not_the_networks_is_refused_by_name() -> None:
     network = a_network()
     shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
     with pytest.raises(ValueError, match=r"0.weight \(4, 3\), 0.bias .*0.weight \(4, 2\), 0.bias"):
@@ -134,7 +134,7 @@ def test_state_that_cannot_be_saved_is_refused() -> None:
         TorchLearner(network, {"epoch": 3}, Layout.of(network.named_parameters()))
 
 
-def test_the_state_of_other_objects_is_not_taken_over() -> None:
+def test_state_of_other_objects_is_not_restored() -> None:
     network = a_network()
     layout = Layout.of(network.named_parameters())
     kept = bytes(TorchLearner(network, {}, layout).state())
@@ -145,7 +145,7 @@ def test_the_state_of_other_objects_is_not_taken_over() -> None:
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_learner_takes_the_steps_of_algorithm_1() -> None:
+def test_task_learner_takes_the_steps_of_algorithm_1() -> None:
     task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
     learner = TaskLearner(task, 1, SAMPLE, local_steps=2)
     x = task.initial()
@@ -160,7 +160,7 @@ def test_a_task_learner_takes_the_steps_of_algorithm_1() -> None:
         x = half.copy()
 
 
-def test_the_statistics_of_batch_normalisation_stay_from_round_to_round() -> None:
+def test_statistics_of_batch_normalisation_stay_from_round_to_round() -> None:
     hyper = Training(model="C(2)-B-R-M-L(10)-S", batch_size=5)
     task = built_in("mnist-sample", hyper, nodes=3, run="r")
     learner = TaskLearner(task, 1, hyper)
@@ -183,7 +183,7 @@ ADAMW = training({"model": "linear", "optimizer": "adamw", "lr": "cosine(0.01, w
 
 
 @pytest.mark.parametrize("hyper", [SAMPLE, ADAMW], ids=["momentum", "adamw"])
-def test_a_restored_task_continues_bit_by_bit_even_in_place(hyper: Training) -> None:
+def test_restored_task_continues_bit_by_bit_even_in_place(hyper: Training) -> None:
     task = built_in("mnist-sample", hyper, nodes=3, run="r")
     learner = TaskLearner(task, 2, hyper)
     row = task.initial()
@@ -215,7 +215,7 @@ def test_fresh_zeroes_a_tasks_momentum_or_moments(hyper: Training) -> None:
     assert np.array_equal(first, second)
 
 
-def test_the_moments_of_another_optimiser_are_not_taken_over() -> None:
+def test_moments_of_another_optimiser_are_not_restored() -> None:
     task = built_in("mnist-sample", ADAMW, nodes=3, run="r")
     kept = bytes(TaskLearner(task, 0, ADAMW).state())
     adam = training({"model": "linear", "optimizer": "adam"}, rounds=9)
@@ -262,7 +262,7 @@ def flatten_as(layout: Layout, named: dict[str, Models]) -> Models:
     return wire.flatten(layout, named)[None]
 
 
-def test_the_momentum_of_parameters_in_another_order_is_not_taken_over() -> None:
+def test_momentum_of_another_parameter_order_is_not_restored() -> None:
     class Swapped(nn.Module):
         def __init__(self, first: str, second: str) -> None:
             super().__init__()
@@ -310,7 +310,7 @@ def test_all_members_agree_on_the_partition_and_share_nothing() -> None:
     assert seed_of("r") != seed_of("s")
 
 
-def test_an_unknown_task_names_the_nearest() -> None:
+def test_unknown_task_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'mnist_sample'.*'mnist-sample'"):
         built_in("mnist_sample", SAMPLE, nodes=3, run="r")
 
@@ -326,7 +326,7 @@ def test_an_unknown_task_names_the_nearest() -> None:
         ({"eval_every": 0}, "eval_every 0"),
     ],
 )
-def test_a_wrong_hyper_parameter_is_one_sentence(table: dict[str, object], words: str) -> None:
+def test_wrong_hyperparameter_is_refused(table: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         training(table)
 
@@ -354,7 +354,7 @@ number = 3
 
 
 @pytest.mark.parametrize("attribute", ["QuadraticLearner", "make", "ready"])
-def test_a_users_task_is_an_object_a_class_or_a_function(
+def test_users_task_is_an_object_a_class_or_a_function(
     attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bowls.py").write_text(OWN)
@@ -373,7 +373,7 @@ def test_a_users_task_is_an_object_a_class_or_a_function(
     assert learner.measure(out, 1, last=True).accuracy == 0.25
 
 
-def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_user_task_names_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bowls.py").write_text(OWN + "\ndef empty():\n    return 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -398,7 +398,7 @@ def test_a_users_task_that_is_not_one_says_what_it_lacks(tmp_path: Path, monkeyp
         )
 
 
-def test_a_task_is_looked_for_beside_peer_toml_before_the_current_folder(
+def test_task_is_looked_for_beside_peer_toml_before_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, pull in {"here": 1.0, "beside": 10.0}.items():

@@ -1,9 +1,11 @@
-"""A round's exchange of n = 12 members that pull s = 9 each, as float32, bfloat16 and int8: bytes, CPU-seconds, memory.
+"""A round's exchange of n = 12 members that pull s = 9 each, as float32, bfloat16 and int8: bytes,
+CPU-seconds, memory.
 
-Run `python benchmarks/coded_exchange.py [--parameters 10000000] [--repeats 3]`. All members are in this process, with
-real TLS, hashes and signatures; they pull one after the other, nine models at once, so that rows are there once. What
-counts is the processor's time of both ends, not the wall's. Codes take turns, and the least of the repeats counts.
-Memory is the peak of the process: nine rows, twelve published bodies and one model, beside rpel itself.
+Run `python benchmarks/coded_exchange.py [--parameters 10000000] [--repeats 3]`. All members are in this
+process, with real TLS, hashes and signatures; they pull one after the other, nine models at once, so that
+rows are there once. What counts is the processor's time of both ends, not the wall's. Codes take turns, and
+the least of the repeats counts. Memory is the peak of the process: nine rows, twelve published bodies and one
+model, beside rpel itself.
 """
 
 import argparse
@@ -29,7 +31,8 @@ NODES, PULL = 12, 9
 
 
 async def measure(folder: Path, layout: Layout) -> tuple[int, float, float, int]:
-    """Bytes of all bodies, CPU-seconds to code one model and of all pulls, and the peak memory of this process."""
+    """Bytes of all bodies, CPU-seconds to code one model and of all pulls,
+    and the peak memory of this process."""
     async with loopback(folder, NODES, layout) as net:
         x = model(layout, 1)
         began = time.process_time()
@@ -44,7 +47,12 @@ async def measure(folder: Path, layout: Layout) -> tuple[int, float, float, int]
         began, received = time.process_time(), 0
         for me in range(NODES):
             received += await pulled(net, me, rows)
-        return received, coding, time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return (
+            received,
+            coding,
+            time.process_time() - began,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        )
 
 
 async def pulled(net: Loopback, me: int, rows: Models) -> int:
@@ -75,10 +83,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(asyncio.run(measure(Path(folder), layout))))
         return
-    turns = [{wire: child(wire, given.parameters) for wire in get_args(WireName)} for _ in range(given.repeats)]
+    turns = [
+        {wire: child(wire, given.parameters) for wire in get_args(WireName)} for _ in range(given.repeats)
+    ]
     best = {wire: [min(turn[wire][i] for turn in turns) for i in range(4)] for wire in get_args(WireName)}
-    print(f"{NODES} members pull {PULL} models of {given.parameters:,} parameters each, least of {given.repeats}:\n")
-    print("| wire | bytes of a round | of float32's | CPU-s to code one | CPU-s of all pulls | of float32's | memory |")
+    print(
+        f"{NODES} members pull {PULL} models of {given.parameters:,} parameters each, least of "
+        f"{given.repeats}:\n"
+    )
+    print(
+        "| wire | bytes of a round | of float32's | CPU-s to code one | CPU-s of all pulls | of float32's | "
+        "memory |"
+    )
     print("|---|---|---|---|---|---|---|")
     for wire, (received, coding, seconds, peak) in best.items():
         bytes_share, share = received / best["float32"][0], seconds / best["float32"][2]

@@ -1,9 +1,11 @@
-"""Two commits beside each other: the same work through the public names, alternating, median of several turns.
+"""Two commits beside each other: the same work through the public names, alternating,
+median of several turns.
 
     python benchmarks/commits.py adcc308 HEAD
 
-CPU seconds of all threads, because others use the machine. Every turn is a process of its own; each commit has its own
-empty kernel cache, filled by a turn that does not count. A line says which parts became slower by more than 5 %.
+CPU seconds of all threads, because others use the machine. Every turn is a process of its own; each commit
+has its own empty kernel cache, filled by a turn that does not count.
+A line says which parts became slower by more than 5 %.
 """
 
 import argparse
@@ -50,8 +52,15 @@ print(json.dumps(times))
 
 def turn(tree: Path, cache: Path) -> dict[str, float]:
     """One process with that commit's code; its times by name."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "RPEL_CACHE": str(cache), "HOME": str(cache)}
-    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, env=environment, cwd=cache)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "RPEL_CACHE": str(cache),
+        "HOME": str(cache),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WORK], capture_output=True, text=True, env=environment, cwd=cache
+    )
     if done.returncode:
         raise SystemExit(f"the work failed at {tree.name}:\n{done.stderr[-2000:]}")
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -59,7 +68,9 @@ def turn(tree: Path, cache: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old")
     parser.add_argument("new", nargs="?", default="HEAD")
     parser.add_argument("--turns", type=int, default=7)
@@ -69,7 +80,9 @@ def main() -> None:
         for name in ("old", "new"):
             trees[name] = Path(folder) / name
             trees[name].mkdir()
-            archive = subprocess.run(["git", "archive", getattr(given, name)], capture_output=True, check=True).stdout
+            archive = subprocess.run(
+                ["git", "archive", getattr(given, name)], capture_output=True, check=True
+            ).stdout
             subprocess.run(["tar", "-x", "-C", str(trees[name])], input=archive, check=True)
             (Path(folder) / f"cache-{name}").mkdir()
         times: dict[str, list[dict[str, float]]] = {name: [] for name in trees}

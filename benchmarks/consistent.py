@@ -1,10 +1,10 @@
 """What an adversary loses when each hostile node must send all its victims the same vector, attack by attack.
 
-Run `python benchmarks/consistent.py RUNS --data-dir DATA [--out docs/results]`. MNIST in 8 × 8 pixels, n = 30, b = 6,
-s = 15, T = 60, the paper's rule; every attack with and without `consistent`, on the same seeds (same data, draws and
-first model). Finished runs in RUNS are not repeated and a stopped one is resumed, so the command can be interrupted. It
-writes consistent.csv, and from that file it draws consistent.svg and prints the table of the page. Without RUNS it
-trains nothing and draws what the file holds.
+Run `python benchmarks/consistent.py RUNS --data-dir DATA [--out docs/results]`. MNIST in 8 × 8 pixels, n =
+30, b = 6, s = 15, T = 60, the paper's rule; every attack with and without `consistent`, on the same seeds
+(same data, draws and first model). Finished runs in RUNS are not repeated and a stopped one is resumed, so
+the command can be interrupted. It writes consistent.csv, and from that file it draws consistent.svg and
+prints the table of the page. Without RUNS it trains nothing and draws what the file holds.
 """
 
 import argparse
@@ -77,7 +77,10 @@ def run(label: str, consistent: bool, seeds: Sequence[int], runs: Path, data: Pa
         )
         last = {key: result.history[key][-1] for key in NUMBERS}
         values.append([float(last[key]) for key in NUMBERS])
-    print(f"{label}{', consistent' if consistent else ''}: {np.mean(values, axis=0).round(4).tolist()}", flush=True)
+    print(
+        f"{label}{', consistent' if consistent else ''}: {np.mean(values, axis=0).round(4).tolist()}",
+        flush=True,
+    )
     return Cell(label, consistent, np.array(values))
 
 
@@ -101,7 +104,8 @@ def read(path: Path) -> dict[tuple[str, bool], Cell]:
 
 
 def table(pairs: dict[str, tuple[Cell, Cell]], calm: Cell) -> None:
-    """Means over the seeds; the loss is what the adversary gives up, with the range of the paired differences."""
+    """Means over the seeds; the loss is what the adversary gives up,
+    with the range of the paired differences."""
     print("\n| attack | mean accuracy | consistent | worst node | consistent | disagreement | consistent |")
     print("|---|---|---|---|---|---|---|")
     mean, worst, apart = calm.values.mean(axis=0)
@@ -123,7 +127,9 @@ def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
             points = 100 * (calm.values[:, 1] - pair[k].values[:, 1])
             ratios = pair[k].values[:, 2] / calm.values[:, 2]
             for axes, values in ((lost, points), (apart, ratios)):
-                axes.plot([values.min(), values.max()], [position, position], color=colour, linewidth=1.5, alpha=0.6)
+                axes.plot(
+                    [values.min(), values.max()], [position, position], color=colour, linewidth=1.5, alpha=0.6
+                )
                 axes.plot([values.mean()], [position], "o", color=colour, markersize=6, label=name)
                 name = "_"  # one entry of the legend
     lost.set_yticks(places, list(pairs))
@@ -148,7 +154,10 @@ def main() -> None:
     given = parser.parse_args()
     path = given.out / "consistent.csv"
     if given.runs is not None:
-        seeds, kinds = range(given.seeds), [("none", False), *((name, k) for name in ATTACKS for k in (False, True))]
+        seeds, kinds = (
+            range(given.seeds),
+            [("none", False), *((name, k) for name in ATTACKS for k in (False, True))],
+        )
         write([run(*kind, seeds, given.runs, given.data_dir, given.model) for kind in kinds], seeds, path)
     cells = read(path)
     pairs = {name: (cells[name, False], cells[name, True]) for name in ATTACKS}

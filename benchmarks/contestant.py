@@ -1,7 +1,9 @@
-"""One program in a race of rounds: it is handed the same work as the others and takes a round when it is told to.
+"""One program in a race of rounds: it is handed the same work as the others and takes a round when it is told
+to.
 
-The work is a folder of arrays that `rivals.py` wrote: the common initial model, what every node learns from in every
-round, and whom it pulls. `rival_jax.py` runs where rpel is not installed, so nothing but NumPy is imported here.
+The work is a folder of arrays that `rivals.py` wrote: the common initial model, what every node learns from
+in every round, and whom it pulls. `rival_jax.py` runs where rpel is not installed,
+so nothing but NumPy is imported here.
 """
 
 import json
@@ -21,8 +23,9 @@ BETA, DECAY, Z = 0.9, 1e-4, 1.5  # momentum, weight decay, ALIE's z
 
 @dataclass(frozen=True)
 class Work:
-    """h nodes of d parameters. Inputs are (rounds, h, B, C, H, W), labels (rounds, h, B), peers (rounds, h, s) rows of
-    honest nodes, −1 for hostile ones; a hostile peer answers μ + zσ over the victim's honest peers."""
+    """h nodes of d parameters. Inputs are (rounds, h, B, C, H, W), labels (rounds, h, B), peers (rounds, h,
+    s) rows of honest nodes, −1 for hostile ones;
+    a hostile peer answers μ + zσ over the victim's honest peers."""
 
     network: str
     initial: NDArray[Any]
@@ -34,7 +37,10 @@ class Work:
 
 
 def read(folder: Path) -> Work:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("initial", "inputs", "labels", "peers")}
+    arrays = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r")
+        for name in ("initial", "inputs", "labels", "peers")
+    }
     return Work(**arrays, **json.loads((folder / "work.json").read_text()))
 
 

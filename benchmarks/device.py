@@ -1,6 +1,8 @@
-"""Seconds and bytes of each part of a round on a device of torch: python benchmarks/device.py --device cuda --json.
+"""Seconds and bytes of each part of a round on a device of torch:
+python benchmarks/device.py --device cuda --json.
 
-Beside each part stands what the device's own copy and matrix-product rates, measured here, would need for its bytes.
+Beside each part stands what the device's own copy and matrix-product rates, measured here,
+would need for its bytes.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def main() -> None:
     if given.json:
         print(json.dumps({**about, "nodes": given.nodes, "parameters": given.parameters, "parts": rows}))
         return
-    print(f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} parameters")
+    print(
+        f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} parameters"
+    )
     for row in rows:
         beside = f" {row['seconds'] / row['numba']:6.1f} x numba" if "numba" in row else ""
         size = f"{row['bytes'] / 1e6:12.1f} MB {row['of_copy']:6.1f} x copy"
@@ -50,11 +54,14 @@ def main() -> None:
 
 
 def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
-    """A row for each part; bytes are those that it must read and write at least. On the CPU numba's seconds, too."""
+    """A row for each part; bytes are those that it must read and write at least. On the CPU numba's seconds,
+    too."""
     coins = np.random.default_rng(0)
     table = arrays.repeated(np.zeros(d, np.float32), 2 * h)
     table[:] = torch.randn(d, device=table.device) + 0.1 * torch.randn(2 * h, d, device=table.device)
-    index = np.stack([np.r_[i, coins.choice(np.delete(np.arange(h), i), m - 1, replace=False)] for i in range(h)])
+    index = np.stack(
+        [np.r_[i, coins.choice(np.delete(np.arange(h), i), m - 1, replace=False)] for i in range(h)]
+    )
     x = table[:h].clone()
     copied = seconds(arrays.device, lambda: x.copy_(table[:h])) / (8 * h * d)
     beside = dict[str, tuple[Callable[[], Any], int]]()
@@ -73,7 +80,8 @@ def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
 
 
 def trained(arrays: Torch, h: int) -> list[dict[str, Any]]:
-    """Local steps of h nodes with the paper's MNIST network, batches of 25, and their evaluation on 250 images."""
+    """Local steps of h nodes with the paper's MNIST network, batches of 25,
+    and their evaluation on 250 images."""
     sample, found = load(), list[dict[str, Any]]()
     shards, module = iid(sample.train_y, h, 100, seed=0), model("mnist")
     device = DeviceTask(arrays, sample, shards, module, batch_size=25, seed=0)
@@ -90,7 +98,9 @@ def trained(arrays: Torch, h: int) -> list[dict[str, Any]]:
         for i, (name, one) in enumerate(work.items()):
             took = seconds(kernels.device if task is device else "cpu", one, times=1)
             if task is device:
-                found.append({"part": name, "seconds": took, "bytes": (2 - i) * 4 * h * task.d, "of_copy": 0.0})
+                found.append(
+                    {"part": name, "seconds": took, "bytes": (2 - i) * 4 * h * task.d, "of_copy": 0.0}
+                )
             else:
                 found[i]["numba"] = took
     return found
@@ -101,12 +111,16 @@ def parts(arrays: Any, table: Any, x: Any, index: Any) -> dict[str, tuple[Callab
     (h, m), d = index.shape, table.shape[1]
     momentum, gradient, f, size, ones = 0 * x, 0 * x, (m - 1) // 2, 4 * d, np.ones(h)
     return {
-        "momentum step": (lambda: arrays.momentum_step(x, momentum, gradient, 0.9, 0.1, 0.0, out=x), 5 * h * size),
-        "forge (alie)": (lambda: arrays.moments(table, index, ones, ones, out=gradient), h * (2 * m + 1) * size),
+        "momentum step": (lambda: arrays.momentum_step(x, momentum, gradient, 0.9, 0.1, 0.0, out=x),
+            5 * h * size),
+        "forge (alie)": (lambda: arrays.moments(table, index, ones, ones, out=gradient),
+            h * (2 * m + 1) * size),
         "distances": (lambda: arrays.squared_distances(table, index), h * m * size),
-        "trimmed mean": (lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, out=x), h * (m + 1) * size),
+        "trimmed mean": (lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, out=x),
+            h * (m + 1) * size),
         "nnm + trimmed mean": (
-            lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, m - f, out=x), h * (2 * m + 1) * size,
+            lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, m - f, out=x),
+            h * (2 * m + 1) * size,
         ),
         "mean of all": (lambda: arrays.mean(table[:h]), h * size),
     }  # fmt: skip

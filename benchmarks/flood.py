@@ -1,8 +1,9 @@
 """What a flood costs the others: p50 and p99 of honest members' pulls, with and without it, in one run.
 
-Run `python benchmarks/flood.py [--quick]`. One process serves MNIST-sized models, a new round every 200 ms; one is a
-hostile member that sends 1,000 requests a second whatever the answers, with 300 stalled handshakes from 127.0.0.66;
-here four honest members pull in turn. Quiet and flooded stretches alternate, so that a busy machine counts for both.
+Run `python benchmarks/flood.py [--quick]`. One process serves MNIST-sized models, a new round every 200 ms;
+one is a hostile member that sends 1,000 requests a second whatever the answers, with 300 stalled handshakes
+from 127.0.0.66; here four honest members pull in turn. Quiet and flooded stretches alternate,
+so that a busy machine counts for both.
 Promised: p99 rises by less than 20 % or 50 ms.
 """
 
@@ -58,7 +59,8 @@ async def serve(folder: Path) -> None:
 
 
 async def attack(folder: Path, port: int) -> None:
-    """The flood and the stalled handshakes, until the standard input ends; prints how many requests were sent."""
+    """The flood and the stalled handshakes, until the standard input ends;
+    prints how many requests were sent."""
     own, everybody = held(folder, "hostile"), members(folder, port)
     context = identity.client_context(own.certificate, own.key, everybody.members[0].certificate)
     begin, round = asyncio.get_running_loop().time(), int(sys.argv[4])

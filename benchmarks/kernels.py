@@ -1,9 +1,10 @@
 """How fast the kernels are, and how near to what this machine can do: ``python benchmarks/kernels.py``.
 
-Three settings: m=16, f=7 of the MNIST experiment, a large model among few nodes, and many nodes with a small one. The
-limits are measured in the same run, because other work may share the machine: memory by a large copy, arithmetic by a
-sorting network on values in the first cache (two vector instructions a cycle). A primitive's limit is the larger of the
-bytes it must move and the vector instructions its busiest unit must execute; the share says how much of it is reached.
+Three settings: m=16, f=7 of the MNIST experiment, a large model among few nodes, and many nodes with a small
+one. The limits are measured in the same run, because other work may share the machine: memory by a large
+copy, arithmetic by a sorting network on values in the first cache (two vector instructions a cycle). A
+primitive's limit is the larger of the bytes it must move and the vector instructions its busiest unit must
+execute; the share says how much of it is reached.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,11 @@ class Setting(NamedTuple):
     d: int
 
 
-SETTINGS = (Setting(100, 10, 15, 7, 176_050), Setting(20, 3, 6, 3, 1_310_922), Setting(10_000, 1_000, 30, 13, 650))
+SETTINGS = (
+    Setting(100, 10, 15, 7, 176_050),
+    Setting(20, 3, 6, 3, 1_310_922),
+    Setting(10_000, 1_000, 30, 13, 650),
+)
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -42,7 +47,8 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def round_of(setting: Setting) -> tuple[Array, Array]:
-    """The honest rows and one forged row per victim; every hostile entry of a victim points to its forged row."""
+    """The honest rows and one forged row per victim;
+    every hostile entry of a victim points to its forged row."""
     rng = np.random.default_rng(0)
     h = setting.n - setting.b
     table = rng.standard_normal((2 * h, setting.d), np.float32)
@@ -117,7 +123,12 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
             moved,
             cells * (mixing + trim),
         ),
-        ("nnm + meamed", _coordinates(table, index, "meamed", f, nearest, out), moved, cells * (mixing + full + 4 * f)),
+        (
+            "nnm + meamed",
+            _coordinates(table, index, "meamed", f, nearest, out),
+            moved,
+            cells * (mixing + full + 4 * f),
+        ),
         ("trimmed_mean", _coordinates(table, index, "trimmed_mean", f, None, out), moved, cells * (m + trim)),
         ("median", _coordinates(table, index, "median", f, None, out), moved, cells * (m + middle)),
         ("combine", lambda: kernels.combine(table, index, weights, out), moved, cells * m * 2),
@@ -130,7 +141,10 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
     for name, function, size, instructions in lines:
         took = seconds(function)
         limit = max(size / memory, instructions / arithmetic)
-        print(f"  {name:20s}{took * 1e3:9.2f} ms{took / h * 1e3:10.4f} ms a victim{limit / took:7.0%} of the limit")
+        print(
+            f"  {name:20s}{took * 1e3:9.2f} ms{took / h * 1e3:10.4f} ms a victim{limit / took:7.0%} of the "
+            "limit"
+        )
         whole += took if name in ("squared_distances", "nearest", "nnm + trimmed_mean") else 0.0
     print(f"  {'the rule, altogether':20s}{whole * 1e3:9.2f} ms{whole / h * 1e3:10.4f} ms a victim")
 

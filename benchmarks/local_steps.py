@@ -1,9 +1,11 @@
-"""How long a local step takes a node: a plain torch loop, a channels_last loop and rpel, beside the arithmetic limit.
+"""How long a local step takes a node: a plain torch loop, a channels_last loop and rpel,
+beside the arithmetic limit.
 
-Run: python benchmarks/local_steps.py [--quick] [--cpu]. All lines come from one run, measured in turns, the best of a
-few each, because only their ratios mean something on a machine that others use. The limit is the multiplications and
-additions of a dense step divided by what a large matrix product reaches on all cores. rpel does not do all of them:
-only the winner of a pooling window has a gradient, and 3 × 3 convolutions of many channels go Winograd's way.
+Run: python benchmarks/local_steps.py [--quick] [--cpu]. All lines come from one run, measured in turns, the
+best of a few each, because only their ratios mean something on a machine that others use. The limit is the
+multiplications and additions of a dense step divided by what a large matrix product reaches on all cores.
+rpel does not do all of them: only the winner of a pooling window has a gradient,
+and 3 × 3 convolutions of many channels go Winograd's way.
 """
 
 import argparse
@@ -50,7 +52,8 @@ GEMM = 2 * 1536**3
 
 
 def dense_flops(module: nn.Module, shape: tuple[int, ...], batch: int, backward: bool = True) -> float:
-    """Of forward, and of both products of the backward pass; the first layer needs no gradient of its input."""
+    """Of forward, and of both products of the backward pass;
+    the first layer needs no gradient of its input."""
     total, first = 0.0, True
     x = torch.zeros(batch, *shape)
     for layer in module.eval():  # type: ignore[attr-defined]
@@ -117,10 +120,15 @@ def steps(title: str, s: Setting, batch: int, shape: tuple[int, ...], some: int,
     limit, ours = flops / speed * 1e3, actual["ours"] / s.nodes * 1e3
     kind = type(s.task.engine).__name__
     print(f"\n{title}: {s.task.d:,} parameters, batch {batch}, {s.nodes} nodes, {kind}")
-    print(f"  arithmetic limit      {limit:8.3f} ms a node  ({flops / 1e6:.1f} Mflop at {speed / 1e9:.0f} Gflop/s)")
+    print(
+        f"  arithmetic limit      {limit:8.3f} ms a node  ({flops / 1e6:.1f} Mflop at {speed / 1e9:.0f} "
+        "Gflop/s)"
+    )
     for name, key in (("plain torch loop", "loop"), ("channels_last loop", "last")):
         each = actual[key] / some * 1e3
-        print(f"  {name:20s}  {each:8.3f} ms a node  {each / limit:5.1f} × the limit, {each / ours:5.1f} × rpel")
+        print(
+            f"  {name:20s}  {each:8.3f} ms a node  {each / limit:5.1f} × the limit, {each / ours:5.1f} × rpel"
+        )
     print(f"  rpel                  {ours:8.3f} ms a node  {ours / limit:5.1f} × the limit")
 
 
@@ -137,12 +145,19 @@ def evaluation(s: Setting, shape: tuple[int, ...], nodes: int, some: int, repeat
             for part in torch.split(inputs, 250):
                 s.module(part).argmax(1)
 
-    works = {"gemm": gflops(), "loop": loop, "ours": lambda: s.task.evaluate(s.x[:nodes], s.local[:nodes], subset)}
+    works = {
+        "gemm": gflops(),
+        "loop": loop,
+        "ours": lambda: s.task.evaluate(s.x[:nodes], s.local[:nodes], subset),
+    }
     actual = best(works, repeats)
     speed = GEMM / actual["gemm"]
     limit = dense_flops(s.module, shape, len(subset), backward=False) / speed
     loop_, ours = actual["loop"] / some, actual["ours"] / nodes
-    print(f"  evaluation, {len(subset)} images: limit {limit * 1e3:.2f} ms a node, torch {loop_ * 1e3:.2f},", end=" ")
+    print(
+        f"  evaluation, {len(subset)} images: limit {limit * 1e3:.2f} ms a node, torch {loop_ * 1e3:.2f},",
+        end=" ",
+    )
     print(f"rpel {ours * 1e3:.2f} ({ours / limit:.1f} × the limit); all {nodes} nodes {ours * nodes:.2f} s")
 
 
@@ -150,7 +165,9 @@ def randomness(repeats: int) -> None:
     ids = np.arange(100_000)
     works: dict[str, Work] = {
         "draws, 100,000 nodes × 32": lambda: draws(0, "batch", 0, ids, 32),
-        "35 of 100,000 without replacement, each": lambda: sample_without_replacement(0, "pull", 0, ids, 100_000, 35),
+        "35 of 100,000 without replacement, each": lambda: sample_without_replacement(
+            0, "pull", 0, ids, 100_000, 35
+        ),
     }
     print("\nrandomness")
     for name, seconds in best(works, repeats).items():
@@ -165,8 +182,12 @@ def cifar_like() -> Dataset:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    options.add_argument("--quick", action="store_true", help="fewer repeats, no CIFAR-10 and FEMNIST networks")
-    options.add_argument("--cpu", action="store_true", help="CPU seconds of one thread, for a machine that is not free")
+    options.add_argument(
+        "--quick", action="store_true", help="fewer repeats, no CIFAR-10 and FEMNIST networks"
+    )
+    options.add_argument(
+        "--cpu", action="store_true", help="CPU seconds of one thread, for a machine that is not free"
+    )
     given = options.parse_args()
     quick = given.quick
     if given.cpu:

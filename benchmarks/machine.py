@@ -1,7 +1,7 @@
 """What this machine can do, measured now: memory bandwidth and float32 and float64 arithmetic, on all cores.
 
-Whoever imports this begins as a new user does, with an empty cache of kernels: a folder of the script's own, given by
-RPEL_CACHE, which goes when the script ends. Import it before rpel.
+Whoever imports this begins as a new user does, with an empty cache of kernels: a folder of the script's own,
+given by RPEL_CACHE, which goes when the script ends. Import it before rpel.
 """
 
 import atexit
@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 _PREFIX = "rpel-benchmark-"
-if not Path(os.environ.get("RPEL_CACHE", "")).name.startswith(_PREFIX):  # else we are a child of such a script
+# else we are a child of such a script
+if not Path(os.environ.get("RPEL_CACHE", "")).name.startswith(_PREFIX):
     os.environ["RPEL_CACHE"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["RPEL_CACHE"], ignore_errors=True)
 
@@ -64,4 +65,6 @@ def measure() -> Machine:
 
 if __name__ == "__main__":
     m = measure()
-    print(f"{m.bandwidth / 1e9:.1f} GB/s, {m.flops32 / 1e9:.0f} GFlop/s float32, {m.flops64 / 1e9:.0f} float64")
+    print(
+        f"{m.bandwidth / 1e9:.1f} GB/s, {m.flops32 / 1e9:.0f} GFlop/s float32, {m.flops64 / 1e9:.0f} float64"
+    )

@@ -1,7 +1,8 @@
 """How long many real peers on one machine take to be ready, in seconds and in CPU-seconds each.
 
-Run `python benchmarks/many_peers.py [--peers 40]`. Keys and files are made first; then all peers are started as `rpel
-network demo` starts its own, forked from one warmed process, and asked until each says that it is ready.
+Run `python benchmarks/many_peers.py [--peers 40]`. Keys and files are made first; then all peers are started
+as `rpel network demo` starts its own, forked from one warmed process,
+and asked until each says that it is ready.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def main() -> None:
     asked.add_argument("--peers", type=int, default=40)
     given = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder, Stop() as stop:
-        paths = _founded(Demonstration(peers=given.peers, byzantine=0), ROBUST_RULE, Path(folder) / "net", 60.0)
+        paths = _founded(
+            Demonstration(peers=given.peers, byzantine=0), ROBUST_RULE, Path(folder) / "net", 60.0
+        )
         members = Config.load(paths[0]).members
         Membership.load(members).replace(epoch=time.time() + _LEAD).save(members)
         for count in (1, given.peers):  # the first one alone: it compiles, and the starter is warm then
@@ -61,7 +64,8 @@ def main() -> None:
         load = os.getloadavg()[0]
     print(
         f"{given.peers} peers ready after {seconds:.1f} s (load {load:.1f}, {os.cpu_count()} cores); "
-        f"CPU-seconds each: {sum(used) / len(used):.2f} on average, {max(used):.2f} at most, {sum(used):.0f} in all"
+        f"CPU-seconds each: {sum(used) / len(used):.2f} on average, {max(used):.2f} at most, {sum(used):.0f} "
+        "in all"
     )
 
 

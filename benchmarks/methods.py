@@ -21,7 +21,8 @@ def main() -> None:
         run.step()
         seconds[name] = machine.best(run.step, 15)
         print(
-            f"{name:22} {seconds[name] * 1e3:7.1f} ms a round   {seconds[name] / seconds['rpel']:5.2f} of RPEL's",
+            f"{name:22} {seconds[name] * 1e3:7.1f} ms a round   {seconds[name] / seconds['rpel']:5.2f} of "
+            "RPEL's",
             flush=True,
         )
 

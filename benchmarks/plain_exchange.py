@@ -1,7 +1,8 @@
-"""The rival of a round's exchange: n processes of plain aiohttp over mutual TLS, each pulling s bodies at once.
+"""The rival of a round's exchange: n processes of plain aiohttp over mutual TLS,
+each pulling s bodies at once.
 
-Used by reliability.py. Plain aiohttp at its better: a handler that writes pieces of 256 KiB, a session that reads them
-as they come into a row, with larger buffers; nothing is checked, stored or limited.
+Used by reliability.py. Plain aiohttp at its better: a handler that writes pieces of 256 KiB, a session that
+reads them as they come into a row, with larger buffers; nothing is checked, stored or limited.
 """
 
 import asyncio
@@ -38,11 +39,15 @@ async def one(config: dict[str, str], number: int, size: int, asked: list[int]) 
         return response
 
     context = identity.server_context(*own, [member.certificate for member in members])
-    await asyncio.get_running_loop().create_server(web.Server(serve), f"{net}.{number + 1}", PORT, ssl=context)
+    await asyncio.get_running_loop().create_server(
+        web.Server(serve), f"{net}.{number + 1}", PORT, ssl=context
+    )
     print("ready", flush=True)
     start = float(await asyncio.to_thread(sys.stdin.readline))
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=1 << 20) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, read_bufsize=1 << 20
+    ) as session:
 
         async def pull(other: int, row: memoryview) -> int:
             target, got = identity.client_context(*own, members[other].certificate), 0
@@ -64,7 +69,14 @@ def measure(folder: Path, net: str, size: int, draws: Sequence[Sequence[int]]) -
     config = {"folder": str(folder), "net": net}
     processes = []
     for number, asked in enumerate(draws):
-        command = [sys.executable, __file__, json.dumps(config), str(number), str(size), json.dumps(list(asked))]
+        command = [
+            sys.executable,
+            __file__,
+            json.dumps(config),
+            str(number),
+            str(size),
+            json.dumps(list(asked)),
+        ]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     try:
         ends = [(process.stdin, process.stdout) for process in processes]

@@ -1,7 +1,7 @@
 """How long the planner takes: the search at a million nodes, and a point of the paper's Algorithm 2.
 
-Run: python benchmarks/planning.py. The promise is one second each; Algorithm 2 is also compared with drawing every
-hypergeometric number one by one, as the paper's pseudo-code does.
+Run: python benchmarks/planning.py. The promise is one second each; Algorithm 2 is also compared with drawing
+every hypergeometric number one by one, as the paper's pseudo-code does.
 """
 
 import time

@@ -1,8 +1,9 @@
-"""Seconds to pull one model over mutual TLS: rpel's transport against plain aiohttp moving the same bytes, in one run.
+"""Seconds to pull one model over mutual TLS: rpel's transport against plain aiohttp moving the same bytes,
+in one run.
 
-Run `python benchmarks/pulls.py [--quick]`. The serving process has both servers; here both clients take turns. Plain
-aiohttp is taken at its better: a handler that writes pieces of 256 KiB, a session that reads them as they come into a
-row, with larger buffers; nothing is checked.
+Run `python benchmarks/pulls.py [--quick]`. The serving process has both servers; here both clients take
+turns. Plain aiohttp is taken at its better: a handler that writes pieces of 256 KiB, a session that reads
+them as they come into a row, with larger buffers; nothing is checked.
 """
 
 import asyncio
@@ -30,13 +31,19 @@ SIZES = {"MNIST": 176_050, "10 M": 10_000_000}
 def held(folder: Path) -> list[Credentials]:
     """Server's and client's key and certificate, as the parent made them."""
     names = ("server", "client")
-    return [Credentials(folder / f"{n}.key", folder / f"{n}.pem", (folder / f"{n}.pem").read_text()) for n in names]
+    return [
+        Credentials(folder / f"{n}.key", folder / f"{n}.pem", (folder / f"{n}.pem").read_text())
+        for n in names
+    ]
 
 
 def members(folder: Path, port: int) -> Membership:
     server, client = held(folder)
     return membership(
-        [Member.of("server", f"https://127.0.0.1:{port}", server.pem), Member.of("client", "https://x:1", client.pem)]
+        [
+            Member.of("server", f"https://127.0.0.1:{port}", server.pem),
+            Member.of("client", "https://x:1", client.pem),
+        ]
     )
 
 
@@ -102,7 +109,9 @@ def main() -> None:
             for who in ("server", "client"):
                 credentials(folder, who)
             command = [sys.executable, __file__, "serve", temporary, str(d)]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as serving:
                 assert serving.stdout is not None
                 ours, theirs = map(int, serving.stdout.readline().split())
                 mine, plain = asyncio.run(measure(folder, d, (ours, theirs), repeats))

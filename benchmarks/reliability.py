@@ -1,8 +1,10 @@
-"""What faults cost a network of real processes, measured: n = 12, b = 2, s = 9, b_hat = 2, real TLS on this machine.
+"""What faults cost a network of real processes, measured: n = 12, b = 2, s = 9, b_hat = 2,
+real TLS on this machine.
 
-Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange] [large]`; all of them if none is
-named. It prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep their time is
-asserted under the virtual clock, in tests/peers; here are the figures of one machine on one day, described at the top.
+Run `python benchmarks/reliability.py [--quick] [faults] [flood] [wire] [exchange] [large]`; all of them if
+none is named. It prints Markdown tables; `--quick` makes everything smaller, for a look. That rounds keep
+their time is asserted under the virtual clock, in tests/peers; here are the figures of one machine on one
+day, described at the top.
 """
 
 import argparse
@@ -40,7 +42,7 @@ def table(title: str, heads: Row, rows: list[Row]) -> None:
     sys.stdout.flush()
 
 
-# --- faults ----------------------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Course:
     def faults(self) -> Iterator[Faulted]:
         yield Faulted("none", nullcontext, 10)
         yield Faulted("kill -9 and restart of one", self._killed, 3, victims=(0,))
-        yield Faulted("SIGSTOP of one for 3 rounds", lambda: self.net.stopped(self.net.members[1]), 3, victims=(1,))
+        yield Faulted(
+            "SIGSTOP of one for 3 rounds", lambda: self.net.stopped(self.net.members[1]), 3, victims=(1,)
+        )
         if self.network is not None:
             split, alone, one_way = self.network.split, self.network.isolated, self.network.one_way
             yield Faulted("cut in halves for 10 rounds", split, 10, victims=tuple(range(12)))
@@ -93,7 +97,8 @@ class Course:
             self.net.start(*hostile)
 
     def measure(self, fault: Faulted, after: int) -> Row:
-        """Spread before, then the fault, then ``after`` rounds; the figures are those of all honest rounds since."""
+        """Spread before, then the fault, then ``after`` rounds;
+        the figures are those of all honest rounds since."""
         before = self._spread(10)
         begin = self.now() + 1
         with fault.begin():
@@ -169,12 +174,23 @@ def faults(quick: bool) -> None:
         net.wait_aggregated(times=5)
         course = Course(net, network)
         rows = [course.measure(fault, after) for fault in course.faults()]
-    heads = ("fault", "honest rounds", "aggregated", "within the period", "p99 past the deadline", "worst", "spread")
-    title = f"Faults: rounds of {period:g} s, pulls end after {deadline:g} s; spread {after} rounds later / before"
+    heads = (
+        "fault",
+        "honest rounds",
+        "aggregated",
+        "within the period",
+        "p99 past the deadline",
+        "worst",
+        "spread",
+    )
+    title = (
+        f"Faults: rounds of {period:g} s, pulls end after {deadline:g} s; spread {after} rounds later / "
+        "before"
+    )
     table(title, heads, rows)
 
 
-# --- a flood ---------------------------------------------------------------------------------------------------------
+# --- a flood ------------------------------------------------------------------------------------------------
 
 
 def flood(quick: bool) -> None:
@@ -190,11 +206,13 @@ def flood(quick: bool) -> None:
         before, after = (1e3 * float(np.percentile(seconds, q)) for seconds in (quiet, flooded))
         rise = f"{after - before:+.1f} ms", f"{after / before:.2f}"
         rows.append((f"p{q}", f"{before:.1f} ms", f"{after:.1f} ms", *rise))
-    title = f"1,000 pulls a second and 300 stalled handshakes ({sent:,} requests sent); promised +20 % or +50 ms"
+    title = (
+        f"1,000 pulls a second and 300 stalled handshakes ({sent:,} requests sent); promised +20 % or +50 ms"
+    )
     table(title, ("pulls of the others", "quiet", "flooded", "rise", "ratio"), rows)
 
 
-# --- large models ----------------------------------------------------------------------------------------------------
+# --- large models -------------------------------------------------------------------------------------------
 
 
 def wire(quick: bool) -> None:
@@ -215,14 +233,18 @@ def carried(d: int, rounds: int) -> tuple[object, ...]:
         urls=lambda i: f"https://{address}.{i + 101}:{PORT}",
         listen=lambda i: f"{address}.{i + 1}:{PORT}",
     )
-    proxies = Proxies([Proxy((f"{address}.{i + 101}", PORT), (f"{address}.{i + 1}", PORT)) for i in range(12)])
+    proxies = Proxies(
+        [Proxy((f"{address}.{i + 101}", PORT), (f"{address}.{i + 1}", PORT)) for i in range(12)]
+    )
     with tempfile.TemporaryDirectory() as folder, ProcessNetwork(Path(folder), plan) as net, proxies:
         net.start()
         net.wait_aggregated(times=1)
         first, before = resolved(net, proxies)
         net.wait_round(first + rounds)
         last, after = resolved(net, proxies)
-        pulled = sum(line["received"] for m in net.members for line in m.lines if first < line["round"] <= last)
+        pulled = sum(
+            line["received"] for m in net.members for line in m.lines if first < line["round"] <= last
+        )
     ratio = (after - before) / (pulled * 4 * d)
     return f"{d:,}", pulled, f"{after - before:,}", f"{ratio:.4f}", "≤ 1.01"
 
@@ -239,7 +261,8 @@ def resolved(net: ProcessNetwork, proxies: Proxies) -> tuple[int, int]:
 
 
 def exchange(quick: bool) -> None:
-    """A round's exchange of 12 processes against plain aiohttp moving the same bytes, and the memory of one of them."""
+    """A round's exchange of 12 processes against plain aiohttp moving the same bytes,
+    and the memory of one of them."""
     d, period, rounds = (1_000_000, 12.0, 2) if quick else (10_000_000, 75.0, 3)
     address = loopback()
     plan = Plan(
@@ -263,7 +286,9 @@ def exchange(quick: bool) -> None:
         )
         try:
             net.start(*net.members[1:], environment={"RPEL_TEST_TIMES": "1"})
-            net.wait(lambda: all(m.last >= rounds for m in net.members[1:]), "large rounds", 600 + rounds * period)
+            net.wait(
+                lambda: all(m.last >= rounds for m in net.members[1:]), "large rounds", 600 + rounds * period
+            )
             peak = status(cold.pid, "VmHWM")
             ours = min(spans(net))
             size, membership = net.layout.size, net.membership
@@ -275,30 +300,53 @@ def exchange(quick: bool) -> None:
         theirs = min(plain_exchange.measure(Path(folder), address, size, draws) for _ in range(rounds))
     used, one, most = peak - imported, 4 * d, f"≤ s + 6 = {membership.pull + 6}"
     rows: list[Row] = [
-        ("a round's exchange", f"{ours:.2f} s", f"plain aiohttp {theirs:.2f} s", f"{ours / theirs:.2f}", "≤ 2"),
-        ("memory above the import", f"{used / 1e6:.0f} MB", f"a model {one / 1e6:.0f} MB", f"{used / one:.1f}", most),
+        (
+            "a round's exchange",
+            f"{ours:.2f} s",
+            f"plain aiohttp {theirs:.2f} s",
+            f"{ours / theirs:.2f}",
+            "≤ 2",
+        ),
+        (
+            "memory above the import",
+            f"{used / 1e6:.0f} MB",
+            f"a model {one / 1e6:.0f} MB",
+            f"{used / one:.1f}",
+            most,
+        ),
     ]
     table(f"Models of {d:,} parameters", ("measured", "rpel", "beside", "ratio", "promised"), rows)
 
 
-# --- models of 100 MB over ordinary lines ----------------------------------------------------------------------------
+# --- models of 100 MB over ordinary lines -------------------------------------------------------------------
 
 MBIT = 100
 
 
 def large(quick: bool) -> None:
-    """Eight peers, each behind a line of 100 Mbit/s, with models of 25 million parameters, as float32 and as int8."""
+    """Eight peers, each behind a line of 100 Mbit/s, with models of 25 million parameters,
+    as float32 and as int8."""
     if why := namespaces.possible():
         print(f"large: {why}")
         return
     d, rounds = (1_000_000, 2) if quick else (25_000_000, 3)
     rows = [lined(d, rounds, wire) for wire in ("float32", "int8")]
-    heads = "wire", "period", "answers", "aggregated", "slowest round", "sent by a peer a round", "memory", "models"
+    heads = (
+        "wire",
+        "period",
+        "answers",
+        "aggregated",
+        "slowest round",
+        "sent by a peer a round",
+        "memory",
+        "models",
+    )
     table(f"Eight peers, {d:,} parameters, lines of {MBIT} Mbit/s", heads, rows)
 
 
 def lined(d: int, rounds: int, wire: str) -> Row:
-    """A network of eight whose members send 100 Mbit/s at most; its period leaves each line 2.5 times what it needs."""
+    """A network of eight whose members send 100 Mbit/s at most;
+    its period leaves each line 2.5 times what it needs."""
     network = namespaces.Namespaces(8)
     network.make()
     asked = Founding(run="", nodes=8, byzantine=1, rounds=100_000, epoch=0.0, period=1.0).plan.pull
@@ -323,7 +371,8 @@ def lined(d: int, rounds: int, wire: str) -> Row:
             net.start()
             patience = 600 + 2 * rounds * plan.period
             net.wait(lambda: min(len(m.lines) for m in net.members) > rounds, "large rounds", patience)
-            lines = [line for member in net.members for line in member.lines[1 : rounds + 1]]  # the first compiles
+            # the first compiles
+            lines = [line for member in net.members for line in member.lines[1 : rounds + 1]]
             peaks = [status(member.process.pid, "VmHWM") for member in net.members]
             terms = net.membership
             sent = [_sent(network.namespace(i)) / max(m.last for m in net.members) for i in range(8)]
@@ -335,22 +384,31 @@ def lined(d: int, rounds: int, wire: str) -> Row:
     return (
         wire, f"{terms.period:.0f} s", f"{answers[0]} of {answers[1]}",
         f"{sum(line['outcome'] == 'aggregated' for line in lines)} of {len(lines)}", f"{max(ended):.0f} s",
-        f"{max(sent) / 1e6:.0f} MB", f"{used / 1e6:.0f} MB", f"{used / (4 * d):.1f} (≤ s + 6 = {terms.pull + 6})",
+        f"{max(sent) / 1e6:.0f} MB", f"{used / 1e6:.0f} MB",
+        f"{used / (4 * d):.1f} (≤ s + 6 = {terms.pull + 6})",
     )  # fmt: skip
 
 
 def _sent(namespace: str) -> int:
     path = "/sys/class/net/net/statistics/tx_bytes"
-    return int(subprocess.run(["ip", "netns", "exec", namespace, "cat", path], capture_output=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            ["ip", "netns", "exec", namespace, "cat", path], capture_output=True, check=True
+        ).stdout
+    )
 
 
 def spans(net: ProcessNetwork) -> list[float]:
-    """Seconds of each round from its first publication until the last pull has ended, where all pulls came."""
+    """Seconds of each round from its first publication until the last pull has ended,
+    where all pulls came."""
     values = []
     for t in {line["round"] for line in net.members[1].lines}:
         times = [deed for m in net.members[1:] for deed in m.process.deeds if deed["round"] == t]
         whole = all(
-            line["received"] == net.membership.pull for m in net.members[1:] for line in m.lines if line["round"] == t
+            line["received"] == net.membership.pull
+            for m in net.members[1:]
+            for line in m.lines
+            if line["round"] == t
         )
         if whole and len(times) == len(net.members) - 1:
             values.append(max(x["pulled"] for x in times) - min(x["published"] for x in times))
@@ -359,7 +417,9 @@ def spans(net: ProcessNetwork) -> list[float]:
 
 def drawn(me: int, nodes: int, s: int) -> list[int]:
     """s others, at random."""
-    return sorted(int(i) for i in np.random.default_rng(me).permutation([i for i in range(nodes) if i != me])[:s])
+    return sorted(
+        int(i) for i in np.random.default_rng(me).permutation([i for i in range(nodes) if i != me])[:s]
+    )
 
 
 def status(pid: int | str, entry: str) -> int:
@@ -385,14 +445,16 @@ MEASUREMENTS: dict[str, Callable[[bool], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], help="what to measure; all if none is named")
+    parser.add_argument(
+        "names", nargs="*", choices=[*MEASUREMENTS, []], help="what to measure; all if none is named"
+    )
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     power = machine.measure()
     load = os.getloadavg()[0]
     print(
-        f"{os.cpu_count()} cores, {power.bandwidth / 1e9:.1f} GB/s, {power.flops32 / 1e9:.0f} GFlop/s float32, "
-        f"load {load:.1f} before the start, {datetime.now():%Y-%m-%d}"
+        f"{os.cpu_count()} cores, {power.bandwidth / 1e9:.1f} GB/s, {power.flops32 / 1e9:.0f} GFlop/s "
+        f"float32, load {load:.1f} before the start, {datetime.now():%Y-%m-%d}"
     )
     for name in given.names or MEASUREMENTS:
         MEASUREMENTS[name](given.quick)

@@ -1,8 +1,9 @@
 """The rival that an expert writes with JAX in an afternoon: the whole round is one compiled function.
 
-Node after node (`lax.map`) convolutions as im2col and a matrix product; victim after victim forging by matrix products,
-distances from a Gram matrix, nearest-neighbour mixing as a matrix product, and a trimmed mean by a sorting network
-pruned to the ranks that are needed; the buffers of models and momenta are donated. Run by `rivals.py`.
+Node after node (`lax.map`) convolutions as im2col and a matrix product; victim after victim forging by matrix
+products, distances from a Gram matrix, nearest-neighbour mixing as a matrix product, and a trimmed mean by a
+sorting network pruned to the ranks that are needed; the buffers of models and momenta are donated.
+Run by `rivals.py`.
 """
 
 import os
@@ -77,7 +78,15 @@ def aggregate(half: Array, own: Array, peers: Array, f: int) -> Array:
 
 @partial(jax.jit, donate_argnums=(0, 1), static_argnames=("network", "f", "lr", "together"))
 def round_(
-    x: Array, m: Array, inputs: Array, labels: Array, peers: Array, network: str, f: int, lr: float, together: int
+    x: Array,
+    m: Array,
+    inputs: Array,
+    labels: Array,
+    peers: Array,
+    network: str,
+    f: int,
+    lr: float,
+    together: int,
 ) -> tuple[Array, Array]:
     gradient = jax.grad(partial(loss, network=network))
     g = lax.map(lambda node: gradient(*node), (x, inputs, labels), batch_size=together)
@@ -97,7 +106,9 @@ class Rival:
     def step(self, t: int) -> None:
         w = self.work
         data = jnp.asarray(w.inputs[t]), jnp.asarray(w.labels[t]), jnp.asarray(w.peers[t])
-        self.x, self.m = round_(self.x, self.m, *data, network=w.network, f=w.f, lr=w.lr, together=self.together)
+        self.x, self.m = round_(
+            self.x, self.m, *data, network=w.network, f=w.f, lr=w.lr, together=self.together
+        )
         self.x.block_until_ready()
 
     def models(self) -> Array:

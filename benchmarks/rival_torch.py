@@ -1,9 +1,10 @@
-"""The rival that an expert writes with PyTorch in an afternoon: two threads of autograd on channels_last images.
+"""The rival that an expert writes with PyTorch in an afternoon:
+two threads of autograd on channels_last images.
 
-Every core has a thread of its own with one torch thread, and takes a node, later a victim, after the other. A victim's
-table is forged, compared by a Gram matrix and mixed by a matrix product in blocks of columns that fit the cache, and
-trimmed by a sorting network pruned to the ranks that are needed, in place. Small models go through batched matrix
-products instead. Run by `rivals.py`.
+Every core has a thread of its own with one torch thread, and takes a node, later a victim, after the other. A
+victim's table is forged, compared by a Gram matrix and mixed by a matrix product in blocks of columns that
+fit the cache, and trimmed by a sorting network pruned to the ranks that are needed, in place. Small models go
+through batched matrix products instead. Run by `rivals.py`.
 """
 
 import copy
@@ -43,7 +44,10 @@ class Rival:
 
     def step(self, t: int) -> None:
         w = self.work
-        self.inputs, self.labels = torch.from_numpy(w.inputs[t].copy()), torch.from_numpy(w.labels[t].copy()).long()
+        self.inputs, self.labels = (
+            torch.from_numpy(w.inputs[t].copy()),
+            torch.from_numpy(w.labels[t].copy()).long(),
+        )
         self.peers = torch.from_numpy(w.peers[t].copy()).long()
         self._share(self.local)
         self._share(self.mix)

@@ -1,10 +1,11 @@
 """A round of rpel against the best that an expert writes in an afternoon with JAX and with PyTorch.
 
-Run: python benchmarks/rivals.py [WORK …] [--rounds 6] [--data-dir DIR] [--json]. JAX lives in an environment of its
-own, `.venv-rivals`, which is made when it is not there. All get the same initial model, the same batches and the same
-pulls; the rivals' batches are ready normalised, and rpel draws and normalises within its round. First, equal work is
-checked: after the same rounds, all must have the same accuracy and the same models but for rounding (so dropout is
-left out of the CIFAR-10 network). Rounds are taken in turns, one at a time, and the best of each counts.
+Run: python benchmarks/rivals.py [WORK …] [--rounds 6] [--data-dir DIR] [--json]. JAX lives in an environment
+of its own, `.venv-rivals`, which is made when it is not there. All get the same initial model, the same
+batches and the same pulls; the rivals' batches are ready normalised, and rpel draws and normalises within its
+round. First, equal work is checked: after the same rounds, all must have the same accuracy and the same
+models but for rounding (so dropout is left out of the CIFAR-10 network). Rounds are taken in turns, one at a
+time, and the best of each counts.
 """
 
 import argparse
@@ -62,7 +63,9 @@ def _like_cifar() -> Dataset:
     """Random images of CIFAR-10's shape, each class with a colour of its own."""
     coins, y = np.random.default_rng(0), np.arange(2000) % 10
     x = coins.integers(0, 128, (2000, 3, 32, 32)) + coins.integers(0, 128, (10, 3, 1, 1))[y]
-    return from_arrays((x.astype(np.uint8), y), (x[:500].astype(np.uint8), y[:500]), mean=(0.5,) * 3, std=(0.25,) * 3)
+    return from_arrays(
+        (x.astype(np.uint8), y), (x[:500].astype(np.uint8), y[:500]), mean=(0.5,) * 3, std=(0.25,) * 3
+    )
 
 
 def write(run: Simulation, name: str, rounds: int, folder: Path) -> None:
@@ -102,7 +105,9 @@ class Contestant:
     """A process that takes a round when told."""
 
     def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
+        )
         self.best, self.memory = {"wall": float("inf"), "cpu": float("inf")}, 0.0
 
     def tell(self, line: str) -> dict[str, float]:
@@ -166,12 +171,15 @@ def compare(name: str, rounds: int, data_dir: str | None) -> list[dict[str, Any]
 
 
 def check(run: Simulation, models: dict[str, Any]) -> None:
-    """ValueError unless all have learnt the same. Float32 Gram matrices take another neighbour here and there."""
+    """ValueError unless all have learnt the same.
+    Float32 Gram matrices take another neighbour here and there."""
     mine, local, initial = models["rpel"], run.task.local_state(len(models["rpel"])), run.task.initial()
     scores = {who: run.task.evaluate(x, local)[0] for who, x in models.items()}
     for who, theirs in models.items():
         off = float(np.sqrt(np.square(theirs - mine).mean() / np.square(mine - initial).mean()))
-        say = f"  {who:6} accuracy {scores[who].mean():.4f}, off rpel's models by {off:.1e} of what was learnt"
+        say = (
+            f"  {who:6} accuracy {scores[who].mean():.4f}, off rpel's models by {off:.1e} of what was learnt"
+        )
         print(say, file=sys.stderr)
         if not off < OFF or not abs(scores[who].mean() - scores["rpel"].mean()) < 0.02:
             raise ValueError(f"{who} computes something else than rpel")
@@ -180,17 +188,23 @@ def check(run: Simulation, models: dict[str, Any]) -> None:
 def line(name: str, who: str, racers: dict[str, Contestant]) -> dict[str, Any]:
     rival, mine = racers[who], racers["rpel"]
     return {
-        "work": f"{name} round", "rival": who, "rival_seconds": rival.best["wall"], "seconds": mine.best["wall"],
-        "ratio": rival.best["wall"] / mine.best["wall"], "rival_cpu": rival.best["cpu"], "cpu": mine.best["cpu"],
-        "cpu_ratio": rival.best["cpu"] / mine.best["cpu"], "rival_megabytes": rival.memory, "megabytes": mine.memory,
+        "work": f"{name} round", "rival": who, "rival_seconds": rival.best["wall"],
+        "seconds": mine.best["wall"], "ratio": rival.best["wall"] / mine.best["wall"],
+        "rival_cpu": rival.best["cpu"], "cpu": mine.best["cpu"],
+        "cpu_ratio": rival.best["cpu"] / mine.best["cpu"], "rival_megabytes": rival.memory,
+        "megabytes": mine.memory,
     }  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}; all if left out")
-    options.add_argument("--rounds", type=int, default=6, help="taken by each, the first of which is not counted")
-    options.add_argument("--data-dir", help="with MNIST and CIFAR-10; without it the sample and random images")
+    options.add_argument(
+        "--rounds", type=int, default=6, help="taken by each, the first of which is not counted"
+    )
+    options.add_argument(
+        "--data-dir", help="with MNIST and CIFAR-10; without it the sample and random images"
+    )
     options.add_argument("--json", action="store_true", help="a list of objects instead of lines")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -203,8 +217,8 @@ def main() -> None:
         values += lines
         for one in [] if given.json else lines:
             print(
-                f"{one['work']:24} {one['rival']:6} {one['rival_seconds']:7.3f} s ({one['rival_cpu']:.2f} CPU-s, "
-                f"{one['rival_megabytes']:,.0f} MB)   rpel {one['seconds']:7.3f} s ({one['cpu']:.2f}, "
+                f"{one['work']:24} {one['rival']:6} {one['rival_seconds']:7.3f} s ({one['rival_cpu']:.2f} "
+                f"CPU-s, {one['rival_megabytes']:,.0f} MB)   rpel {one['seconds']:7.3f} s ({one['cpu']:.2f}, "
                 f"{one['megabytes']:,.0f} MB)   {one['ratio']:5.2f} x   by CPU-s {one['cpu_ratio']:.2f} x"
             )
     if given.json:

@@ -1,9 +1,11 @@
-"""A full round of mnist-100 (local steps, forging, pull, aggregation): rpel against a plain PyTorch loop with ByzFL.
+"""A full round of mnist-100 (local steps, forging, pull, aggregation):
+rpel against a plain PyTorch loop with ByzFL.
 
-Run: `python benchmarks/round.py [--data-dir DIR]` (MNIST; without it the embedded sample, whose batches cost the same).
-The rival is written below as one would write it today: a loop over nodes with autograd, then a loop over victims that
-forges ALIE and aggregates with ByzFL. Forging and aggregating are done twice, with torch and with NumPy, and the better
-of the two counts. Everything is timed in one run on one machine, from an empty cache of kernels.
+Run: `python benchmarks/round.py [--data-dir DIR]` (MNIST; without it the embedded sample, whose batches cost
+the same). The rival is written below as one would write it today: a loop over nodes with autograd, then a
+loop over victims that forges ALIE and aggregates with ByzFL. Forging and aggregating are done twice, with
+torch and with NumPy, and the better of the two counts. Everything is timed in one run on one machine,
+from an empty cache of kernels.
 """
 
 import resource
@@ -85,7 +87,10 @@ def plain_round(data: Dataset) -> dict[str, float]:
             start = time.perf_counter()
             trimmed(nnm(answers))
             mixing[path] += time.perf_counter() - start
-    print(f"ByzFL's aggregation of {HONEST} victims: torch {mixing['torch']:.2f} s, NumPy {mixing['numpy']:.2f} s")
+    print(
+        f"ByzFL's aggregation of {HONEST} victims: torch {mixing['torch']:.2f} s, NumPy "
+        f"{mixing['numpy']:.2f} s"
+    )
     least = min(forging.values()), min(mixing.values())
     return {
         "local steps": local,
@@ -122,19 +127,25 @@ def main() -> None:
     power = machine.measure()
     theirs = plain_round(data)
     print(
-        f"mnist-100, one round: n={NODES} b={BYZANTINE} s={PULL} b_hat={B_HAT}, ALIE; {power.flops32 / 1e9:.0f} GFlop/s"
+        f"mnist-100, one round: n={NODES} b={BYZANTINE} s={PULL} b_hat={B_HAT}, ALIE; "
+        f"{power.flops32 / 1e9:.0f} GFlop/s"
     )
     for part, seconds in mine.items():
-        print(f"  {part:18} ours {seconds:7.3f} s   plain loop {theirs[part]:7.3f} s   {theirs[part] / seconds:6.1f}x")
-    # 3 products (forward, and two in backward) of the network's 1.09 million multiply-adds, for 25 examples a node
+        print(
+            f"  {part:18} ours {seconds:7.3f} s   plain loop {theirs[part]:7.3f} s   "
+            f"{theirs[part] / seconds:6.1f}x"
+        )
+    # 3 products (forward, and two in backward) of the network's 1.09 million multiply-adds,
+    # for 25 examples a node
     macs = 20 * 25 * 576 + 20 * 20 * 25 * 64 + 320 * 500 + 500 * 10
     least = 2 * 3 * macs * BATCH * HONEST / power.flops32
     print(f"  local steps at {mine['local steps'] / least:.1f}x the arithmetic limit of {least:.3f} s")
     floor = 2 * macs * 1000 * HONEST / power.flops32
     share = evaluating / (20 * mine["whole round"] + evaluating)
     print(
-        f"  evaluation of {HONEST} nodes on 1,000 images {evaluating:.2f} s: {share:.0%} of a run that evaluates every "
-        f"20 rounds (its arithmetic alone needs {floor:.2f} s, {floor / (20 * mine['whole round'] + floor):.0%})"
+        f"  evaluation of {HONEST} nodes on 1,000 images {evaluating:.2f} s: {share:.0%} of a run that "
+        f"evaluates every 20 rounds (its arithmetic alone needs {floor:.2f} s, "
+        f"{floor / (20 * mine['whole round'] + floor):.0%})"
     )
     print(f"  memory above the import: {used:,.0f} MB")
 

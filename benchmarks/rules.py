@@ -1,9 +1,10 @@
 """Milliseconds per victim: rpel against ByzFL, and against what the machine can do, all from one run.
 
-Run `make bench` (it installs ByzFL without its dependencies), or `python benchmarks/rules.py [--quick]`. ByzFL has two
-paths, torch and NumPy, one victim a call; we take the better of the two. Rules on graphs, which ByzFL lacks, run
-against their plain twins. The limit is the time the arithmetic or the memory traffic needs at the rates of this run.
-The cache of kernels is empty at first, as a new user's is: "first call" says what that costs, once.
+Run `make bench` (it installs ByzFL without its dependencies), or `python benchmarks/rules.py [--quick]`.
+ByzFL has two paths, torch and NumPy, one victim a call; we take the better of the two. Rules on graphs, which
+ByzFL lacks, run against their plain twins. The limit is the time the arithmetic or the memory traffic needs
+at the rates of this run. The cache of kernels is empty at first, as a new user's is: "first call" says what
+that costs, once.
 """
 
 import os
@@ -30,13 +31,17 @@ Array = NDArray[Any]
 
 
 def import_byzfl() -> Any:
-    """ByzFL's aggregators; torchvision and seaborn are only for its training and its plots, so stand-ins do."""
+    """ByzFL's aggregators; torchvision and seaborn are only for its training and its plots,
+    so stand-ins do."""
     for name in ("torchvision", "seaborn"):
         sys.modules.setdefault(name, MagicMock())
     try:
         import byzfl
     except ModuleNotFoundError:
-        sys.exit("benchmarks/rules.py compares with ByzFL: pip install --no-deps byzfl==0.0.11 (or run `make bench`)")
+        sys.exit(
+            "benchmarks/rules.py compares with ByzFL: pip install --no-deps byzfl==0.0.11 (or run `make "
+            "bench`)"
+        )
     return byzfl
 
 
@@ -86,7 +91,8 @@ def rivals(byzfl: Any, case: Case) -> dict[str, Callable[[Any], Any]]:
 
 
 def theirs(rival: Callable[[Any], Any], x: Array, quick: bool) -> tuple[float, float]:
-    """Seconds per victim of the torch and of the NumPy path, each the best of 3 or 9 (20 times as many if short)."""
+    """Seconds per victim of the torch and of the NumPy path,
+    each the best of 3 or 9 (20 times as many if short)."""
     tensor = torch.from_numpy(x)
     values = []
     for given in (tensor, x):
@@ -96,7 +102,9 @@ def theirs(rival: Callable[[Any], Any], x: Array, quick: bool) -> tuple[float, f
     return values[0], values[1]
 
 
-def ours(name: str, case: Case, table: Array, index: Array, out: Array, repeats: int) -> tuple[float, float, float]:
+def ours(
+    name: str, case: Case, table: Array, index: Array, out: Array, repeats: int
+) -> tuple[float, float, float]:
     """Seconds per victim, and seconds of the first call in this process (compiling or loading included)."""
     parameters = {} if name == "geometric_median" else {"f": case.f}
     rule = rpel.rule(name, **parameters)
@@ -173,15 +181,17 @@ def report_graph_rules(case: Case) -> None:
     for name in ("gossip", "cs_plus", "gts", "clipped_gossip_adaptive", "clipped_gossip_oracle", "rtc"):
         rule = rpel.rule(name, b_hat=3)
         call = {"weights": weights, "hostile": hostile}
-        mine = machine.best(lambda rule=rule, call=call: rule.aggregate(table, index, out=out, **call)) / case.h  # type: ignore[misc]
+        mine = (
+            machine.best(lambda rule=rule, call=call: rule.aggregate(table, index, out=out, **call)) / case.h
+        )  # type: ignore[misc]
         part = {"weights": weights[:few], "hostile": hostile[:few]}
         slow = machine.best(
             lambda rule=rule, part=part: rule.aggregate(table, index[:few], kernels=plain, **part),  # type: ignore[misc]
             2,
         )
         print(
-            f"{name:23} m={case.m:2} d={case.d:,}  ours {mine * 1e3:8.3f} ms  plain twin {slow / few * 1e3:8.2f}  "
-            f"ratio {slow / few / mine:6.1f}x"
+            f"{name:23} m={case.m:2} d={case.d:,}  ours {mine * 1e3:8.3f} ms  plain twin "
+            f"{slow / few * 1e3:8.2f}  ratio {slow / few / mine:6.1f}x"
         )
 
 

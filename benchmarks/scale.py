@@ -1,13 +1,14 @@
 """A round among many nodes with a small model, part by part, beside what this machine could do.
 
-Run: python benchmarks/scale.py [NODES …] [--million] [--json FILE] (1,000, 10,000 and 100,000 by default; the file is
-what tools/scale_results.py draws). The setting is that of the presets scale-100k and scale-1m: softmax regression on
-8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the nodes hostile. Each size runs in a process of its
-own, so that its memory is its own; the cache of kernels is empty at first.
+Run: python benchmarks/scale.py [NODES …] [--million] [--json FILE] (1,000, 10,000 and 100,000 by default; the
+file is what tools/scale_results.py draws). The setting is that of the presets scale-100k and scale-1m:
+softmax regression on 8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the nodes hostile. Each
+size runs in a process of its own, so that its memory is its own; the cache of kernels is empty at first.
 
-Limits, at the rates measured in the same process: local step, forging and evaluation need their bytes moved or their
-arithmetic done, whichever is longer; aggregation as in rules.py; the draw as long as NumPy needs for as many numbers of
-the same generator, on every core. A table larger than the last cache is read anew for every victim.
+Limits, at the rates measured in the same process: local step, forging and evaluation need their bytes moved
+or their arithmetic done, whichever is longer; aggregation as in rules.py; the draw as long as NumPy needs for
+as many numbers of the same generator, on every core.
+A table larger than the last cache is read anew for every victim.
 """
 
 import argparse
@@ -79,7 +80,8 @@ def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
 
 
 def measure(nodes: int) -> dict[str, Any]:
-    """A whole round and its parts at one size: seconds, the least seconds of each part, and memory above the import."""
+    """A whole round and its parts at one size: seconds, the least seconds of each part,
+    and memory above the import."""
     imported = resident()
     run = simulation(nodes)
     run.step()  # compiles, and touches all memory

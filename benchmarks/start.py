@@ -1,8 +1,10 @@
-"""How soon rpel is at work: CPU seconds of fresh processes, with an empty cache of kernels and with a full one.
+"""How soon rpel is at work: CPU seconds of fresh processes,
+with an empty cache of kernels and with a full one.
 
-Run: python benchmarks/start.py [--repeats 2] [--json]. CPU seconds (user and system, children included) and not wall
-time, because a compiler that fills both cores is not quicker, and because others use the machine. The first round of
-mnist-100 is also JAX's, whose program compiles anew in every process; its environment is that of `rivals.py`.
+Run: python benchmarks/start.py [--repeats 2] [--json]. CPU seconds (user and system, children included) and
+not wall time, because a compiler that fills both cores is not quicker, and because others use the machine.
+The first round of mnist-100 is also JAX's, whose program compiles anew in every process;
+its environment is that of `rivals.py`.
 """
 
 import argparse
@@ -58,7 +60,9 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             "quickstart, full cache": (least([*QUICKSTART, temporary], cache, repeats), None),
             "rpel --help": (least([*RPEL, "--help"], cache, repeats), None),
             "rpel plan": (
-                least([*RPEL, "plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200"], cache, repeats),
+                least(
+                    [*RPEL, "plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200"], cache, repeats
+                ),
                 None,
             ),
         }

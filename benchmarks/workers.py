@@ -2,9 +2,9 @@
 
 Run as root: python benchmarks/workers.py [--nodes 10000] [--workers 3] [--mbit 1000] [--pull 10] [--local].
 
-Each worker has a namespace, an address and one thread of its own; they meet at the first one's address. The bytes are
-those of the models, 4hd(P − 1)/P a worker and round; beside them stands what the kernel counted on the interfaces.
---local: processes on loopback, P from 1 on, without limits.
+Each worker has a namespace, an address and one thread of its own; they meet at the first one's address. The
+bytes are those of the models, 4hd(P − 1)/P a worker and round; beside them stands what the kernel counted on
+the interfaces. --local: processes on loopback, P from 1 on, without limits.
 """
 
 import argparse
@@ -29,8 +29,8 @@ def spec(given: argparse.Namespace, out: Path) -> Path:
     fields = {
         "name": "workers", "dataset": given.dataset, "model": "linear", "nodes": nodes, "rounds": rounds,
         "byzantine": int(HOSTILE * nodes), "pull": given.pull, "b_hat": given.pull // 3, "eval_every": rounds,
-        "eval_size": 100, "batch_size": 10, "lr": 0.1, "attack": "alie", "partition": "virtual", "checkpoint_every": 0,
-        "threads": 1, "out": str(out),
+        "eval_size": 100, "batch_size": 10, "lr": 0.1, "attack": "alie", "partition": "virtual",
+        "checkpoint_every": 0, "threads": 1, "out": str(out),
     }  # fmt: skip
     file = out / "spec.toml"
     file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items()))
@@ -39,7 +39,12 @@ def spec(given: argparse.Namespace, out: Path) -> Path:
 
 def run(file: Path, address: str, places: list[list[str]]) -> None:
     """One worker in each place, which is what stands before its command; they meet at the address."""
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "WORLD_SIZE": str(len(places)), "LOCAL_WORLD_SIZE": "1"}
+    meeting = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": str(len(places)),
+        "LOCAL_WORLD_SIZE": "1",
+    }
     running = [
         subprocess.Popen(
             [*position, sys.executable, "-m", "rpel", "run", str(file)],
@@ -70,7 +75,11 @@ def in_namespaces(file: Path, workers: int, mbit: int) -> list[int]:
 
 def _received(namespace: str) -> int:
     path = "/sys/class/net/net/statistics/rx_bytes"
-    return int(subprocess.run(["ip", "netns", "exec", namespace, "cat", path], capture_output=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            ["ip", "netns", "exec", namespace, "cat", path], capture_output=True, check=True
+        ).stdout
+    )
 
 
 def seconds(out: Path) -> float:
@@ -98,7 +107,9 @@ def main() -> None:
                 file = spec(given, Path(folder))
                 run(file, "127.0.0.1", [[] for _ in range(workers)])
                 need = 4 * h * d * (workers - 1) / workers
-                print(f"{workers} workers: {seconds(Path(folder)):.3f} s a round, {need / 1e6:.0f} MB for each")
+                print(
+                    f"{workers} workers: {seconds(Path(folder)):.3f} s a round, {need / 1e6:.0f} MB for each"
+                )
         return
     if why := possible():
         sys.exit(why)
@@ -107,12 +118,18 @@ def main() -> None:
         received = in_namespaces(file, given.workers, given.mbit)
         need = 4 * h * d * (given.workers - 1) / given.workers
         least, took = need / (given.mbit * 1e6 / 8), seconds(Path(folder))
-    print(f"{given.workers} workers, {given.nodes:,} nodes, d = {d:,}, s = {given.pull}, links of {given.mbit} Mbit/s")
+    print(
+        f"{given.workers} workers, {given.nodes:,} nodes, d = {d:,}, s = {given.pull}, links of {given.mbit} "
+        "Mbit/s"
+    )
     print(f"a round takes {took:.2f} s, its {need / 1e6:.0f} MB need {least:.2f} s: {took / least:.2f} x")
     for rank, count in enumerate(received):
         # worker 0 is also sent all final models, once
         rounds = given.rounds + (1 if rank == 0 else 0)
-        print(f"interface of worker {rank}: {count / 1e6:.0f} MB, {count / need / rounds:.3f} x the models' bytes")
+        print(
+            f"interface of worker {rank}: {count / 1e6:.0f} MB, {count / need / rounds:.3f} x the models' "
+            "bytes"
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rpel.version import __version__
 
 here = str(Path(__file__).parent.resolve())
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))  # for pages' kernels
+# for pages' kernels
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
 
 project = "rpel"
 author = "The rpel authors"
@@ -44,13 +45,14 @@ myst_enable_extensions = ["deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 html_math_renderer = "text"  # formulas are written as text: the site asks no other server for anything
 
-# A page that fails fails the build. Each runs in a folder of its own, so pages cannot lean on each other. What a page
-# printed is kept by its code and the code of rpel, so that a change of words executes nothing.
+# A page that fails fails the build. Each runs in a folder of its own, so pages cannot lean on each other.
+# What a page printed is kept by its code and the code of rpel, so that a change of words executes nothing.
 _kinds = ("../src/rpel/**/*.py", "../src/rpel/**/*.toml", "**/*.py")
 _sources = [path for kind in _kinds for path in sorted(Path(here).glob(kind))]
 _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
 _cache = Path(here).parent / ".docs-cache"
-for _old in _cache.glob("*"):  # of other code, not used for a week; a younger one may belong to a build beside this
+# of other code, not used for a week; a younger one may belong to a build beside this
+for _old in _cache.glob("*"):
     if _old.name != _digest and _old.stat().st_mtime < time.time() - 7 * 86400:
         shutil.rmtree(_old)
 nb_execution_mode = "cache"
@@ -64,7 +66,8 @@ nb_merge_streams = True
 _startup = Path(tempfile.mkdtemp(prefix="rpel-docs-")) / "profile_default" / "startup"
 _startup.mkdir(parents=True)
 shutil.copy(Path(__file__).parent / "_ext" / "kernel.py", _startup / "kernel.py")
-(_startup.parent / "ipython_kernel_config.py").write_text("get_config().Application.log_level = 40\n")  # errors only
+# errors only
+(_startup.parent / "ipython_kernel_config.py").write_text("get_config().Application.log_level = 40\n")
 os.environ["IPYTHONDIR"] = str(_startup.parents[1])
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # pages are not debugged
 logging.getLogger("traitlets").setLevel(logging.WARNING)

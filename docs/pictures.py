@@ -25,7 +25,10 @@ def _nodes(axes: Any, places: Any, hostile: set[int], me: int | None = None) -> 
 
 def _arrow(axes: Any, start: Any, end: Any, colour: str) -> None:
     axes.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 10, "shrinkB": 12, "lw": 1.6}
+        "",
+        end,
+        start,
+        arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 10, "shrinkB": 12, "lw": 1.6},
     )
 
 
@@ -45,7 +48,8 @@ def round_picture() -> Any:
     for j in asked:
         _arrow(panels[1], places[j], places[me], HOSTILE if j in hostile else HONEST)
     for j in asked:
-        panels[2].plot(*np.stack([places[j], places[me]]).T, color=HOSTILE if j in hostile else HONEST, lw=1.6,
+        panels[2].plot(*np.stack([places[j], places[me]]).T, color=HOSTILE if j in hostile else HONEST,
+            lw=1.6,
                        linestyle=":" if j in hostile else "-", alpha=0.5 if j in hostile else 1)  # fmt: skip
     figure.supxlabel("blue: honest, orange: hostile, ringed: the node that pulls", fontsize=9)
     return figure
@@ -58,7 +62,9 @@ def push_picture() -> Any:
     figure, axes = plots.canvas(7, 3)
     pulled = rng.hypergeometric(10, 89, 16, size=200) / 17
     honest = rng.binomial(89, 16 / 99, size=200)
-    axes.plot(rounds, 10 / (honest + 11), color=HOSTILE, lw=1.2, label="push: all 10 hostile nodes send every round")
+    axes.plot(
+        rounds, 10 / (honest + 11), color=HOSTILE, lw=1.2, label="push: all 10 hostile nodes send every round"
+    )
     axes.plot(rounds, pulled, color=HONEST, lw=1.2, label="pull: 16 peers drawn by the victim")
     axes.axhline(0.5, color=plots.SOFT, linestyle="--", lw=1)
     axes.set(xlabel="round", ylabel="hostile share", ylim=(0, 1))

@@ -1,12 +1,13 @@
 """A small transformer whose LoRA adapters, and nothing else, travel among real peers.
 
-The base model is made here from a seed, so that nothing is downloaded; every member makes the same one. Only parameters
-that are trained are written into the network's initial model, so only they are pulled: here 14 % of a very small model,
-of a real one often less than 1 %.
+The base model is made here from a seed, so that nothing is downloaded; every member makes the same one. Only
+parameters that are trained are written into the network's initial model, so only they are pulled: here 14 %
+of a very small model, of a real one often less than 1 %.
 
     python examples/peer_lora.py --initial adapters.safetensors     # the founder, once
-    rpel network new --peers 4 --byzantine 1 --rounds 20 --period 5 --task peer_lora:loop --model adapters.safetensors
-    python examples/peer_lora.py clinic-1/peer.toml                 # each member, after `rpel peer init`
+    rpel network new --peers 4 --byzantine 1 --rounds 20 --period 5 --task peer_lora:loop --model
+    adapters.safetensors python examples/peer_lora.py clinic-1/peer.toml                 # each member,
+    after `rpel peer init`
 
 Needs the packages transformers and peft.
 """
@@ -34,14 +35,18 @@ def make_model() -> Any:
         vocab_size=TOKENS, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
     shape.initializer_range, shape.resid_pdrop, shape.embd_pdrop, shape.attn_pdrop = 0.2, 0.0, 0.0, 0.0
-    adapters = LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True)
+    adapters = LoraConfig(
+        r=8, lora_alpha=16, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True
+    )
     base = GPT2LMHeadModel(shape)
     return get_peft_model(base, adapters)
 
 
 def trained(model: Any) -> dict[str, torch.Tensor]:
     """What travels: the parameters that require a gradient, by name."""
-    return {name: value.detach().contiguous() for name, value in model.named_parameters() if value.requires_grad}
+    return {
+        name: value.detach().contiguous() for name, value in model.named_parameters() if value.requires_grad
+    }
 
 
 def my_texts(count: int = 256) -> list[dict[str, torch.Tensor]]:
@@ -77,14 +82,20 @@ def train(path: Path, steps: int = 1000) -> tuple[float, float]:
         use_cpu=True,
     )
     with rpel.Peer(path) as peer:
-        Trainer(model=model, args=arguments, train_dataset=my_texts(), callbacks=[transformers_callback(peer)]).train()
+        Trainer(
+            model=model, args=arguments, train_dataset=my_texts(), callbacks=[transformers_callback(peer)]
+        ).train()
     return before, loss(model)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", type=Path, help="peer.toml")
-    parser.add_argument("--initial", type=Path, help="write the adapters that all members begin with, and leave")
+    parser.add_argument(
+        "--initial", type=Path, help="write the adapters that all members begin with, and leave"
+    )
     given = parser.parse_args()
     if given.initial:
         save_file(trained(make_model()), given.initial)

@@ -1,4 +1,5 @@
-"""A plain PyTorch training loop that takes part in a network of real peers: your model, your optimiser, your data.
+"""A plain PyTorch training loop that takes part in a network of real peers: your model, your optimiser,
+your data.
 
 Once, by the founder: write the model that all members begin with, and found the network with it.
 
@@ -36,7 +37,8 @@ def make_model() -> nn.Module:
 
 
 def my_batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Stands for your own data, which never leaves this machine: here 500 of the sample's digits, drawn by chance."""
+    """Stands for your own data, which never leaves this machine: here 500 of the sample's digits,
+    drawn by chance."""
     sample = load("mnist-sample")
     mine = torch.randperm(len(sample.train_y), generator=torch.Generator().manual_seed(torch.seed()))[:500]
     x, y = torch.from_numpy(sample.normalised(sample.train_x[mine])), torch.from_numpy(sample.train_y[mine])
@@ -66,14 +68,18 @@ def train(path: Path) -> float:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             before = (
-                f"{round.outcome}, {round.received} of {round.asked} answered" if round.outcome else "the first here"
+                f"{round.outcome}, {round.received} of {round.asked} answered"
+                if round.outcome
+                else "the first here"
             )
             print(f"round {round.number}: loss {loss.item():.3f} (the round before: {before})", flush=True)
     return accuracy(model)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", type=Path, help="this member's peer.toml")
     parser.add_argument("--initial", type=Path, help="write the initial model to this file and leave")
     given = parser.parse_args()

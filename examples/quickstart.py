@@ -1,7 +1,8 @@
-"""Robust learning beside plain averaging, under the same attack: twenty nodes, four of them hostile, no server.
+"""Robust learning beside plain averaging, under the same attack: twenty nodes, four of them hostile,
+no server.
 
-Runs on the MNIST sample inside the package; `make demo` runs it. The two runs are kept in demo/, so a second call only
-shows them again.
+Runs on the MNIST sample inside the package; `make demo` runs it. The two runs are kept in demo/, so a second
+call only shows them again.
 """
 
 import sys
@@ -33,7 +34,10 @@ def main() -> None:
         f"Attack: {ATTACK}. Hostile nodes answer with minus twice the mean of the honest models.\n"
     )
     rules = {"RPEL (NNM + trimmed mean)": None, "plain averaging": "mean"}
-    runs = {name: rpel.simulate(**SETTING, rule=rule, out=OUT, progress=show(name)) for name, rule in rules.items()}
+    runs = {
+        name: rpel.simulate(**SETTING, rule=rule, out=OUT, progress=show(name))
+        for name, rule in rules.items()
+    }
     print(f"\n{'test accuracy after 60 rounds':29} mean of nodes   worst node")
     for name, run in runs.items():
         print(f"  {name:27} {run.accuracy_mean:13.3f} {run.accuracy_worst:12.3f}")

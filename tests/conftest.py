@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, settings
 from support.paths import REAL_DATA
 
 # Generated tests draw the same examples on every machine; no deadline, because machines here are shared.
-ALWAYS = settings(derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+ALWAYS = settings(
+    derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +31,8 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with integration tests come first: they wait while others compute. Short ones, doctests, fill the end."""
+    """Files with integration tests come first: they wait while others compute. Short ones, doctests,
+    fill the end."""
     waiting = {item.path for item in items if item.get_closest_marker("integration")}
     items.sort(key=lambda item: (item.path not in waiting, isinstance(item, pytest.DoctestItem)))
 
@@ -37,8 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line: how many tests were skipped, by reason."""
     reasons = Counter(
-        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
     )
     parts = ", ".join(f"{count} × {reason}" for reason, count in sorted(reasons.items()))
     where = "root" if hasattr(os, "geteuid") and os.geteuid() == 0 else "no root"
-    terminalreporter.write_line(f"skipped: {sum(reasons.values())} ({parts or 'nothing'}; running with {where})")
+    terminalreporter.write_line(
+        f"skipped: {sum(reasons.values())} ({parts or 'nothing'}; running with {where})"
+    )

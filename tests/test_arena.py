@@ -16,7 +16,9 @@ from support.browser import in_chromium
 from support.commands import rpel
 
 DRIVE = (Path(__file__).parent / "browser" / "arena.js").read_text("utf-8")
-TINY = Spec(name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50)
+TINY = Spec(
+    name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50
+)
 
 
 def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) -> Standings:
@@ -33,7 +35,9 @@ def ended(seed: int, worst: float | None) -> Run | str:
     """A run of two rounds with this accuracy of its worst node, or the sentence in its place."""
     if worst is None:
         return "it broke"
-    rows = [{"round": t, "accuracy_mean": worst + 0.1, "accuracy_worst": worst, "bytes": 1000} for t in (1, 2)]
+    rows = [
+        {"round": t, "accuracy_mean": worst + 0.1, "accuracy_worst": worst, "bytes": 1000} for t in (1, 2)
+    ]
     return Run(TINY.replace(seed=seed), history=Table(rows), certificate=Certificate())
 
 
@@ -84,7 +88,12 @@ def test_arena_json_csv_and_latex_hold_the_same_numbers() -> None:
     standings = played({"nnm+trimmed_mean": {"alie": [0.75, 0.25]}, "mean": {"alie": [None, None]}}, ["alie"])
     content = standings.to_dict()
     good, bad = content["cells"]
-    assert (good["rule"], good["attack"], good["method"], good["seeds"]) == ("nnm+trimmed_mean", "alie", "rpel", [0, 1])
+    assert (good["rule"], good["attack"], good["method"], good["seeds"]) == (
+        "nnm+trimmed_mean",
+        "alie",
+        "rpel",
+        [0, 1],
+    )
     assert (good["accuracy_worst"], good["accuracy_mean"]) == (0.5, pytest.approx(0.6))
     assert (bad["accuracy_worst"], bad["error"], bad["seeds"]) == (None, "it broke", [])
     assert [(row["rule"], row["method"], row["worst_case"]) for row in content["ranking"]] == [
@@ -104,7 +113,9 @@ def test_impossible_arena_pair_is_named_before_any_run() -> None:
 def test_arena_without_names_runs_all_rules_and_attacks() -> None:
     rules = [one.rule for one in arena.contestants()]
     assert {"mean", "krum", "bulyan", "nnm+trimmed_mean"} <= set(rules)
-    assert not {"nnm", "arc", "gossip", "cs_plus"} & set(rules), "mixing and graph rules make no model of several"
+    assert not {"nnm", "arc", "gossip", "cs_plus"} & set(rules), (
+        "mixing and graph rules make no model of several"
+    )
     attacks = [one.label for one in arena.opponents(strongest=True)]
     assert {"none", "alie", "label_flip", "strongest(of=foe)"} <= set(attacks)
     methods = [one.method for one in arena.contestants(methods=["all"])]
@@ -155,5 +166,10 @@ def test_arena_command_writes_its_files_and_repeats_no_run(
         shown.append(json.loads(out))
     assert "runs: 2, finished before: 2, cannot run: 1" in err
     assert shown[0] == shown[1]
-    assert {cell["rule"] for cell in shown[0]["cells"] if cell["accuracy_worst"] is not None} == {"median", "mean"}
-    assert all((tmp_path / "out" / f"arena.{suffix}").stat().st_size > 100 for suffix in ("html", "csv", "tex"))
+    assert {cell["rule"] for cell in shown[0]["cells"] if cell["accuracy_worst"] is not None} == {
+        "median",
+        "mean",
+    }
+    assert all(
+        (tmp_path / "out" / f"arena.{suffix}").stat().st_size > 100 for suffix in ("html", "csv", "tex")
+    )

@@ -1,4 +1,5 @@
-"""Runs without a barrier: against an event loop, one node and moment at a time, and against synchronous rounds."""
+"""Runs without a barrier: against an event loop, one node and moment at a time,
+and against synchronous rounds."""
 
 import heapq
 from typing import Any
@@ -18,15 +19,17 @@ from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 SPEEDS = "lognormal:0.3+stragglers:0.2,5"
 SLOWED = BASE.replace(asynchronous=True, speeds=SPEEDS, jitter=0.2, rounds=12, lr=0.3)
 SMALL: dict[str, Any] = {
-    "nodes": 12, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_every": 2, "eval_size": 60, "batch_size": 10,
+    "nodes": 12, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_every": 2, "eval_size": 60,
+    "batch_size": 10,
 }  # fmt: skip
 
 
-# --- every read and every step, one after the other ------------------------------------------------------------------
+# --- every read and every step, one after the other ---------------------------------------------------------
 
 
 def by_events(spec: Spec, max_age: float | None) -> tuple[Any, int]:
-    """The models at the end of an asynchronous run under FOE, and how many answers were too old: a heap of events."""
+    """The models at the end of an asynchronous run under FOE, and how many answers were too old:
+    a heap of events."""
     task, plan, at = Quadratic(), resolve(spec), schedule(resolve(spec))
     ids, h, L = at.ids, len(at.ids), at.wait
     row = {int(node): r for r, node in enumerate(ids)}
@@ -114,7 +117,7 @@ def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -
     resumes_bit_by_bit(SLOWED.replace(**change), rounds=12, after=5)
 
 
-# --- times -----------------------------------------------------------------------------------------------------------
+# --- times --------------------------------------------------------------------------------------------------
 
 
 def test_aggregation_count_is_known_in_advance_and_certified() -> None:
@@ -141,13 +144,19 @@ def test_windows_hold_every_phase_once_and_one_per_node(long: bool, fastest: flo
             begun[phases.rows] = False
             begun[reads.rows] = True
             assert len(set(reads.rows)) == len(reads.rows)
-            published += zip(phases.rows.tolist(), phases.published.tolist(), phases.labels.tolist(), strict=True)
-            read += [(row, when) for row, when in zip(reads.rows.tolist(), reads.published.tolist(), strict=True)]
+            published += zip(
+                phases.rows.tolist(), phases.published.tolist(), phases.labels.tolist(), strict=True
+            )
+            read += [
+                (row, when) for row, when in zip(reads.rows.tolist(), reads.published.tolist(), strict=True)
+            ]
             assert {of_round(label) for label in phases.labels.tolist()} <= {r}
     assert len(set(published)) == len(published)
     in_time = [(row, when) for row, when, _ in published if when + at.wait <= at.edge(30)]
     assert sorted(in_time) == sorted(read)
-    assert len({(row, label) for row, _, label in published}) == len(published), "no two phases share coordinates"
+    assert len({(row, label) for row, _, label in published}) == len(published), (
+        "no two phases share coordinates"
+    )
     assert len(read) == at.aggregations()
     assert len(at.windows(9)) <= len(at.windows(9, long=False))
 
@@ -173,7 +182,7 @@ def test_speed_distributions_have_their_named_parameters() -> None:
     assert Schedule(np.ones(1), ids[:1], 1, 0.1, 0.0, 0).lasts(1)[0] == TICKS
 
 
-# --- attacks ---------------------------------------------------------------------------------------------------------
+# --- attacks ------------------------------------------------------------------------------------------------
 
 
 def test_oldest_version_that_max_age_allows_is_sent() -> None:
@@ -203,12 +212,13 @@ def test_slow_hostile_nodes_are_no_shows_to_their_victims(asynchronous: bool) ->
     assert not np.array_equal(aimed.models(), silent.models())
 
 
-# --- what goes together ----------------------------------------------------------------------------------------------
+# --- what goes together -------------------------------------------------------------------------------------
 
 WORKS: list[dict[str, Any]] = [
     {"no_show": 0.2}, {"silent": True},
-    {"attack": "label_flip"}, {"attack": "backdoor"}, {"attack": "strongest"}, {"rule": "dnc"}, {"max_age": 0.2},
-    {"output": "uniform"}, {"speeds": [1.0] * 11 + [4.0]}, {"attack_params": {"targeting": "most-exposed"}},
+    {"attack": "label_flip"}, {"attack": "backdoor"}, {"attack": "strongest"}, {"rule": "dnc"},
+    {"max_age": 0.2}, {"output": "uniform"}, {"speeds": [1.0] * 11 + [4.0]},
+    {"attack_params": {"targeting": "most-exposed"}},
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "cs-plus"}, "method rpel"),
@@ -225,7 +235,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("change", WORKS, ids=str)
 def test_asynchronous_rounds_combine_with(change: dict[str, Any]) -> None:
-    result = rpel.simulate("linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change})
+    result = rpel.simulate(
+        "linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change}
+    )
     assert np.isfinite(result.models).all()
 
 

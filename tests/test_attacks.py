@@ -1,4 +1,5 @@
-"""Attacks: each forges what it says, for all victims at once as for one; each hurts averaging and is withstood."""
+"""Attacks: each forges what it says, for all victims at once as for one;
+each hurts averaging and is withstood."""
 
 import doctest
 from dataclasses import replace
@@ -43,18 +44,22 @@ IDS = [f"{name}-{i}" for i, (name, _) in enumerate(FORGING)]
 FULL = pytest.mark.full
 
 
-def pulled_view(seed: int, n: int = 12, s: int = 7, dtype: type = np.float64, kernels: Any = compiled) -> View:
+def pulled_view(
+    seed: int, n: int = 12, s: int = 7, dtype: type = np.float64, kernels: Any = compiled
+) -> View:
     """Five victims that pulled s peers each, one to three of them hostile."""
     coins = np.random.default_rng(seed)
     hostile = np.array([1, 2, 3, 1, 2])
     peers = np.full((5, s), -1)
     for i, b in enumerate(hostile):
         peers[i, : s - b] = coins.choice(np.delete(np.arange(n), i), size=s - b, replace=False)
-    table: Array = np.concatenate([coins.normal(size=9) + 0.3 * coins.normal(size=(n, 9)), np.zeros((5, 9))]).astype(
-        dtype
-    )
+    table: Array = np.concatenate(
+        [coins.normal(size=9) + 0.3 * coins.normal(size=(n, 9)), np.zeros((5, 9))]
+    ).astype(dtype)
     rule = rpel.rule("nnm+trimmed_mean", f=3)
-    return View(table, np.arange(5), peers, hostile, rule=rule, context=RoundContext(round=3, seed=1), kernels=kernels)
+    return View(
+        table, np.arange(5), peers, hostile, rule=rule, context=RoundContext(round=3, seed=1), kernels=kernels
+    )
 
 
 @pytest.mark.parametrize(("name", "parameters"), FORGING, ids=IDS)
@@ -101,7 +106,11 @@ def test_alie_at_maximum_uses_the_reference_z(m: int, b: int, z: float) -> None:
 
 def test_dissensus_on_a_graph_uses_the_weights() -> None:
     coins = np.random.default_rng(1)
-    honest, own, w = coins.normal(size=(3, 4)), coins.normal(size=4), np.array([0.4, 0.1, 0.2, 0.05, 0.15, 0.1])
+    honest, own, w = (
+        coins.normal(size=(3, 4)),
+        coins.normal(size=4),
+        np.array([0.4, 0.1, 0.2, 0.05, 0.15, 0.1]),
+    )
     forged = rpel.attack("dissensus", epsilon=2.0).forge(honest, own, byzantine=2, weights=w)
     expected = own - (2.0 / 0.25) * (w[1:4, None] * (honest - own)).sum(axis=0)
     np.testing.assert_allclose(forged, expected, atol=1e-12)
@@ -163,7 +172,7 @@ def test_strongest_also_searches_against_graph_rules() -> None:
     assert harm(models) > harm(still)
 
 
-# --- hidden in the spread of the honest models -----------------------------------------------------------------------
+# --- hidden in the spread of the honest models --------------------------------------------------------------
 
 DIRECTIONS = {
     "std": lambda x: -x.std(axis=0, ddof=1),
@@ -188,7 +197,9 @@ def test_min_max_goes_as_far_as_the_farthest_pair_and_no_farther(k: int, seed: i
 
 
 @given(st.integers(2, 9), st.integers(0, 10**6), st.sampled_from(list(DIRECTIONS)))
-def test_min_sum_goes_as_far_as_the_most_distant_honest_model_is_from_all(k: int, seed: int, direction: str) -> None:
+def test_min_sum_goes_as_far_as_the_most_distant_honest_model_is_from_all(
+    k: int, seed: int, direction: str
+) -> None:
     x = np.random.default_rng(seed).normal(size=(k, 5)) + 1
     forged = rpel.attack("min_sum", direction=direction).forge(x)
     mu, p = x.mean(axis=0), DIRECTIONS[direction](x)
@@ -199,11 +210,13 @@ def test_min_sum_goes_as_far_as_the_most_distant_honest_model_is_from_all(k: int
 
 
 def test_min_max_and_min_sum_by_hand() -> None:
-    """0 and 2: μ = 1, σ = √2, R = 2, so that μ − γσ = 0 − (2 − 2)… min_max ends at 0, min_sum at 1 − √1 = 0."""
+    """0 and 2: μ = 1, σ = √2, R = 2, so that μ − γσ = 0 − (2 − 2)… min_max ends at 0,
+    min_sum at 1 − √1 = 0."""
     x = np.array([[0.0], [2.0]])
     assert rpel.attack("min_max").forge(x)[0] == pytest.approx(0.0)
     assert rpel.attack("min_sum").forge(x)[0] == pytest.approx(0.0)
-    three = np.array([[0.0], [1.0], [5.0]])  # μ = 2, R = 5: 5 − 5 = 0; S = 5² + 4² = 41, Σ‖μ − x‖² = 14, √(27/3) = 3
+    # μ = 2, R = 5: 5 − 5 = 0; S = 5² + 4² = 41, Σ‖μ − x‖² = 14, √(27/3) = 3
+    three = np.array([[0.0], [1.0], [5.0]])
     assert rpel.attack("min_max").forge(three)[0] == pytest.approx(0.0)
     assert rpel.attack("min_sum").forge(three)[0] == pytest.approx(-1.0)
 
@@ -228,7 +241,9 @@ def test_fang_goes_against_the_honest_change_beyond_the_extremes(kernels: Any) -
         expected = np.where(np.arange(9) % 2, high + u * (high - low), low - u * (high - low))
         np.testing.assert_allclose(forged[i], expected, atol=1e-12)
         change = (view.honest - before).mean(axis=0)
-        np.testing.assert_allclose(rpel.attack("fang").forge(x, change=change, seed=1, round=3), expected, atol=1e-12)
+        np.testing.assert_allclose(
+            rpel.attack("fang").forge(x, change=change, seed=1, round=3), expected, atol=1e-12
+        )
 
 
 def test_spectral_drives_the_two_sides_of_the_weakest_cut_apart() -> None:
@@ -258,7 +273,9 @@ def test_spectral_drives_the_two_sides_of_the_weakest_cut_apart() -> None:
 def test_spectral_breaks_ties_once_and_refuses_too_many_nodes() -> None:
     complete = np.array([[j for j in range(5) if j != i] for i in range(5)])
     x = np.random.default_rng(3).normal(size=(5, 3))
-    view = View(np.concatenate([x, np.zeros((1, 3))]), np.array([0]), np.array([[1]]), np.ones(1, int), graph=complete)
+    view = View(
+        np.concatenate([x, np.zeros((1, 3))]), np.array([0]), np.array([[1]]), np.ones(1, int), graph=complete
+    )
     first = rpel.attack("spectral")(view, {})[0].copy()
     np.testing.assert_array_equal(rpel.attack("spectral")(view, {})[0], first)
     draw = stream(0, "spectral").standard_normal(5)
@@ -278,13 +295,16 @@ def test_attack_names_a_missing_input(name: str, what: str) -> None:
         rpel.attack(name)(pulled_view(3), {})
 
 
-# --- strongest against the brute-force optimum -----------------------------------------------------------------------
+# --- strongest against the brute-force optimum --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", ["alie", *(pytest.param(one, marks=FULL) for one in ("foe", "dissensus", "min_max"))])
+@pytest.mark.parametrize(
+    "of", ["alie", *(pytest.param(one, marks=FULL) for one in ("foe", "dissensus", "min_max"))]
+)
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", pytest.param("krum", marks=FULL)])
 def test_strongest_comes_near_the_brute_force_optimum(name: str, of: str) -> None:
-    """60 victims: never below half of the best of 120 factors, at most one in twenty below 0.9: a lower bound."""
+    """60 victims: never below half of the best of 120 factors, at most one in twenty below 0.9:
+    a lower bound."""
     shares = []
     for seed, (m, b) in enumerate([(16, 7), (16, 4), (7, 3)]):
         coins, k = np.random.default_rng(seed), m - 1 - b
@@ -325,7 +345,8 @@ def test_strongest_of_several_is_the_best_of_them_for_each_victim() -> None:
 
 
 def graph_view(seed: int, rule: rpel.Rule) -> View:
-    """Three victims on a complete graph of eight, two of them hostile; a victim's own row is among its peers."""
+    """Three victims on a complete graph of eight, two of them hostile;
+    a victim's own row is among its peers."""
     coins, w = np.random.default_rng(seed), 1 / 8
     table: Array = np.concatenate([coins.normal(size=(6, 4)), np.zeros((3, 4))])
     return View(
@@ -341,7 +362,8 @@ def graph_view(seed: int, rule: rpel.Rule) -> View:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_on_a_graph_strongest_counts_the_victim_once_among_the_honest(seed: int) -> None:
-    """The plain twin is handed the other honest models alone; A holds the victim, too, for the attack itself."""
+    """The plain twin is handed the other honest models alone; A holds the victim, too,
+    for the attack itself."""
     rule = rpel.rule("gts", b_hat=2)
     view = graph_view(seed, rule)
     forged, _ = rpel.attack("strongest", of="dissensus")(view, {})
@@ -365,7 +387,9 @@ def test_strongest_is_not_stopped_by_victims_that_cannot_aggregate() -> None:
 
 
 def test_strongest_searches_against_oracle_rules() -> None:
-    forged, _ = rpel.attack("strongest", of="dissensus")(graph_view(1, rpel.rule("clipped_gossip_oracle")), {})
+    forged, _ = rpel.attack("strongest", of="dissensus")(
+        graph_view(1, rpel.rule("clipped_gossip_oracle")), {}
+    )
     assert np.isfinite(forged).all()
 
 
@@ -438,13 +462,15 @@ def test_bad_attack_parameters_are_named(call: Any, words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-# --- what an attack means --------------------------------------------------------------------------------------------
+# --- what an attack means -----------------------------------------------------------------------------------
 
 
 def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
-    """Distance to the optimum after gradient descent among 20 nodes, 4 hostile; node i pulls towards its own target.
+    """Distance to the optimum after gradient descent among 20 nodes, 4 hostile;
+    node i pulls towards its own target.
 
-    All honest nodes pull 9 of the others and aggregate m = 10 models; the mean of the honest targets is the optimum.
+    All honest nodes pull 9 of the others and aggregate m = 10 models;
+    the mean of the honest targets is the optimum.
     """
     coins = np.random.default_rng(0)
     targets = 1.0 + 0.3 * coins.normal(size=(16, 5))
@@ -452,14 +478,23 @@ def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
     state: dict[str, Any] = {}
     for t in range(rounds):
         half = x - 0.2 * (x - targets)
-        pulls = np.array([coins.choice(np.delete(np.arange(20), i), size=9, replace=False) for i in range(16)])
+        pulls = np.array(
+            [coins.choice(np.delete(np.arange(20), i), size=9, replace=False) for i in range(16)]
+        )
         order = np.argsort(pulls >= 16, axis=1, kind="stable")
         pulls = np.take_along_axis(pulls, order, axis=1)
         table = np.concatenate([half, np.zeros((16, 5))])
         hostile = (pulls >= 16).sum(axis=1)
         peers = np.where(pulls < 16, pulls, -1)
         view = View(
-            table, np.arange(16), peers, hostile, rule=rule, context=RoundContext(round=t), before=x, graph=peers
+            table,
+            np.arange(16),
+            peers,
+            hostile,
+            rule=rule,
+            context=RoundContext(round=t),
+            before=x,
+            graph=peers,
         )
         if attack is not None:
             forged, state = attack(view, state)
@@ -491,7 +526,9 @@ def learn(rule: rpel.Rule, attack: Attack | None, rounds: int = 60) -> float:
         ("spectral", {}),
     ],
 )
-def test_each_attack_hurts_averaging_and_not_nnm_with_trimmed_mean(name: str, parameters: dict[str, Any]) -> None:
+def test_each_attack_hurts_averaging_and_not_nnm_with_trimmed_mean(
+    name: str, parameters: dict[str, Any]
+) -> None:
     attack = rpel.attack(name, **parameters)
     averaging, robust = rpel.rule("mean"), rpel.rule("nnm+trimmed_mean", f=4)
     calm, hurt = learn(averaging, None), learn(averaging, attack)
@@ -513,7 +550,8 @@ def test_attack_documentation_runs_and_names_every_attack() -> None:
 
 
 def mean_harm(view: View, forged: Array, to: list[int]) -> float:
-    """What one vector does to the aggregates of several victims, each of which meets it as often as hostile answers."""
+    """What one vector does to the aggregates of several victims,
+    each of which meets it as often as hostile answers."""
     values = []
     assert view.rule is not None
     for i in to:
@@ -525,7 +563,8 @@ def mean_harm(view: View, forged: Array, to: list[int]) -> float:
 
 @pytest.mark.parametrize("of", ["alie", "dissensus"])
 def test_consistent_vector_maximises_the_mean_harm(of: str) -> None:
-    """Victims 0 and 3 are those whose vector is sent; the search for one victim alone harms the others less."""
+    """Victims 0 and 3 are those whose vector is sent;
+    the search for one victim alone harms the others less."""
     audience = np.full((5, 4), -1)
     audience[0], audience[3, :2] = [0, 1, 2, 4], [3, 2]
     better = []

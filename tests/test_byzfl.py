@@ -15,13 +15,14 @@ from support.commands import rpel
 CONFIG: dict[str, Any] = {
     "benchmark_config": {
         "device": "cuda", "training_seed": 3, "nb_training_seeds": 2, "nb_honest_clients": 10, "f": [1, 2],
-        "tolerated_f": [1, 2], "size_train_set": 0.8, "data_distribution_seed": 0, "nb_data_distribution_seeds": 1,
+        "tolerated_f": [1, 2], "size_train_set": 0.8, "data_distribution_seed": 0,
+        "nb_data_distribution_seeds": 1,
         "data_distribution": [{"name": "dirichlet_niid", "distribution_parameter": [1.0, 0.5]}],
         "training_algorithm": {"name": "DSGD", "parameters": {}}, "nb_steps": 800,
     },
     "model": {
-        "name": "cnn_mnist", "dataset_name": "mnist", "nb_labels": 10, "loss": "NLLLoss", "learning_rate": 0.1,
-        "learning_rate_decay": 0.5, "milestones": [],
+        "name": "cnn_mnist", "dataset_name": "mnist", "nb_labels": 10, "loss": "NLLLoss",
+        "learning_rate": 0.1, "learning_rate_decay": 0.5, "milestones": [],
     },
     "aggregator": [{"name": "GeometricMedian", "parameters": {"nu": 0.1, "T": 3}}, {"name": "TrMean"}],
     "pre_aggregators": [{"name": "Clipping", "parameters": {}}, {"name": "NNM", "parameters": {}}],
@@ -46,7 +47,8 @@ def test_byzfl_lists_become_the_grid_of_all_combinations() -> None:
     assert {(s.nodes, s.byzantine) for s in specs if s} == {(11, 1), (12, 2)}
     assert {s.rule for s in specs if s} == {"clipping+nnm+geometric_median", "clipping+nnm+trimmed_mean"}
     assert {(s.attack, tuple(s.attack_params.items())) for s in specs if s} == {
-        ("sign_flipping", ()), ("alie", (("tau", 1.2),)), ("strongest", (("of", "inner_product_manipulation"),)),
+        ("sign_flipping", ()), ("alie", (("tau", 1.2),)),
+        ("strongest", (("of", "inner_product_manipulation"),)),
     }  # fmt: skip
     for s in specs:
         assert s is not None
@@ -63,9 +65,18 @@ def test_byzfl_lists_become_the_grid_of_all_combinations() -> None:
 
 def test_byzfl_settings_without_counterpart_are_named() -> None:
     said = " | ".join(convert(CONFIG).remarks)
-    for words in ("there is no server", "size_train_set", "learning_rate_decay", "GeometricMedian", "store_models"):
+    for words in (
+        "there is no server",
+        "size_train_set",
+        "learning_rate_decay",
+        "GeometricMedian",
+        "store_models",
+    ):
         assert words in said
-    plain = {**CONFIG, "benchmark_config": {**CONFIG["benchmark_config"], "data_distribution": [{"name": "gamma"}]}}
+    plain = {
+        **CONFIG,
+        "benchmark_config": {**CONFIG["benchmark_config"], "data_distribution": [{"name": "gamma"}]},
+    }
     assert "data_distribution 'gamma' has no counterpart" in " | ".join(convert(plain).remarks)
 
 
@@ -105,7 +116,10 @@ def test_attacks_with_parameters_are_combined_with_the_rest_of_the_grid() -> Non
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"aggregator": {"name": "TrMeen"}}, "aggregator 'TrMeen' has no counterpart here; the nearest is 'TrMean'"),
+        (
+            {"aggregator": {"name": "TrMeen"}},
+            "aggregator 'TrMeen' has no counterpart here; the nearest is 'TrMean'",
+        ),
         ({"attack": {"name": "Labelflipping"}}, "the nearest is 'LabelFlipping'"),
         ({"pre_aggregators": [{"name": "NMM"}]}, "pre_aggregator 'NMM'"),
     ],
@@ -116,7 +130,9 @@ def test_unknown_byzfl_name_is_refused(change: dict[str, Any], sentence: str) ->
     assert sentence in str(told.value)
 
 
-def test_byzfl_import_writes_a_file_that_sweep_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_byzfl_import_writes_a_file_that_sweep_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     command = ["import", "byzfl", str(tmp_path / "config.json")]
     out, err = rpel(*command, "-o", str(tmp_path / "sweep.toml"), capsys=capsys)

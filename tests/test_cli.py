@@ -1,4 +1,5 @@
-"""The command line as a stranger meets it: what it prints, one sentence for bad input, and its exit status."""
+"""The command line as a stranger meets it: what it prints, one sentence for bad input,
+and its exit status."""
 
 import json
 import subprocess
@@ -15,8 +16,8 @@ from support.waiting import PATIENCE
 
 PLAN_KEYS = {
     "nodes", "byzantine", "rounds", "pull", "b_hat", "fraction", "probability", "confidence", "feasible",
-    "best_below_half", "messages_per_round", "messages_all_to_all", "bytes_per_round", "method", "kappa", "alpha",
-    "lambda", "theorem_applies", "alternatives", "wire", "bytes_per_message", "shortest_period",
+    "best_below_half", "messages_per_round", "messages_all_to_all", "bytes_per_round", "method", "kappa",
+    "alpha", "lambda", "theorem_applies", "alternatives", "wire", "bytes_per_message", "shortest_period",
     "memory", "window",
 }  # fmt: skip
 
@@ -52,10 +53,19 @@ def test_command_in_a_process_prints_and_exits_with_the_same_status() -> None:
 
 
 def test_plan_as_json_has_the_promised_keys(rpel: Rpel) -> None:
-    content = json.loads(rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout)
+    content = json.loads(
+        rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--json").stdout
+    )
     assert content.keys() >= PLAN_KEYS
     assert (content["pull"], content["b_hat"]) == (16, 8)
-    assert content["alternatives"][0].keys() == {"pull", "b_hat", "fraction", "probability", "kappa", "window"}
+    assert content["alternatives"][0].keys() == {
+        "pull",
+        "b_hat",
+        "fraction",
+        "probability",
+        "kappa",
+        "window",
+    }
     assert content["bytes_per_round"] is None
 
 
@@ -75,8 +85,19 @@ def test_plan_with_memory_prints_windows_messages_and_what_is_kept(rpel: Rpel) -
 
 
 def test_plan_prints_answer_probability_and_neighbouring_choices(rpel: Rpel) -> None:
-    text = rpel("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050").stdout
-    for part in ("s = 16", "b_hat = 8", "99.8894 %", "1,600 a round", "9,900", "1.13 GB", "default", "does not apply"):
+    text = rpel(
+        "plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--parameters", "176050"
+    ).stdout
+    for part in (
+        "s = 16",
+        "b_hat = 8",
+        "99.8894 %",
+        "1,600 a round",
+        "9,900",
+        "1.13 GB",
+        "default",
+        "does not apply",
+    ):
         assert part in text
     (taken,) = [line for line in text.splitlines() if line.startswith("a run takes")]
     assert taken.split()[3:5] == ["26", "9"]
@@ -110,7 +131,19 @@ def test_bound_that_overflows_is_null_in_json(rpel: Rpel) -> None:
 
 
 def test_mis_specified_shows_how_the_probability_falls(rpel: Rpel) -> None:
-    base = ("plan", "--nodes", "100", "--byzantine", "10", "--rounds", "200", "--pull", "15", "--confidence", ".97")
+    base = (
+        "plan",
+        "--nodes",
+        "100",
+        "--byzantine",
+        "10",
+        "--rounds",
+        "200",
+        "--pull",
+        "15",
+        "--confidence",
+        ".97",
+    )
     rows = json.loads(rpel(*base, "--mis-specified", "--json").stdout)["mis_specified"]
     assert rows[1]["byzantine"] == 11
     assert "91.4" in rpel(*base, "--mis-specified").stdout
@@ -137,18 +170,38 @@ def test_plan_plot_writes_a_figure(rpel: Rpel, tmp_path: Path, figure: str) -> N
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--confidence", "2"], ["confidence 2.0"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--method", "magic"], ["magic", "exact"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1/0"], ["1/0", "1/3"]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1e400"], ["1e400", "1/3"]),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--max-fraction", "1e400"],
+            ["1e400", "1/3"],
+        ),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "a,b"], ["a,b", "5:60:5"]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "5:60:5:9"], ["5:60:5:9", "5:60:5 "]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "1:999999999999999"], ["pull 100", "99"]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "1,2"], ["1,2", "L,sigma,G,gap"]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "inf,1,1,1"], ["inf,1,1,1", "finite"]),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "5:60:5:9"],
+            ["5:60:5:9", "5:60:5 "],
+        ),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--grid", "1:999999999999999"],
+            ["pull 100", "99"],
+        ),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "1,2"],
+            ["1,2", "L,sigma,G,gap"],
+        ),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--theory", "inf,1,1,1"],
+            ["inf,1,1,1", "finite"],
+        ),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--pull", "100"], ["pull 100", "99"]),
         (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "a.movie"], ["movie", "svg"]),
-        (["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "picture"], ["'picture'", ".svg"]),
+        (
+            ["--nodes", "100", "--byzantine", "10", "--rounds", "9", "--plot", "picture"],
+            ["'picture'", ".svg"],
+        ),
     ],
 )
-def test_bad_plan_options_exit_with_2_and_name_the_value(rpel: Rpel, arguments: list[str], words: list[str]) -> None:
+def test_bad_plan_options_exit_with_2_and_name_the_value(
+    rpel: Rpel, arguments: list[str], words: list[str]
+) -> None:
     done = rpel("plan", *arguments, code=2)
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,4 +1,5 @@
-"""run, resume and show as a stranger meets them: real processes, killed and interrupted; statuses and sentences."""
+"""run, resume and show as a stranger meets them: real processes, killed and interrupted;
+statuses and sentences."""
 
 import json
 import os
@@ -22,8 +23,8 @@ from support.waiting import PATIENCE
 pytestmark = pytest.mark.integration
 
 SMALL = {
-    "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50", "lr": "0.1",
-    "threads": "1",
+    "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50",
+    "lr": "0.1", "threads": "1",
 }  # fmt: skip
 FLAGS = [part for key, value in SMALL.items() for part in (f"--{key.replace('_', '-')}", value)]
 
@@ -122,7 +123,10 @@ def test_several_seeds_are_shown_with_intervals(tmp_path: Path, capsys: pytest.C
     content = json.loads(rpel(*arguments, "--json", capsys=capsys)[0])
     assert [run["seed"] for run in content["runs"]] == [0, 1]
     low, high = sorted(run["accuracy_mean"] for run in content["runs"])
-    assert (content["intervals"]["accuracy_mean"]["low"], content["intervals"]["accuracy_mean"]["high"]) == (low, high)
+    assert (content["intervals"]["accuracy_mean"]["low"], content["intervals"]["accuracy_mean"]["high"]) == (
+        low,
+        high,
+    )
 
 
 def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +142,9 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (stored["rounds"], stored["pull"], stored["b_hat"], stored["silent"]) == (2, 4, 1, True)
     assert stored["attack_params"] == {"z": 1}
     assert json.loads(rpel("show", path, "--json", capsys=capsys)[0])["threads"] == 1
-    assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])["reused"]
+    assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])[
+        "reused"
+    ]
 
 
 def test_help_tells_library_defaults_from_preset_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +169,10 @@ def test_field_keeps_the_preset_value_unless_given_as_an_option(capsys: pytest.C
         (["run", "quickstart", "--nodes", "many"], ["nodes", "'many'", "20"]),
         (["run", "quickstart", "--method", "rpell"], ["'rpell'", "'rpel'"]),
         (["run", "quickstart", "--attack", "ali"], ["'ali'", "'alie'"]),
-        (["run", "mnist-100", "--b-hat", "plan"], ["pull 15", "b_hat 8", "best_below_half is b_hat 7", "0.9739"]),
+        (
+            ["run", "mnist-100", "--b-hat", "plan"],
+            ["pull 15", "b_hat 8", "best_below_half is b_hat 7", "0.9739"],
+        ),
         (["run", "quickstart", "--model", "mnst"], ["'mnst'", "'mnist'"]),
         (["run", "quickstart", "--batch-size", "5000"], ["5000", "80000 examples"]),
         (["run", "mnist-30", "--data-dir", "nowhere"], ["nowhere"]),

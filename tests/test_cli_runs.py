@@ -22,7 +22,8 @@ from support.commands import loads_none_of, rpel
 from support.runs import CrashError, crash_after, tiny
 
 TINY: dict[str, Any] = {
-    "model": "linear", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2, "eval_every": 1, "eval_size": 50, "lr": 0.1,
+    "model": "linear", "nodes": 6, "byzantine": 1, "pull": 4, "rounds": 2, "eval_every": 1, "eval_size": 50,
+    "lr": 0.1,
 }  # fmt: skip
 
 
@@ -66,10 +67,14 @@ def test_progress_line_of_80_columns_shows_name_round_bar_time_worst_and_hostile
         assert words in line
 
 
-@pytest.mark.parametrize(("typed", "at", "answer"), [("rpel pla", 1, "plan"), ("rpel plan --byz", 2, "--byzantine")])
+@pytest.mark.parametrize(
+    ("typed", "at", "answer"), [("rpel pla", 1, "plan"), ("rpel plan --byz", 2, "--byzantine")]
+)
 def test_shell_completion_knows_commands_and_their_options(typed: str, at: int, answer: str) -> None:
     asked = {**os.environ, "_RPEL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(at)}
-    done = subprocess.run([sys.executable, "-m", "rpel"], env=asked, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rpel"], env=asked, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == [answer]
 
 
@@ -78,7 +83,9 @@ def test_lists_break_between_words_on_a_screen(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    print_pairs([("rule", "One sentence that is longer than sixty columns, with a-name-in-it and more words.")])
+    print_pairs(
+        [("rule", "One sentence that is longer than sixty columns, with a-name-in-it and more words.")]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
     assert "a-name-in-it" in " ".join(lines)
@@ -101,7 +108,9 @@ def test_help_names_rules_and_attacks(capsys: pytest.CaptureFixture[str]) -> Non
         ("presets", set(presets())),
     ],
 )
-def test_list_gives_every_name_one_line(kind: str, some: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_gives_every_name_one_line(
+    kind: str, some: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = json.loads(rpel("list", kind, "--json", capsys=capsys)[0])
     assert some <= {row["name"] for row in rows}
     assert all(set(row) == {"name", "about"} and row["about"] for row in rows)
@@ -109,12 +118,16 @@ def test_list_gives_every_name_one_line(kind: str, some: set[str], capsys: pytes
 
 
 def test_unknown_list_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no list of 'rulez'; the nearest is 'rules'" in rpel("list", "rulez", capsys=capsys, code=2)[1]
+    assert (
+        "there is no list of 'rulez'; the nearest is 'rules'"
+        in rpel("list", "rulez", capsys=capsys, code=2)[1]
+    )
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder ``finished`` with a run, and ``unfinished`` with one that was killed after four of six rounds."""
+    """A folder ``finished`` with a run, and ``unfinished`` with one that was killed after four of six
+    rounds."""
     top = tmp_path_factory.mktemp("kept")
     simulate(**TINY, out=top / "finished")
     with pytest.raises(CrashError):
@@ -177,7 +190,9 @@ def test_foreign_run_is_listed_without_terminal_commands(
 def test_file_in_place_of_a_runs_folder_is_refused(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {"runs": str(kept / "finished")}
+    names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {
+        "runs": str(kept / "finished")
+    }
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     _, err = rpel(*(word.format(**names) for word in words), capsys=capsys, code=2)
@@ -188,10 +203,14 @@ def test_ls_does_not_import_torch(kept: Path) -> None:
     loads_none_of({"torch", "numba", "matplotlib"}, "runs", str(kept))
 
 
-def test_compare_names_what_differs_and_pairs_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_names_what_differs_and_pairs_the_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for rule in ("median", "mean"):
         simulate(**TINY, rule=rule, seeds="0-2", out=tmp_path / rule)
-    content = json.loads(rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), "--json", capsys=capsys)[0])
+    content = json.loads(
+        rpel("compare", *(str(tmp_path / r) for r in ("median", "mean")), "--json", capsys=capsys)[0]
+    )
     assert content["differences"] == {"rule": ["median", "mean"]}
     assert content["seeds"] == [0, 1, 2]
     worst = content["final"]["accuracy_worst"]

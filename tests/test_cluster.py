@@ -14,14 +14,15 @@ import pytest
 from rpel.simulation.api import resume, simulate
 from support.runs import reached, same_bytes
 
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported: the cluster of a test stays on loopback
+# before Ray is imported: the cluster of a test stays on loopback
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 ray = pytest.importorskip("ray", reason="needs Ray, as make test-all installs it")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
 FIELDS: dict[str, Any] = {
-    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 9, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 300,
-    "eval_every": 100, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 2000, "partition": "virtual",
-    "checkpoint_every": 10,
+    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 9, "byzantine": 2, "pull": 6, "b_hat": 2,
+    "rounds": 300, "eval_every": 100, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 2000,
+    "partition": "virtual", "checkpoint_every": 10,
 }  # fmt: skip
 FLAGS = [part for key, value in FIELDS.items() for part in (f"--{key.replace('_', '-')}", str(value))]
 
@@ -41,15 +42,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(out: Path, workers: int, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--out", str(out), "--engine", "ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "rpel",
+        "run",
+        "quickstart",
+        *FLAGS,
+        "--out",
+        str(out),
+        "--engine",
+        "ray",
+    ]
     return subprocess.Popen(
-        [*command, "--workers", str(workers), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--workers", str(workers), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def below(parent: int) -> dict[int, str]:
     """All processes below one, with their commands."""
-    lines = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True
+    ).stdout.splitlines()
     rows = [line.split(None, 2) for line in lines]
     actual = {parent: ""}
     for _ in range(4):  # the driver, its raylet, the workers, theirs
@@ -102,7 +119,8 @@ def test_ctrl_c_saves_and_resuming_without_ray_goes_on(whole: Path, tmp_path: Pa
 def test_ray_that_is_started_here_listens_on_loopback_alone(tmp_path: Path) -> None:
     process = started(tmp_path, 2)
     reached(tmp_path, 5, process)
-    ours = {process.pid, *below(process.pid)} - set(train_workers(process.pid))  # torch's meeting place is not Ray's
+    # torch's meeting place is not Ray's
+    ours = {process.pid, *below(process.pid)} - set(train_workers(process.pid))
     sockets = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
     actual = [line.split()[3] for line in sockets if any(f"pid={pid}," in line for pid in ours)]
     process.terminate()

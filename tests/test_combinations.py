@@ -11,8 +11,8 @@ import rpel
 from test_distributed import equal_for_any_number
 
 SMALL: dict[str, Any] = {
-    "nodes": 12, "byzantine": 2, "pull": 8, "b_hat": 2, "rounds": 2, "eval_every": 2, "eval_size": 50, "batch_size": 10,
-    "partition": "iid",
+    "nodes": 12, "byzantine": 2, "pull": 8, "b_hat": 2, "rounds": 2, "eval_every": 2, "eval_size": 50,
+    "batch_size": 10, "partition": "iid",
 }  # fmt: skip
 ASKED: dict[str, dict[str, Any]] = {
     "memory": {"memory": 2, "pull": 4},

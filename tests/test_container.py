@@ -1,7 +1,8 @@
-"""A member in a container, as far as that goes without an engine: what the Dockerfile of `rpel new` does, done by hand.
+"""A member in a container, as far as that goes without an engine: what the Dockerfile of `rpel new` does,
+done by hand.
 
-The wheel is installed into an empty environment (its dependencies come from this one, so that no network is needed) and
-two members run from it as nobody, on a tree that cannot be written, to their last round.
+The wheel is installed into an empty environment (its dependencies come from this one, so that no network is
+needed) and two members run from it as nobody, on a tree that cannot be written, to their last round.
 """
 
 import json
@@ -33,7 +34,10 @@ def unfit() -> str:
     if needed:
         return f"needs {needed[0]}"
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not PYTHON.exists() or ours not in subprocess.run([PYTHON, "--version"], capture_output=True, text=True).stdout:
+    if (
+        not PYTHON.exists()
+        or ours not in subprocess.run([PYTHON, "--version"], capture_output=True, text=True).stdout
+    ):
         return f"needs {PYTHON} {ours}, which nobody can run"
     return namespaces.possible()
 
@@ -55,7 +59,8 @@ def install(folder: Path) -> None:
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", folder / "env"], check=True)
     inside = [*pip, "--python", str(folder / "env" / "bin" / "python"), "install", "-q", "--no-deps"]
     wheels, alone = map(str, (folder / "wheels").glob("*.whl")), {**os.environ, "PYTHONPATH": ""}
-    subprocess.run([*inside, *wheels], env=alone, check=True, timeout=PATIENCE)  # else it is thought to be there
+    # else it is thought to be there
+    subprocess.run([*inside, *wheels], env=alone, check=True, timeout=PATIENCE)
     (position,) = (folder / "env" / "lib").glob("python*/site-packages")
     (position / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
@@ -67,7 +72,9 @@ def test_two_members_run_as_nobody_on_a_tree_that_cannot_be_written(open_folder:
     folder = open_folder
     install(folder)
     create(folder / "clinic")
-    health = re.search(r"HEALTHCHECK.*?CMD (\[.*?\])\n", (folder / "clinic" / "Dockerfile").read_text(), re.DOTALL)
+    health = re.search(
+        r"HEALTHCHECK.*?CMD (\[.*?\])\n", (folder / "clinic" / "Dockerfile").read_text(), re.DOTALL
+    )
     assert health is not None
     (folder / "health.py").write_text(json.loads(health[1])[2])
     found(folder)
@@ -87,20 +94,56 @@ def found(folder: Path) -> None:
     """Two members of a network of three rounds, whose files belong to nobody."""
 
     def rpel(*arguments: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": "", "PATH": f"{folder / 'env' / 'bin'}:{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": "",
+            "PATH": f"{folder / 'env' / 'bin'}:{os.environ['PATH']}",
+        }
         command = [str(folder / "env" / "bin" / arguments[0]), *arguments[1:]]
         where = folder / "clinic"
-        return subprocess.run(command, cwd=where, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, cwd=where, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     rpel("python", "training.py", "first.safetensors")
     for i in (1, 2):
         address = ("--url", f"https://127.0.0.1:744{i}", "--metrics-listen", f"127.0.0.1:946{i + 3}")
-        files = ("--members", f"../member-{i}/members.toml", "--dir", f"../member-{i}", "--task", "training:task")
+        files = (
+            "--members",
+            f"../member-{i}/members.toml",
+            "--dir",
+            f"../member-{i}",
+            "--task",
+            "training:task",
+        )
         entry = rpel("rpel", "peer", "init", "--id", f"member-{i}", *address, *files, "--data", "data")
         (folder / f"member-{i}.toml").write_text(entry)
         shutil.copy(folder / "clinic" / "training.py", folder / f"member-{i}")
-    plan = ("--peers", "2", "--byzantine", "0", "--rounds", "3", "--period", "15", "--epoch", "+60", "--allow-private")
-    rpel("rpel", "network", "new", *plan, "--task", "training:task", "--model", "first.safetensors", "--out", "..")
+    plan = (
+        "--peers",
+        "2",
+        "--byzantine",
+        "0",
+        "--rounds",
+        "3",
+        "--period",
+        "15",
+        "--epoch",
+        "+60",
+        "--allow-private",
+    )
+    rpel(
+        "rpel",
+        "network",
+        "new",
+        *plan,
+        "--task",
+        "training:task",
+        "--model",
+        "first.safetensors",
+        "--out",
+        "..",
+    )
     entries = [str(folder / f"member-{i}.toml") for i in (1, 2)]
     rpel("rpel", "network", "add", *entries, "--members", "../members.toml")
     for i in (1, 2):

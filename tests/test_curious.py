@@ -1,4 +1,5 @@
-"""The curious member: its statistics, what it does to the victim, its bound beside what is stated, its command."""
+"""The curious member: its statistics, what it does to the victim, its bound beside what is stated,
+its command."""
 
 import json
 import math
@@ -17,7 +18,7 @@ from rpel.simulation.inputs import Objects, loader
 from rpel.simulation.run import prepared
 from support.commands import rpel
 
-# --- statistics ------------------------------------------------------------------------------------------------------
+# --- statistics ---------------------------------------------------------------------------------------------
 
 
 def test_auc_and_true_positives_equal_a_plain_count() -> None:
@@ -44,7 +45,9 @@ def published(m: int, r: int, v: int, eps: float, delta: float) -> float:
     return float(min(1.0, beta + alpha * delta * 2 * m))
 
 
-@pytest.mark.parametrize(("m", "r", "v", "delta"), [(100, 100, 80, 0.0), (200, 50, 48, 1e-6), (300, 150, 140, 1e-5)])
+@pytest.mark.parametrize(
+    ("m", "r", "v", "delta"), [(100, 100, 80, 0.0), (200, 50, 48, 1e-6), (300, 150, 140, 1e-5)]
+)
 def test_audit_bound_inverts_the_published_probability(m: int, r: int, v: int, delta: float) -> None:
     bound = inference.least_epsilon(m, r, v, delta)
     assert published(m, r, v, bound - 1e-6, delta) < 0.001 <= published(m, r, v, bound + 1e-6, delta)
@@ -69,11 +72,12 @@ def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
     assert inference.auc(seen[0][there[0]], seen[0][~there[0]]) < 0.65
 
 
-# --- the run that is played again ------------------------------------------------------------------------------------
+# --- the run that is played again ---------------------------------------------------------------------------
 
 RUN: dict[str, Any] = {
-    "model": "linear", "nodes": 20, "byzantine": 2, "rounds": 16, "batch_size": 50, "partition": "iid", "lr": 0.02,
-    "momentum": 0.0, "max_grad_norm": 0.1, "noise_multiplier": 4.0, "target_delta": 1e-6, "threads": 1,
+    "model": "linear", "nodes": 20, "byzantine": 2, "rounds": 16, "batch_size": 50, "partition": "iid",
+    "lr": 0.02, "momentum": 0.0, "max_grad_norm": 0.1, "noise_multiplier": 4.0, "target_delta": 1e-6,
+    "threads": 1,
 }  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def test_fifty_audits_never_exceed_stated_epsilon_with_clipping() -> None:
         assert bounds(seed, clipping=False).holds is False, seed
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,8 @@ def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
     assert all(p["met"] <= p["round"] for p in content["curves"]["by draws"])
     assert 0 <= content["curves"]["every round"][-1]["ratio_auc"] <= 1
     stated = json.loads((folder / "certificate.json").read_text())["privacy"]
-    assert 0.9 * stated["epsilon"] < content["stated"][-1] <= stated["epsilon"]  # the victim's own, and the largest
+    # the victim's own, and the largest
+    assert 0.9 * stated["epsilon"] < content["stated"][-1] <= stated["epsilon"]
     assert "</svg>" in (tmp_path / "attack.svg").read_text()
     assert "watching: round 3/3" in err
     assert "shadow 2 of 2: round 3/3" in err
@@ -173,5 +178,7 @@ def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) ->
 
 
 def test_run_without_stated_epsilon_can_be_attacked() -> None:
-    result = curious.attack(Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1)
+    result = curious.attack(
+        Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1
+    )
     assert (result.stated, result.holds) == ([None], None)

@@ -34,7 +34,8 @@ from support.paths import ROOT
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the user's cache, data folder or mirror, nor reaches the network (an unreachable port instead)."""
+    """No test sees the user's cache, data folder or mirror,
+    nor reaches the network (an unreachable port instead)."""
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("RPEL_DATA_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("RPEL_DATA", raising=False)
@@ -116,9 +117,15 @@ def test_missing_data_folder_is_named() -> None:
 
 
 def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Four small files that stand in for MNIST's, with the digests that make the loader take them for the real ones."""
+    """Four small files that stand in for MNIST's,
+    with the digests that make the loader take them for the real ones."""
     rng = np.random.default_rng(0)
-    arrays = [rng.integers(0, 255, (20, 28, 28)), np.arange(20) % 10, rng.integers(0, 255, (10, 28, 28)), np.arange(10)]
+    arrays = [
+        rng.integers(0, 255, (20, 28, 28)),
+        np.arange(20) % 10,
+        rng.integers(0, 255, (10, 28, 28)),
+        np.arange(10),
+    ]
     packed = [gzip.compress(to_idx(a.astype(np.uint8)), mtime=0) for a in arrays]
     digests = tuple(Digests(_md5(content), _md5(gzip.decompress(content))) for content in packed)
     source = datasets._idx_source("mnist", "MNIST/raw", digests, ((0.5,), (0.5,)), "https://example.invalid/")
@@ -154,12 +161,15 @@ def test_search_goes_from_the_argument_to_the_environment_to_the_cache(
     assert found_in == [tmp_path / "given"]
 
 
-def test_packed_repacked_and_unpacked_files_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_repacked_and_unpacked_files_are_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = small_mnist(monkeypatch)
     unpacked = {path.removesuffix(".gz"): gzip.decompress(content) for path, content in files.items()}
     repacked = {path: gzip.compress(gzip.decompress(content), 1, mtime=5) for path, content in files.items()}
     one, two, three = (
-        load("mnist", put(f, tmp_path / str(i)), download=False) for i, f in enumerate((files, unpacked, repacked))
+        load("mnist", put(f, tmp_path / str(i)), download=False)
+        for i, f in enumerate((files, unpacked, repacked))
     )
     np.testing.assert_array_equal(one.train_x, two.train_x)
     assert one.checksums == two.checksums == three.checksums
@@ -187,7 +197,10 @@ def test_mnist_is_read_whole_and_has_the_references_statistics(shared_data: Path
     mnist = load("mnist", shared_data, download=False)
     assert (mnist.train_x.shape, mnist.test_x.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
     assert mnist.train_y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    levels, counts = np.arange(256) / 255, np.bincount(mnist.train_x.ravel(), minlength=256) / mnist.train_x.size
+    levels, counts = (
+        np.arange(256) / 255,
+        np.bincount(mnist.train_x.ravel(), minlength=256) / mnist.train_x.size,
+    )
     mean = (levels * counts).sum()
     assert mnist.mean is not None
     assert mnist.std is not None
@@ -270,7 +283,10 @@ def test_images_and_labels_must_belong_together() -> None:
 
 def batch(n: int = 4, **changed: Any) -> dict[bytes, Any]:
     rng = np.random.default_rng(1)
-    contents = {"data": rng.integers(0, 255, (n, 3072), np.uint8), "labels": [i % 10 for i in range(n)]} | changed
+    contents = {
+        "data": rng.integers(0, 255, (n, 3072), np.uint8),
+        "labels": [i % 10 for i in range(n)],
+    } | changed
     return {key.encode(): value for key, value in contents.items()}
 
 
@@ -313,7 +329,9 @@ def test_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
 
 plain_values = st.recursive(
     st.one_of(st.integers(), st.binary(max_size=8), st.booleans(), small_arrays),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.binary(max_size=4), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.binary(max_size=4), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 
@@ -335,7 +353,13 @@ def test_arbitrary_pickle_bytes_are_refused_or_plain_values(content: bytes) -> N
 
 @pytest.mark.parametrize(
     "wrong",
-    [[1, 2], batch(data=[1]), batch(data=np.zeros((4, 9), np.uint8)), batch(labels=[1]), batch(labels=[0, 1, 2, 10])],
+    [
+        [1, 2],
+        batch(data=[1]),
+        batch(data=np.zeros((4, 9), np.uint8)),
+        batch(labels=[1]),
+        batch(labels=[0, 1, 2, 10]),
+    ],
 )
 def test_batch_of_the_wrong_form_is_refused(wrong: Any) -> None:
     with pytest.raises(DataError, match=r"b'data'|b'labels'"):
@@ -358,11 +382,15 @@ def archive(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def test_cifar_folder_and_both_archives_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_folder_and_both_archives_are_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = small_cifar(monkeypatch)
     layouts = [{f"{formats.CIFAR_FOLDER}/{name}": content for name, content in members.items()}]
     layouts += [{name: archive(members)} for name in formats.CIFAR_ARCHIVES]
-    loaded = [load("cifar10", put(files, tmp_path / str(i)), download=False) for i, files in enumerate(layouts)]
+    loaded = [
+        load("cifar10", put(files, tmp_path / str(i)), download=False) for i, files in enumerate(layouts)
+    ]
     assert loaded[0].train_x.shape == (2 + 3 + 4 + 5 + 6, 3, 32, 32)
     assert loaded[0].test_y.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert loaded[0].augment == "crop-flip"
@@ -371,7 +399,9 @@ def test_cifar_folder_and_both_archives_are_the_same_data(tmp_path: Path, monkey
         assert loaded[0].checksums == other.checksums
 
 
-def test_changed_cifar_batch_is_refused_before_unpickling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_cifar_batch_is_refused_before_unpickling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = small_cifar(monkeypatch)
     members["test_batch"] = pickle.dumps(Evil(tmp_path / "trace"), 3)
     with pytest.raises(DataError, match="test_batch in "):
@@ -430,7 +460,10 @@ def test_femnist_pools_writers_and_remembers_them(tmp_path: Path) -> None:
         (leaf_file({"f1": [0]}, pixel=1.5), "user f1: a pixel is outside 0 to 1"),
         (leaf_file({"f1": [0]}, pixel=float("nan")), "a pixel is outside"),
         (leaf_file({"f1": [0]}) | {"num_samples": [2]}, "1 images and 1 labels where num_samples says 2"),
-        ({"users": ["f1"], "num_samples": [1], "user_data": {"f1": {"x": [[1.0]], "y": [0]}}}, "lists of 784"),
+        (
+            {"users": ["f1"], "num_samples": [1], "user_data": {"f1": {"x": [[1.0]], "y": [0]}}},
+            "lists of 784",
+        ),
         (leaf_file({}), "holds no examples"),
     ],
 )
@@ -444,7 +477,9 @@ def subset_file(folder: Path) -> bytes:
     x = np.arange(3 * 784, dtype=np.uint8).reshape(3, 28, 28)
     y, w = np.array([0, 61, 35], np.uint8), np.array([0, 1, 1], np.uint16)
     file = io.BytesIO()
-    np.savez(file, x_train=x, y_train=y, w_train=w, x_test=x[:1], y_test=y[:1], w_test=w[1:2], users=["f1", "f2"])
+    np.savez(
+        file, x_train=x, y_train=y, w_train=w, x_test=x[:1], y_test=y[:1], w_test=w[1:2], users=["f1", "f2"]
+    )
     put({formats.FEMNIST_SUBSET: file.getvalue()}, folder)
     return file.getvalue()
 
@@ -464,10 +499,16 @@ def test_femnist_of_155_writers_is_read_where_leafs_files_are_not(
         [0, 1, 1],
         [1],
     )
-    assert (loaded.shape, loaded.train_x.dtype.name, loaded.train_y.dtype.name) == ((1, 28, 28), "uint8", "int64")
+    assert (loaded.shape, loaded.train_x.dtype.name, loaded.train_y.dtype.name) == (
+        (1, 28, 28),
+        "uint8",
+        "int64",
+    )
     assert loaded.train_x[0, 0, 1, :2].tolist() == [28, 29]
     assert loaded.checksums == {formats.FEMNIST_SUBSET: digest}
-    assert load("femnist", femnist(tmp_path, leaf_file({"f1": [5]}), leaf_file({"f1": [6]}))).train_y.tolist() == [5]
+    assert load(
+        "femnist", femnist(tmp_path, leaf_file({"f1": [5]}), leaf_file({"f1": [6]}))
+    ).train_y.tolist() == [5]
 
 
 def test_femnist_has_nothing_to_download_and_says_what_to_do() -> None:
@@ -487,7 +528,9 @@ def test_user_arrays_are_identified_by_content() -> None:
     np.testing.assert_allclose(one.normalised(x), x, rtol=1e-6)
 
 
-@pytest.mark.parametrize("labels", [np.arange(5), np.array([0.5] * 6), np.array([-1] * 6), np.zeros((6, 1), int)])
+@pytest.mark.parametrize(
+    "labels", [np.arange(5), np.array([0.5] * 6), np.array([-1] * 6), np.zeros((6, 1), int)]
+)
 def test_user_arrays_that_do_not_fit_are_refused(labels: NDArray[Any]) -> None:
     x = np.zeros((6, 1, 4, 4))
     with pytest.raises(DataError, match="train"):
@@ -555,7 +598,9 @@ def test_download_lands_in_the_cache_reports_progress_and_is_not_repeated(
 
 
 def test_four_hospitals_files_are_downloaded_as_published(mirror: Server, shared_data: Path) -> None:
-    files = [f"heart-disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")]
+    files = [
+        f"heart-disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")
+    ]
     mirror.files = {file: (shared_data / file).read_bytes() for file in files}
     data = load("heart-disease")
     assert data.writers is not None
@@ -618,7 +663,9 @@ def test_second_mirror_serves_when_the_first_fails(
 ) -> None:
     monkeypatch.delenv("RPEL_DATA_URL")
     mirror.files = {"file": b"content", "wrong": b"contend"}
-    remote = Remote("a/file", _md5(b"content"), (f"{mirror.url}/wrong", "file:///etc/hostname", f"{mirror.url}/file"))
+    remote = Remote(
+        "a/file", _md5(b"content"), (f"{mirror.url}/wrong", "file:///etc/hostname", f"{mirror.url}/file")
+    )
     assert fetch(remote, tmp_path).read_bytes() == b"content"
     with pytest.raises(DataError, match="https"):
         fetch(replace(remote, urls=remote.urls[1:2]), tmp_path)
@@ -639,6 +686,7 @@ def test_public_mirrors_are_https_and_every_file_has_a_digest() -> None:
     assert all(url.startswith("https://") for remote in remotes for url in remote.urls)
     assert all(len(remote.md5) == 32 for remote in remotes)
     unpacked = [known.unpacked for known in datasets.MNIST_DIGESTS + datasets.FASHION_DIGESTS]
-    assert len(set(unpacked)) == 8  # so that other packings of both, such as Debian's, are recognised by content
+    # so that other packings of both, such as Debian's, are recognised by content
+    assert len(set(unpacked)) == 8
     assert all(len(digest) == 32 for digest in unpacked)
     assert TIMEOUT <= 60

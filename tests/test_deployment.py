@@ -1,4 +1,5 @@
-"""The lock file and the bill of materials name what rpel needs to run: all of it, and as constraints.txt pins it."""
+"""The lock file and the bill of materials name what rpel needs to run: all of it,
+and as constraints.txt pins it."""
 
 import importlib.util
 import shlex
@@ -54,7 +55,14 @@ def test_systemd_unit_is_bounded_and_does_not_restart_permanent_errors() -> None
     lines = (ROOT / "deploy" / "rpel-peer.service").read_text().splitlines()
     pairs = [line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")]
     unit = {key: value for key, value in pairs}  # noqa: C416 (of keys given twice the last counts)
-    for key in ("MemoryMax", "TasksMax", "IPAddressDeny", "IPAddressAllow", "StartLimitBurst", "StartLimitIntervalSec"):
+    for key in (
+        "MemoryMax",
+        "TasksMax",
+        "IPAddressDeny",
+        "IPAddressAllow",
+        "StartLimitBurst",
+        "StartLimitIntervalSec",
+    ):
         assert unit[key], key
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", "2 3")
     _, group, command, *arguments = shlex.split(unit["ExecStart"])

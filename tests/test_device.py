@@ -28,11 +28,12 @@ from support.waiting import PATIENCE
 
 NAMES = sorted(cases())
 QUICK = {
-    "attack-alie", "attack-backdoor", "attack-dissensus", "attack-fang", "attack-foe", "attack-gaussian", "attack-inf",
-    "attack-inner_product_manipulation", "attack-label_flip", "attack-mimic", "attack-mimic_heuristic",
-    "attack-spectral", "rule-arc+median", "rule-bucketing+median", "rule-clipping+median", "rule-dnc",
-    "rule-geometric_median", "rule-krum", "rule-median", "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median",
-    "wire-bfloat16", "wire-int8", "memory", "memory-ahead", "asynchronous", "private", "clipped-alone",
+    "attack-alie", "attack-backdoor", "attack-dissensus", "attack-fang", "attack-foe", "attack-gaussian",
+    "attack-inf", "attack-inner_product_manipulation", "attack-label_flip", "attack-mimic",
+    "attack-mimic_heuristic", "attack-spectral", "rule-arc+median", "rule-bucketing+median",
+    "rule-clipping+median", "rule-dnc", "rule-geometric_median", "rule-krum", "rule-median",
+    "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median", "wire-bfloat16", "wire-int8", "memory",
+    "memory-ahead", "asynchronous", "private", "clipped-alone",
 }  # fmt: skip
 TABLE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 """All of them in `make test-all`."""
@@ -87,7 +88,8 @@ def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) ->
     device = copy.copy(device)
     device.use(steps)
     ids = np.arange(3)
-    x = np.tile(host.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])  # float64: BatchNorm magnifies rounding
+    # float64: BatchNorm magnifies rounding
+    x = np.tile(host.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])
     local = host.local_state(3)
     expected, stored = host.gradient(x, local, ids, t=1, k=0)
     actual, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
@@ -128,7 +130,9 @@ def test_normal_numbers_of_a_device_are_numpys_from_the_same_stream() -> None:
             for arrays, source in zip((Away(), Torch()), sources, strict=True)
         ]
         assert two[0].dtype == kind
-        np.testing.assert_allclose(two[0].numpy(), two[1].numpy(), rtol=1e-6 if kind == torch.float32 else 1e-12)
+        np.testing.assert_allclose(
+            two[0].numpy(), two[1].numpy(), rtol=1e-6 if kind == torch.float32 else 1e-12
+        )
 
 
 def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +183,9 @@ def test_run_too_large_for_the_device_is_refused_with_its_size(monkeypatch: pyte
 )
 def test_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) -> None:
     numba, torchs = (
-        rpel.simulate(**{**spec.load("quickstart").model_dump(exclude_unset=True), **fields}, backend=name, out=None)
+        rpel.simulate(
+            **{**spec.load("quickstart").model_dump(exclude_unset=True), **fields}, backend=name, out=None
+        )
         for name in ("numba", "torch")
     )
     assert numba.accuracy_mean > 0.3  # of ten classes
@@ -216,7 +222,9 @@ HEAVIER = {"attack-strongest"}
 
 def test_rules_and_attacks_take_at_most_four_and_a_half_models_and_all_are_counted() -> None:
     text = (HERE.parent / "docs" / "scale.md").read_text("utf-8")
-    stated = {name: float(most) for name, most in re.findall(r"^\| `([^`]+)` \| [\d,]+ \| ([\d.]+) \|$", text, re.M)}
+    stated = {
+        name: float(most) for name, most in re.findall(r"^\| `([^`]+)` \| [\d,]+ \| ([\d.]+) \|$", text, re.M)
+    }
     assert set(stated) == {name for name in NAMES if name.startswith(("rule", "attack"))}
     assert {name for name, most in stated.items() if most > 4.6} == HEAVIER
 
@@ -232,7 +240,8 @@ FEW = (
 
 
 def residency(*only: str) -> subprocess.CompletedProcess[str]:
-    """The round of these cases on the stand-in device, in a process of its own: its registration is for good."""
+    """The round of these cases on the stand-in device, in a process of its own:
+    its registration is for good."""
     command = [sys.executable, str(HERE / "support" / "residency.py"), *only]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=HERE)
 

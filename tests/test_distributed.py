@@ -1,4 +1,5 @@
-"""A run shared by several processes is, byte for byte, the run of one: every method, rules, attacks, faults."""
+"""A run shared by several processes is, byte for byte, the run of one: every method, rules, attacks,
+faults."""
 
 import ctypes
 import json
@@ -34,14 +35,16 @@ from support.paths import ROOT, TESTS
 from support.runs import reached, same_bytes
 
 SMALL: dict[str, Any] = {
-    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2, "rounds": 2,
-    "eval_every": 2, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 800, "checkpoint_every": 0,
-    "partition": "virtual",
+    "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2,
+    "rounds": 2, "eval_every": 2, "eval_size": 50, "lr": 0.1, "threads": 1, "batch_size": 800,
+    "checkpoint_every": 0, "partition": "virtual",
 }  # fmt: skip
 """Five units of work, so that three workers have some each."""
 MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
 NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
-AGGREGATE = [f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES]
+AGGREGATE = [
+    f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES
+]
 FORGE = [*ATTACKS]
 FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
 CASES: list[dict[str, Any]] = [
@@ -58,7 +61,8 @@ CASES: list[dict[str, Any]] = [
     *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
     {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
     {"attack_params": {"targeting": "most-exposed"}},
-    {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},  # shards sent in pieces
+    # shards sent in pieces
+    {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},
     MANY,
     {"memory": 2, "pull": 6, "rounds": 4},
     {
@@ -126,7 +130,9 @@ def test_two_workers_give_the_bytes_of_one_for_every_rule_and_attack(attack: str
 
 @pytest.mark.full
 @pytest.mark.parametrize("size", [2, 3])
-def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(size: int, tmp_path: Path) -> None:
+def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(
+    size: int, tmp_path: Path
+) -> None:
     case = {**SMALL, "dataset": "mnist-sample", "nodes": 300, "byzantine": 30, "batch_size": 40, "rounds": 4}
     file = tmp_path / "cases.json"
     file.write_text(json.dumps([case]))
@@ -148,13 +154,18 @@ def test_shards_are_whole_units_and_cover_all_rows() -> None:
                 assert all(part.start % unit == 0 or part.start == rows for part in parts)
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 LONG = SMALL | {
     "nodes": 9, "pull": 6, "batch_size": 2000, "rounds": 120, "name": "quickstart", "eval_every": 60,
     "checkpoint_every": 10,
 }  # fmt: skip
-FLAGS = [part for key, value in LONG.items() if key != "name" for part in (f"--{key.replace('_', '-')}", str(value))]
+FLAGS = [
+    part
+    for key, value in LONG.items()
+    if key != "name"
+    for part in (f"--{key.replace('_', '-')}", str(value))
+]
 RUN = ["-m", "rpel", "run", "quickstart", *FLAGS]
 
 
@@ -166,7 +177,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(
-    out: Path, *more: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None, with_us: bool = False
+    out: Path,
+    *more: str,
+    before: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    with_us: bool = False,
 ) -> Any:
     command = [sys.executable, *before, *RUN, "--out", str(out), *more]
     return subprocess.Popen(
@@ -273,7 +288,7 @@ def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, t
     assert "rpel:" not in theirs, "one worker speaks for all"
 
 
-# --- torchrun --------------------------------------------------------------------------------------------------------
+# --- torchrun -----------------------------------------------------------------------------------------------
 
 
 def torchrun(out: Path, *more: str, restarts: int = 0) -> Any:
@@ -307,12 +322,16 @@ def test_torchrun_places_the_workers(whole: Path, tmp_path: Path) -> None:
 
 
 def simple_output(path: Path) -> str:
-    return subprocess.run([sys.executable, *RUN, "--out", str(path.parent)], capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, *RUN, "--out", str(path.parent)], capture_output=True, text=True
+    ).stdout
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, whole: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_the_group_again_when_a_worker_is_killed(
+    victim: int, whole: Path, tmp_path: Path
+) -> None:
     process = torchrun(tmp_path, restarts=2)
     path = reached(tmp_path, 25, process)
     os.kill(children(process.pid)[victim], signal.SIGKILL)
@@ -322,12 +341,13 @@ def test_torchrun_starts_the_group_again_when_a_worker_is_killed(victim: int, wh
     same_bytes(whole, path)
 
 
-# --- machines --------------------------------------------------------------------------------------------------------
+# --- machines -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
 def test_workers_on_several_machines_meet_at_an_address(whole: Path, tmp_path: Path) -> None:
-    """Two network namespaces with an address each; gloo listens on the interface from which the first is reached."""
+    """Two network namespaces with an address each;
+    gloo listens on the interface from which the first is reached."""
     if why := namespaces.possible():
         pytest.skip(why)
     network = namespaces.Namespaces(2)
@@ -362,8 +382,11 @@ def test_unreachable_rendezvous_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun keeps its store over a restart: worker 1 of the first attempt is not worker 1 of the second."""
+def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun keeps its store over a restart:
+    worker 1 of the first attempt is not worker 1 of the second."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setattr(launch, "_JOINING", timedelta(seconds=2))
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
@@ -376,7 +399,7 @@ def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(monkeypa
             pass
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 def test_table_larger_than_memory_is_refused_with_its_size(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Captu
     assert all(set(row) == {"check", "ok", "detail", "remedy"} for row in rows)
     names = {row["check"] for row in rows}
     assert names >= {
-        "python", "packages", "threads", "vector units", "bfloat16", "kernels", "kernel cache", "data sets", "disk",
-        "memory", "clock",
+        "python", "packages", "threads", "vector units", "bfloat16", "kernels", "kernel cache", "data sets",
+        "disk", "memory", "clock",
     }  # fmt: skip
     assert "all is well" in rpel("doctor", capsys=capsys)
 
@@ -43,7 +43,9 @@ def test_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Captu
 def test_doctor_fault_comes_with_a_remedy_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("a small disk takes the right to mount")
     try:
@@ -66,7 +68,9 @@ def test_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.Monkey
     assert checks["disk"].ok
 
 
-def test_kernel_cache_that_cannot_be_written_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernel_cache_that_cannot_be_written_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("RPEL_CACHE", str(tmp_path / "file"))
     (check,) = doctor._cache()
@@ -91,7 +95,9 @@ def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(
     checks = by_name(examine("femnist-30", data_dir=str(tmp_path)))
     assert not checks["data"].ok, "nobody offers FEMNIST for download"
     assert "femnist/train/*.json" in checks["data"].remedy
-    assert "data" not in by_name(examine("mnist-30", data_dir=str(tmp_path))), "MNIST is downloaded when first used"
+    assert "data" not in by_name(examine("mnist-30", data_dir=str(tmp_path))), (
+        "MNIST is downloaded when first used"
+    )
     images = tmp_path / "MNIST" / "raw"
     images.mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
@@ -101,7 +107,9 @@ def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(
 
 
 def test_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["numpy>=99", "no-such-package>=1", "scipy>=1.0"])
+    monkeypatch.setattr(
+        importlib.metadata, "requires", lambda name: ["numpy>=99", "no-such-package>=1", "scipy>=1.0"]
+    )
     (check,) = doctor._packages()
     assert not check.ok
     assert re.fullmatch(r"numpy \S+ is older than 99; no-such-package is missing", check.detail)
@@ -123,16 +131,35 @@ def test_peers_good_files_pass_and_what_is_missing_is_named(
     assert all(checks[name].ok for name in ("peer.toml", "certificate", "key", "port"))
     assert not checks["members"].ok, "there is no members.toml yet"
     assert "rpel network new" in checks["members"].remedy
-    rpel("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "5", "--out", str(tmp_path), capsys=capsys)
+    rpel(
+        "network",
+        "new",
+        "--peers",
+        "4",
+        "--byzantine",
+        "1",
+        "--rounds",
+        "5",
+        "--out",
+        str(tmp_path),
+        capsys=capsys,
+    )
     checks = by_name(examine(config=peer))
     assert not checks["members"].ok, "and this peer is not in it"
     missing = by_name(examine(config=tmp_path / "nowhere.toml"))["peer"]
-    assert (missing.ok, "nowhere.toml" in missing.detail, missing.remedy) == (False, True, "rpel peer init writes one")
+    assert (missing.ok, "nowhere.toml" in missing.detail, missing.remedy) == (
+        False,
+        True,
+        "rpel peer init writes one",
+    )
 
 
 def test_certificate_that_ends_soon_or_has_ended_is_a_problem(peer: Path) -> None:
     now = datetime.now(UTC)
-    for days, words in ((10, "valid for 10 more days"), (-3, f"expired on {now - timedelta(days=3):%Y-%m-%d}")):
+    for days, words in (
+        (10, "valid for 10 more days"),
+        (-3, f"expired on {now - timedelta(days=3):%Y-%m-%d}"),
+    ):
         begun = now - timedelta(days=100 - days)
         (peer.parent / "peer.crt").write_text(create("a", days=100, now=begun + timedelta(hours=1))[1])
         checks = by_name(examine(config=peer))["certificate"]

@@ -1,4 +1,5 @@
-"""Algorithm 1 as the simulator runs it, against a plain reading of the paper, and every fault the network injects."""
+"""Algorithm 1 as the simulator runs it, against a plain reading of the paper,
+and every fault the network injects."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,8 @@ Array = NDArray[Any]
 
 
 def paper(spec: ResolvedSpec, task: Quadratic) -> Array:
-    """The models after all rounds of the plain page, with a FOE adversary; hostile nodes are numbered last there."""
+    """The models after all rounds of the plain page, with a FOE adversary;
+    hostile nodes are numbered last there."""
     n, h = spec.nodes, spec.nodes - spec.byzantine
     hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
@@ -81,7 +83,10 @@ def test_fast_engine_parts_equal_the_plain_ones() -> None:
     rule = Aggregation(rpel.rule("nnm+trimmed_mean", f=f), rounds=2, seed=0, ids=lambda t: np.arange(h))
     received = Received(x, index)
     np.testing.assert_allclose(
-        rule(x, received, np.arange(h), 1)[0], PlainRule(f)(y, received, np.arange(h), 1)[0], rtol=0, atol=1e-12
+        rule(x, received, np.arange(h), 1)[0],
+        PlainRule(f)(y, received, np.arange(h), 1)[0],
+        rtol=0,
+        atol=1e-12,
     )
 
 
@@ -178,11 +183,15 @@ def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step(
 
 
 def test_late_nodes_are_drawn_anew_every_round() -> None:
-    run = simulation(BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean"))
+    run = simulation(
+        BASE.replace(no_show=0.5, nodes=12, byzantine=0, b_hat=0, method="all-to-all", rule="mean")
+    )
     delivered = watched(run)
     for _ in range(4):
         run.step()
-    answered = [frozenset(np.unique(inbox.index[inbox.index[:, 0] == 0, 1:]).tolist()) for _, inbox in delivered]
+    answered = [
+        frozenset(np.unique(inbox.index[inbox.index[:, 0] == 0, 1:]).tolist()) for _, inbox in delivered
+    ]
     assert len(set(answered)) == 4
 
 
@@ -211,7 +220,8 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
 
 @pytest.mark.parametrize("method", ["rpel", "nna", "gts", "d-psgd", "el-local"])
 def test_node_that_has_diverged_does_not_stop_the_others(method: str) -> None:
-    """Its model is infinite: rules that trust the own model keep it, the others heal it; honest peers leave it out."""
+    """Its model is infinite: rules that trust the own model keep it, the others heal it;
+    honest peers leave it out."""
     pull = 14 if method == "nna" else 8
     run = simulation(BASE.replace(method=method, pull=pull, b_hat=3, lr=0.1), Quadratic())
     run.state.x[4] = np.inf
@@ -315,7 +325,8 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
 
 
 def test_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one() -> None:
-    """L, σ, G and the gap are known, momentum is off as in the proof, η is the largest that the theorem allows."""
+    """L, σ, G and the gap are known, momentum is off as in the proof,
+    η is the largest that the theorem allows."""
     task, n, s, T = Quadratic(nodes=12, noise=0.1), 12, 9, 200
     red = theory.reduction(n, 0, s, 0)
     assert red is not None
@@ -360,7 +371,9 @@ def test_consistent_hostile_node_sends_one_vector_to_all_victims(method: str) ->
                 for node, row in zip(wanted[wanted >= 0], rows, strict=False):
                     if hostile[node]:
                         sent.setdefault(int(node), set()).add(int(row))
-            assert all(row >= 12 for rows in sent.values() for row in rows), "forged vectors stand behind honest rows"
+            assert all(row >= 12 for rows in sent.values() for row in rows), (
+                "forged vectors stand behind honest rows"
+            )
             shared |= any(len(rows) > 1 for rows in sent.values())
         assert shared != consistent
 
@@ -390,7 +403,9 @@ def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
         run.step()
         ask, hostile, view = stored[-1][0], run.roster.hostile(t), views[-1]
         met = np.flatnonzero(hostile[ask.wanted].any(axis=1))
-        pullers = {int(j): set(np.flatnonzero((ask.wanted == j).any(axis=1))) for j in np.flatnonzero(hostile)}
+        pullers = {
+            int(j): set(np.flatnonzero((ask.wanted == j).any(axis=1))) for j in np.flatnonzero(hostile)
+        }
         for row in view.audience[(view.audience >= 0).any(axis=1)]:
             assert set(met[row[row >= 0]]) in pullers.values()
         assert 1 <= (view.audience >= 0).any(axis=1).sum() <= 3

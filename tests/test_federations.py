@@ -22,7 +22,9 @@ def test_missing_heart_values_become_public_constants() -> None:
     x, y = parse_heart(f"{full}\n{bare}\n")
     assert y.tolist() == [0, 1]
     assert x[1].tolist() == [0] * 6 + [-1, 0, 0] + [0, 0, 0, 1] + [0] * 9
-    assert np.array_equal(parse_heart(f"{bare}\n{bare}\n")[0][1], x[1]), "a patient's numbers do not depend on others"
+    assert np.array_equal(parse_heart(f"{bare}\n{bare}\n")[0][1], x[1]), (
+        "a patient's numbers do not depend on others"
+    )
     with pytest.raises(DataError, match="13"):
         parse_heart("1,2,3\n")
 
@@ -58,7 +60,9 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 def test_reviews_are_numbered_by_their_words_alone_and_belong_to_their_department(tmp_path: Path) -> None:
     lines = {"toys": b"1\tgood toy\n0\tbad \xff toy\n", "books": b"1\tgood book\n"}
-    packed = archive({f"x/{name}.task.{split}": text for name, text in lines.items() for split in ("train", "test")})
+    packed = archive(
+        {f"x/{name}.task.{split}": text for name, text in lines.items() for split in ("train", "test")}
+    )
     (x, y, owners), (test_x, _, test_owners) = parse_reviews(packed)
     assert y.tolist() == [1, 1, 0]
     assert owners.tolist() == test_owners.tolist() == [0, 1, 1], "departments by name: books, toys"
@@ -111,7 +115,8 @@ FEDERATIONS = {"femnist-writers": (151, 15), "reviews-16": (16, 3), "heart-4": (
 
 
 @pytest.mark.parametrize(
-    "preset", [name if name == "heart-4" else pytest.param(name, marks=pytest.mark.full) for name in FEDERATIONS]
+    "preset",
+    [name if name == "heart-4" else pytest.param(name, marks=pytest.mark.full) for name in FEDERATIONS],
 )
 def test_federation_s_preset_trains_one_node_an_owner(preset: str, shared_data: Path) -> None:
     spec = load_spec(preset)

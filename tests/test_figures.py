@@ -1,4 +1,5 @@
-"""The paper's panels: all sixty, valid, sharing their runs; Figure 3's numbers; and smoke figures from end to end."""
+"""The paper's panels: all sixty, valid, sharing their runs; Figure 3's numbers;
+and smoke figures from end to end."""
 
 import json
 import re
@@ -43,7 +44,7 @@ def listed() -> list[str]:
     return names + [f"femnist-b{b}-local{k}" for b in (0, 3) for k in (1, 3)]
 
 
-# --- the panels ------------------------------------------------------------------------------------------------------
+# --- the panels ---------------------------------------------------------------------------------------------
 
 
 def test_sixty_names_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +72,11 @@ def test_every_run_is_valid_at_every_size() -> None:
 def test_full_scale_panels_have_the_papers_sizes() -> None:
     """Sizes, seeds and schedules of docs/reference.md, section 6; and the very runs of the presets."""
     seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
-    sizes = {"mnist": (200, 25, 0.9, 1e-4), "cifar10": (2000, 50, 0.99, 1e-2), "femnist": (500, 50, 0.99, 1e-4)}
+    sizes = {
+        "mnist": (200, 25, 0.9, 1e-4),
+        "cifar10": (2000, 50, 0.99, 1e-2),
+        "femnist": (500, 50, 0.99, 1e-4),
+    }
     for panel in PANELS:
         for runs in sized(panel, Scale.FULL).runs:
             s = runs[0]
@@ -93,7 +98,10 @@ def test_mean_and_worst_show_the_same_runs() -> None:
         mean = find(worst.name.replace("-worst-", "-mean-"))
         assert (worst.measure, mean.measure) == ("worst", "mean")
         assert sized(worst, Scale.FULL).runs == sized(mean, Scale.FULL).runs
-    assert sized(find("alie-mean-s3-b0"), Scale.FULL).runs == sized(find("dissensus-mean-s3-b0"), Scale.FULL).runs
+    assert (
+        sized(find("alie-mean-s3-b0"), Scale.FULL).runs
+        == sized(find("dissensus-mean-s3-b0"), Scale.FULL).runs
+    )
 
 
 def test_short_keeps_the_plan() -> None:
@@ -117,7 +125,10 @@ def test_partial_panel_is_stamped_with_its_share() -> None:
     assert made.runs[0][0].eval_every == 50
     assert made.note == "SHORT: 500 of 2000 rounds, 1 of 3 seeds; ALIE only; seed 0"
     rivals = sized(find("alie-mean-s3-b1"), Scale.FULL, Selection(methods=["rpel", "cs-plus"], seeds="1"))
-    assert [[(spec.method, spec.seed) for spec in runs] for runs in rivals.runs] == [[("rpel", 1)], [("cs-plus", 1)]]
+    assert [[(spec.method, spec.seed) for spec in runs] for runs in rivals.runs] == [
+        [("rpel", 1)],
+        [("cs-plus", 1)],
+    ]
     assert rivals.note.endswith("1 of 2 seeds, bands from lowest to highest; RPEL, CS+ only; seed 1")
     whole = sized(find("mnist-left"), Scale.FULL)
     assert "only" not in whole.note
@@ -172,14 +183,16 @@ def test_unknown_panel_or_scale_is_refused(tmp_path: Path) -> None:
         reproduce.prepare([], "smoke", tmp_path)
 
 
-# --- made ------------------------------------------------------------------------------------------------------------
+# --- made ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Mean and worst of one comparison, and a panel of Figure 3, by smoke."""
     out = tmp_path_factory.mktemp("made")
-    work = reproduce.prepare(["alie-worst-s3-b1", "alie-mean-s3-b1", "fraction-1000"], "smoke", out, threads=1)
+    work = reproduce.prepare(
+        ["alie-worst-s3-b1", "alie-mean-s3-b1", "fraction-1000"], "smoke", out, threads=1
+    )
     assert len(work.specs) == 4, "mean and worst are run once"
     needed = reproduce.seconds_needed(work)
     assert set(needed) == set(work.specs)
@@ -228,12 +241,22 @@ def test_short_figures_are_stamped_too(made: tuple[Path, list[dict[str, Any]]], 
     assert 'class="stamp"' not in (tmp_path / "full.svg").read_text("utf-8")
 
 
-def test_paper_style_adds_a_pdf_one_column_wide(made: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
-    save(find("alie-mean-s3-b1"), read_rows(made[0] / "alie-mean-s3-b1.csv"), "a note", tmp_path / "p", style="paper")
+def test_paper_style_adds_a_pdf_one_column_wide(
+    made: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    save(
+        find("alie-mean-s3-b1"),
+        read_rows(made[0] / "alie-mean-s3-b1.csv"),
+        "a note",
+        tmp_path / "p",
+        style="paper",
+    )
     width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / "p.pdf").read_bytes())
     assert width is not None
     assert float(width[1]) == pytest.approx(3.4 * 72, abs=0.1)
-    assert "prefers-color-scheme" in (tmp_path / "p.svg").read_text("utf-8"), "beside it the figures for screens"
+    assert "prefers-color-scheme" in (tmp_path / "p.svg").read_text("utf-8"), (
+        "beside it the figures for screens"
+    )
 
 
 def test_second_call_repeats_nothing(
@@ -243,7 +266,9 @@ def test_second_call_repeats_nothing(
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
     csv = (out / "alie-mean-s3-b1.csv").read_bytes()
     picture = (out / "alie-mean-s3-b1.svg").read_bytes()
-    shown, _ = rpel("reproduce", "alie-mean-s3-b1", "--scale", "smoke", "--out", str(out), "--json", capsys=capsys)
+    shown, _ = rpel(
+        "reproduce", "alie-mean-s3-b1", "--scale", "smoke", "--out", str(out), "--json", capsys=capsys
+    )
     assert json.loads(shown)["panels"] == [entries[1]]
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
     assert (out / "alie-mean-s3-b1.csv").read_bytes() == csv
@@ -271,14 +296,33 @@ def test_person_is_asked_before_a_long_run_unless_yes_was_given(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     monkeypatch.setattr(reproduce, "seconds_needed", lambda work: dict.fromkeys(work.open, 1000.0))
-    rpel("reproduce", "femnist-b0-local1", "--out", str(tmp_path), "--threads", "1", *["--yes"] * yes, capsys=capsys)
+    rpel(
+        "reproduce",
+        "femnist-b0-local1",
+        "--out",
+        str(tmp_path),
+        "--threads",
+        "1",
+        *["--yes"] * yes,
+        capsys=capsys,
+    )
     assert len(asked) == (not yes)
     assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 
 
 @pytest.mark.full
 def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rpel", "reproduce", "extra-b-hat", "--out", str(tmp_path), "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "rpel",
+        "reproduce",
+        "extra-b-hat",
+        "--out",
+        str(tmp_path),
+        "--threads",
+        "1",
+    ]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     try:
@@ -335,7 +379,9 @@ def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
     writers = {f"w{k}": [*range(62), *range(62)] for k in range(25)}
     folder = femnist(tmp_path, leaf_file(writers, pixel=1), leaf_file({"t": [0, 61]}))
     part = Selection(part=0.002)
-    work = reproduce.prepare(["femnist-b0-local1"], "short", tmp_path / "out", selection=part, data_dir=str(folder))
+    work = reproduce.prepare(
+        ["femnist-b0-local1"], "short", tmp_path / "out", selection=part, data_dir=str(folder)
+    )
     (entry,) = reproduce.make(work)
     assert entry["note"] == "SHORT: 1 of 500 rounds, 1 of 2 seeds"
     before, row = read_rows(tmp_path / "out" / "femnist-b0-local1.csv")

@@ -37,7 +37,11 @@ def test_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch: p
     real_sync, real_replace = os.fsync, Path.replace
 
     def sync(handle: int) -> None:
-        seen.append("fsync folder" if Path(f"/proc/self/fd/{handle}").resolve() == tmp_path.resolve() else "fsync file")
+        seen.append(
+            "fsync folder"
+            if Path(f"/proc/self/fd/{handle}").resolve() == tmp_path.resolve()
+            else "fsync file"
+        )
         real_sync(handle)
 
     def replace(self: Path, target: Path) -> Path:
@@ -74,7 +78,9 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
         newest.rename(newest.with_name(f".{newest.name}.tmp"))
     else:
         content[len(content) // 2] ^= 1
-        newest.write_bytes(bytes({"truncated": content[:3000], "flipped": content, "empty": bytearray()}[damage]))
+        newest.write_bytes(
+            bytes({"truncated": content[:3000], "flipped": content, "empty": bytearray()}[damage])
+        )
     with caplog.at_level(logging.WARNING):
         checkpoint = folder.restore()
     assert checkpoint is not None

@@ -1,4 +1,5 @@
-"""Rules and attacks against the reference vectors: ByzFL 0.0.11 and the published code of the CS+ paper, in float64."""
+"""Rules and attacks against the reference vectors: ByzFL 0.0.11 and the published code of the CS+ paper,
+in float64."""
 
 import json
 from typing import Any

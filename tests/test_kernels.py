@@ -1,4 +1,5 @@
-"""The kernels' promises: twins agree, threads do not matter, hostile values leave no trace, machine code is kept."""
+"""The kernels' promises: twins agree, threads do not matter, hostile values leave no trace,
+machine code is kept."""
 
 import logging
 import math
@@ -61,11 +62,15 @@ class Case:
 
     def mixes(self, k: int) -> list[Array | None]:
         weights = self.rng.integers(-2, 3, (self.h, max(1, self.m - 1), self.m)) / 2
-        stored = np.sort(self.rng.permuted(np.tile(np.arange(self.m), (self.h, self.m, 1)), axis=2)[:, :, :k], axis=2)
+        stored = np.sort(
+            self.rng.permuted(np.tile(np.arange(self.m), (self.h, self.m, 1)), axis=2)[:, :, :k], axis=2
+        )
         return [None, stored, weights]
 
 
-sizes = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 257, 511, 512, 513, 600]))
+sizes = st.one_of(
+    st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 257, 511, 512, 513, 600])
+)
 cases = st.builds(
     Case,
     seed=st.integers(0, 2**32),
@@ -105,7 +110,9 @@ def test_compiled_distances_equal_plain_distances(twin: str, case: Case) -> None
     index = case.absent()
     for origin in (None, case.rng.normal(size=case.d), case.rng.integers(0, len(case.table), case.h)):
         expected = plain.distances_to(case.table, index, origin)
-        np.testing.assert_allclose(call(twin, "distances_to", case.table, index, origin), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            call(twin, "distances_to", case.table, index, origin), expected, rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("twin", FAST)
@@ -134,7 +141,9 @@ def test_compiled_sums_and_moments_equal_plain_ones(twin: str, case: Case) -> No
 def coordinatewise(twin: str, case: Case, operation: Operation, f: int, mix: Array | None) -> Array:
     if twin == "generic":
         out = np.empty((case.h, case.d), case.table.dtype)
-        return coordinates.coordinatewise(case.table, case.index, operation, f, as_int32(mix), out, specialise=False)
+        return coordinates.coordinatewise(
+            case.table, case.index, operation, f, as_int32(mix), out, specialise=False
+        )
     return call(twin, "coordinatewise", case.table, case.index, operation, f, mix)
 
 
@@ -145,7 +154,9 @@ def as_int32(mix: Array | None) -> Array | None:
 @pytest.mark.parametrize("twin", ["generic", "torch"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(case=cases, share=st.floats(0, 1))
-def test_compiled_coordinate_rules_equal_plain_ones(twin: str, operation: Operation, case: Case, share: float) -> None:
+def test_compiled_coordinate_rules_equal_plain_ones(
+    twin: str, operation: Operation, case: Case, share: float
+) -> None:
     for mix in case.mixes(1 + round(share * (case.m - 1))):
         count = case.m if mix is None else mix.shape[1]
         f = int(share * (count - 1)) // (1 if operation == "meamed" else 2)
@@ -156,7 +167,8 @@ def test_compiled_coordinate_rules_equal_plain_ones(twin: str, operation: Operat
 
 
 def near_median_by_index(x: Array, f: int) -> Array:
-    """(d,) the mean of the m − f values nearest to the median, ties to the lower row: coordinate by coordinate."""
+    """(d,) the mean of the m − f values nearest to the median, ties to the lower row:
+    coordinate by coordinate."""
     median, values = np.median(x, axis=0), []
     for column, middle in zip(x.T, median, strict=True):
         order = sorted(range(len(x)), key=lambda j: (abs(column[j] - middle), j))
@@ -179,7 +191,9 @@ def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
             out = np.empty((2, 300), dtype)
             actual = coordinates.coordinatewise(table, rows, "meamed", f, None, out, twin == "specialised")
         for result, own in zip(actual, rows, strict=True):
-            np.testing.assert_allclose(result, near_median_by_index(table[own].astype(np.float64), f), atol=1e-6)
+            np.testing.assert_allclose(
+                result, near_median_by_index(table[own].astype(np.float64), f), atol=1e-6
+            )
 
 
 @pytest.mark.parametrize(
@@ -191,20 +205,26 @@ def test_ties_at_the_median_go_to_the_lower_row(twin: str, dtype: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_specialised_and_generic_kernels_give_the_same_bits(m: int, f: int, operation: Operation, dtype: Any) -> None:
+def test_specialised_and_generic_kernels_give_the_same_bits(
+    m: int, f: int, operation: Operation, dtype: Any
+) -> None:
     for ties in (False, True):
         case = Case(m, m, 300, dtype, ties=ties, repeats=False)
         case.table[0, ::3] = -0.0
         for mix in (None, *case.mixes(m - f)[1:2]):
             out = np.empty((case.h, case.d), dtype)
             generic = coordinatewise("generic", case, operation, f, mix)
-            straight = coordinates.coordinatewise(case.table, case.index, operation, f, as_int32(mix), out, True)
+            straight = coordinates.coordinatewise(
+                case.table, case.index, operation, f, as_int32(mix), out, True
+            )
             same(straight, generic)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(values=st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=33), share=st.floats(0, 0.49))
-def test_networks_put_the_needed_ranks_in_order(operation: Operation, values: list[float], share: float) -> None:
+def test_networks_put_the_needed_ranks_in_order(
+    operation: Operation, values: list[float], share: float
+) -> None:
     m, f = len(values), max(1, int(share * len(values)))
     row = list(values)
     for low, high in sorting.network(m, f, operation):
@@ -236,7 +256,9 @@ def everything(table: Array, index: Array) -> list[Array]:
 
 def wide(n: int, d: int, h: int, m: int, dtype: Any = np.float32) -> tuple[Array, Array]:
     rng = np.random.default_rng(n + d)
-    return rng.normal(size=(n, d)).astype(dtype), np.stack([rng.choice(n, m, replace=False) for _ in range(h)])
+    return rng.normal(size=(n, d)).astype(dtype), np.stack(
+        [rng.choice(n, m, replace=False) for _ in range(h)]
+    )
 
 
 @pytest.mark.parametrize("shape", [(12, 9001, 9, 7), (12, 9001, 1, 7), (400, 70, 300, 9)])
@@ -282,7 +304,9 @@ def test_shared_and_per_victim_distances_give_the_same_bits(d: int) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("shape", [(400, 70, 300, 9), (12, 2001, 9, 7), (400, 650, 30, 31), (90, 20_000, 40, 9)])
+@pytest.mark.parametrize(
+    "shape", [(400, 70, 300, 9), (12, 2001, 9, 7), (400, 650, 30, 31), (90, 20_000, 40, 9)]
+)
 def test_neighbours_found_on_the_way_and_beforehand_give_the_same_bits(
     operation: Operation, shape: tuple[int, int, int, int]
 ) -> None:
@@ -343,7 +367,8 @@ def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
 
 @pytest.mark.parametrize("twin", ["plain", *FAST])
 def test_near_equal_rows_are_ordered_as_in_float64(twin: str) -> None:
-    """Rows around 1000 that differ in the seventh digit: a Gram matrix would see noise, differences see the order."""
+    """Rows around 1000 that differ in the seventh digit: a Gram matrix would see noise,
+    differences see the order."""
     rng = np.random.default_rng(5)
     centre = 1000 + rng.normal(size=2000)
     steps = 1e-3 * np.sqrt(1 + 1e-6 * np.arange(12))
@@ -353,7 +378,9 @@ def test_near_equal_rows_are_ordered_as_in_float64(twin: str) -> None:
     assert (np.diff(squared[0, 0, 1:]) > 0).all()
     single = table.astype(np.float32)
     exact = np.square(single[:, None].astype(float) - single[None].astype(float)).sum(axis=2)
-    np.testing.assert_allclose(call(twin, "squared_distances", single, np.arange(12)[None])[0], exact, rtol=1e-12)
+    np.testing.assert_allclose(
+        call(twin, "squared_distances", single, np.arange(12)[None])[0], exact, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("twin", ["plain", *FAST])
@@ -409,7 +436,9 @@ def test_mean_of_equal_rows_is_that_row(twin: str) -> None:
     table, index = np.tile(row, (7, 1)), np.arange(7)[None]
     mix = np.tile(np.arange(3), (1, 7, 1))
     for operation in OPERATIONS:
-        np.testing.assert_allclose(call(twin, "coordinatewise", table, index, operation, 2, mix)[0], row, rtol=2e-7)
+        np.testing.assert_allclose(
+            call(twin, "coordinatewise", table, index, operation, 2, mix)[0], row, rtol=2e-7
+        )
 
 
 def test_results_are_written_where_asked() -> None:
@@ -521,7 +550,9 @@ def aged(folder: Path, days: float) -> Path:
 @pytest.mark.integration
 def test_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
-    old, recent, other = (aged(kernels / name, days) for name, days in (("0" * 20, 31), ("1" * 20, 29), ("notes", 90)))
+    old, recent, other = (
+        aged(kernels / name, days) for name, days in (("0" * 20, 31), ("1" * 20, 29), ("notes", 90))
+    )
     compilations(start_probe(tmp_path, "float32"))
     assert not old.exists()
     assert (recent / "kernel.nbi").exists()
@@ -530,8 +561,13 @@ def test_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else
     for name in used:
         os.utime(kernels / name, (time.time() - 40 * 86_400,) * 2)
     aged(kernels / ("2" * 20), 40)
-    assert compilations(start_probe(tmp_path, "float32")) == 0  # old, but used: and no folder was new, so all stay
-    assert {path.name for path in kernels.iterdir() if path.is_dir()} == used | {recent.name, other.name, "2" * 20}
+    # old, but used: and no folder was new, so all stay
+    assert compilations(start_probe(tmp_path, "float32")) == 0
+    assert {path.name for path in kernels.iterdir() if path.is_dir()} == used | {
+        recent.name,
+        other.name,
+        "2" * 20,
+    }
     assert all(time.time() - (kernels / name).stat().st_mtime < 86_400 for name in used)
 
 
@@ -571,7 +607,9 @@ for _ in range(2):
 @pytest.mark.integration
 def test_specialised_kernel_is_compiled_for_many_small_calls(tmp_path: Path) -> None:
     environment = {**os.environ, "RPEL_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
-    run = subprocess.run([sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", WORK], env=environment, capture_output=True, text=True, check=True
+    )
     assert run.stdout.splitlines() == ["[]", "['trimmed_mean-5-1-float32-rows.ready']"]
 
 

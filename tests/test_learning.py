@@ -1,4 +1,5 @@
-"""Line 9 is one function for all: what a peer makes of its answers is what the simulator makes of the same rows."""
+"""Line 9 is one function for all: what a peer makes of its answers is what the simulator makes of the same
+rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,19 @@ import rpel
 from rpel.config.timetable import Timetable
 from rpel.learning import aggregate
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.protocol import AskClocks, Enter, Memory, Persist, Pull, Pulled, Recall, Save, Step, Terms, rounds
+from rpel.peer.core.protocol import (
+    AskClocks,
+    Enter,
+    Memory,
+    Persist,
+    Pull,
+    Pulled,
+    Recall,
+    Save,
+    Step,
+    Terms,
+    rounds,
+)
 from rpel.types import Outcome, PullResult, Received
 
 Array = NDArray[Any]
@@ -58,7 +71,10 @@ def test_peer_aggregates_pulled_models_like_the_simulator(name: str, missing: tu
 
 
 def test_peer_with_too_few_answers_keeps_the_half_step_like_the_simulator() -> None:
-    models, rule = np.random.default_rng(4).normal(size=(8, 12)).astype(np.float32), rpel.rule("trimmed_mean", f=3)
+    models, rule = (
+        np.random.default_rng(4).normal(size=(8, 12)).astype(np.float32),
+        rpel.rule("trimmed_mean", f=3),
+    )
     stored = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
     expected, info = aggregate(models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)
     assert info.degraded.all()

@@ -1,4 +1,5 @@
-"""Runs whose nodes remember: what line 9 sees, who is drawn, what is counted, and that c = 1 is Algorithm 1."""
+"""Runs whose nodes remember: what line 9 sees, who is drawn, what is counted,
+and that c = 1 is Algorithm 1."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,8 @@ from rpel.types import Moves, Received
 from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 
 SMALL: dict[str, Any] = {
-    "nodes": 14, "byzantine": 2, "pull": 5, "b_hat": 2, "memory": 2, "rounds": 4, "eval_every": 2, "eval_size": 60,
-    "batch_size": 10,
+    "nodes": 14, "byzantine": 2, "pull": 5, "b_hat": 2, "memory": 2, "rounds": 4, "eval_every": 2,
+    "eval_size": 60, "batch_size": 10,
 }  # fmt: skip
 WINDOWS = BASE.replace(pull=4, memory=3)
 
@@ -40,13 +41,14 @@ def made(moves: Moves, table: Any, rows: Any) -> Any:
     return plain.gathered(moves, table, rows, np.empty((len(rows), table.shape[1]), table.dtype))
 
 
-# --- line 9 ----------------------------------------------------------------------------------------------------------
+# --- line 9 -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attack", ["foe", "gaussian", "label_flip"])
 @pytest.mark.parametrize("memory", [2, 3])
 def test_line_9_sees_the_answers_of_the_window_moved_along_with_the_node(memory: int, attack: str) -> None:
-    """Every vector against the definition: y + (own half-step now − own half-step when y came), in this order."""
+    """Every vector against the definition: y + (own half-step now − own half-step when y came),
+    in this order."""
     spec = BASE.replace(pull=4, memory=memory, attack=attack)
     run = simulation(spec, Quadratic(nodes=15 if attack == "label_flip" else 12))
     halves: dict[int, Any] = {}
@@ -61,7 +63,9 @@ def test_line_9_sees_the_answers_of_the_window_moved_along_with_the_node(memory:
             continue
         arrived[t] = now
         for i in range(run.nodes):
-            old = [arrived[t - lag][i] + (halves[t][i] - halves[max(t - lag, 1)][i]) for lag in range(1, memory)]
+            old = [
+                arrived[t - lag][i] + (halves[t][i] - halves[max(t - lag, 1)][i]) for lag in range(1, memory)
+            ]
             wanted = np.concatenate([halves[t][i][None], arrived[t][i], *old])
             np.testing.assert_array_equal(vectors(received, i), wanted)
 
@@ -86,12 +90,13 @@ def test_no_answer_of_a_window_is_stored_twice() -> None:
     assert shelf.past.shape == (2 * 12 * 3, 7)
 
 
-# --- who is drawn, and what is counted -------------------------------------------------------------------------------
+# --- who is drawn, and what is counted ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("memory", [2, 3])
 def test_draws_of_a_window_are_disjoint_and_uniform(memory: int) -> None:
-    """Each peer is drawn equally often: 12 nodes · 60 rounds · 4 draws; 5 σ is one false alarm in a million a cell."""
+    """Each peer is drawn equally often: 12 nodes · 60 rounds · 4 draws;
+    5 σ is one false alarm in a million a cell."""
     run = simulation(BASE.replace(pull=4, memory=memory, rounds=60, lr=0.1))
     network, before, seen = run.problem.deliver, None, []
     for t in range(1, 61):
@@ -121,7 +126,8 @@ def test_lists_of_the_first_round_are_drawn_alike() -> None:
 
 
 def test_hostile_answers_are_counted_over_the_window_and_follow_the_exact_law() -> None:
-    """The share of 400 runs in which no window held more than 3; 5 σ off would be one false alarm in a million."""
+    """The share of 400 runs in which no window held more than 3;
+    5 σ off would be one false alarm in a million."""
     held, rounds, runs = 0, 6, 400
     for seed in range(runs):
         run = simulation(BASE.replace(pull=3, memory=2, seed=seed, b_hat=3))
@@ -160,14 +166,16 @@ def test_certificate_speaks_of_windows_and_counts_aggregations() -> None:
 def test_draw_beside_remembered_peers_leaves_them_out(population: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, population - 1))
     size = data.draw(st.integers(0, population - 1 - k))
-    excluded = np.stack([np.random.default_rng(i).permutation(np.delete(np.arange(population), i))[:k] for i in (0, 1)])
+    excluded = np.stack(
+        [np.random.default_rng(i).permutation(np.delete(np.arange(population), i))[:k] for i in (0, 1)]
+    )
     drawn = sample_others(0, "pull", 1, np.array([0, 1]), population, size, excluded)
     for i in (0, 1):
         assert len({*drawn[i], *excluded[i], i}) == size + k + 1
         assert all(0 <= j < population for j in drawn[i])
 
 
-# --- bit by bit ------------------------------------------------------------------------------------------------------
+# --- bit by bit ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +195,7 @@ def test_resumed_run_with_memory_continues_bit_by_bit(change: dict[str, Any]) ->
     resumes_bit_by_bit(WINDOWS.replace(**change))
 
 
-# --- moved rows in the kernels ---------------------------------------------------------------------------------------
+# --- moved rows in the kernels ------------------------------------------------------------------------------
 
 
 def case(seed: int, n: int, p: int, d: int, h: int, m: int, dtype: Any) -> tuple[Any, Moves, Any]:
@@ -217,8 +225,12 @@ def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
     for twin in (plain, compiled):
         inside: Any = twin
         moving: Any = Moving(inside, moves)
-        np.testing.assert_array_equal(moving.squared_distances(table, index), inside.squared_distances(whole, index))
-        np.testing.assert_array_equal(moving.combine(table, index, weights), inside.combine(whole, index, weights))
+        np.testing.assert_array_equal(
+            moving.squared_distances(table, index), inside.squared_distances(whole, index)
+        )
+        np.testing.assert_array_equal(
+            moving.combine(table, index, weights), inside.combine(whole, index, weights)
+        )
         for origin in (None, np.ones(d), np.ones((h, d)), index[:, 0].copy()):
             actual = moving.distances_to(table, index, origin)
             np.testing.assert_allclose(actual, inside.distances_to(whole, index, origin), rtol=1e-12)
@@ -226,7 +238,9 @@ def test_both_twins_compute_on_moved_rows_what_they_compute_on_copies_of_them(
             f = (m - 1) // 2
             for mix in (None, max(1, m - f)):
                 actual = moving.coordinatewise(table, index, operation, f, mix=mix)
-                np.testing.assert_array_equal(actual, inside.coordinatewise(whole, index, operation, f, mix=mix))
+                np.testing.assert_array_equal(
+                    actual, inside.coordinatewise(whole, index, operation, f, mix=mix)
+                )
 
 
 @given(st.integers(0, 99), st.sampled_from([np.float32, np.float64]))
@@ -234,7 +248,9 @@ def test_moved_row_that_overflows_or_was_not_finite_is_found(seed: int, dtype: A
     table, moves, _ = case(seed, 4, 5, 6, 3, 4, dtype)
     source = np.random.default_rng(seed)
     for array in (table, moves.past):
-        array[source.integers(len(array)), source.integers(6)] = source.choice([np.inf, np.nan, np.finfo(dtype).max])
+        array[source.integers(len(array)), source.integers(6)] = source.choice(
+            [np.inf, np.nan, np.finfo(dtype).max]
+        )
     moves = Moves(moves.past, moves.own, moves.base, moves.back, compiled.largest(moves.past))
     np.testing.assert_array_equal(moves.largest, plain.largest(moves.past))
     whole = made(moves, table, np.arange(4 + 12))
@@ -254,13 +270,13 @@ def test_every_rule_aggregates_moved_rows_like_copies(name: str) -> None:
     np.testing.assert_allclose(aggregated, full.aggregate(whole, index), rtol=1e-12)
 
 
-# --- what goes together ----------------------------------------------------------------------------------------------
+# --- what goes together -------------------------------------------------------------------------------------
 
 WORKS: list[dict[str, Any]] = [
     {"wire": "bfloat16"}, {"no_show": 0.2}, {"silent": True},
     {"consistent": True}, {"attack": "strongest"}, {"attack": "strongest", "consistent": True},
-    {"attack": "alie", "attack_params": {"targeting": "most-exposed"}}, {"attack": "fang"}, {"attack": "backdoor"},
-    {"rule": "krum"}, {"rule": "geometric_median"}, {"output": "uniform"},
+    {"attack": "alie", "attack_params": {"targeting": "most-exposed"}}, {"attack": "fang"},
+    {"attack": "backdoor"}, {"rule": "krum"}, {"rule": "geometric_median"}, {"output": "uniform"},
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "cs-plus"}, "method rpel"),
@@ -301,11 +317,12 @@ def test_memory_reaches_with_half_the_messages_what_one_round_needs_all_for() ->
     assert memory.history["bytes"][-1] * 2 == single.history["bytes"][-1]
 
 
-# --- an adversary that looks ahead ------------------------------------------------------------------------------------
+# --- an adversary that looks ahead --------------------------------------------------------------------------
 
 
 def next_window(run: Any, t: int, i: int, forged: Any, z: Any, view: Any) -> tuple[Any, Any]:
-    """(all vectors of victim i's next window, the honest ones among them), from the definition, row by row."""
+    """(all vectors of victim i's next window, the honest ones among them), from the definition,
+    row by row."""
     row, n = view.own[i], len(view.honest)
     x, moved = view.table[row], []
     peers = view.peers[i][view.peers[i] >= 0]
@@ -350,9 +367,13 @@ def test_lookahead_harm_equals_its_definition(memory: int) -> None:
 def test_lookahead_attack_needs_nodes_with_memory() -> None:
     ahead = {"attack": "strongest", "attack_params": {"ahead": 1}}
     near, far = (
-        rpel.simulate("linear", **SMALL | {"attack": "strongest", "attack_params": p}) for p in ({}, {"ahead": 1})
+        rpel.simulate("linear", **SMALL | {"attack": "strongest", "attack_params": p})
+        for p in ({}, {"ahead": 1})
     )
     assert not np.array_equal(near.models, far.models)
-    for change, words in (({"memory": 1}, "memory 2 is the least"), ({"consistent": True}, "leave out consistent")):
+    for change, words in (
+        ({"memory": 1}, "memory 2 is the least"),
+        ({"consistent": True}, "leave out consistent"),
+    ):
         with pytest.raises(ValueError, match=words):
             rpel.simulate("linear", **SMALL | ahead | change)

@@ -1,4 +1,5 @@
-"""The systems RPEL is compared with: equal budgets, connected graphs, and what each must do where that is known."""
+"""The systems RPEL is compared with: equal budgets, connected graphs,
+and what each must do where that is known."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -27,7 +28,8 @@ from support.simulations import BASE, Quadratic, schedule, simulation, watched, 
 Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
 GOSSIP = [name for name in ON_GRAPHS if name != "balance"]
-"""Those that weigh neighbours by the graph's weights; balance leaves out whoever is far in units of its own length."""
+"""Those that weigh neighbours by the graph's weights;
+balance leaves out whoever is far in units of its own length."""
 
 
 def sizes(most_nodes: int, most_pull: int) -> st.SearchStrategy[tuple[int, int]]:
@@ -48,7 +50,9 @@ def test_random_graph_is_connected_with_exactly_k_edges(size: tuple[int, int], s
 
 
 @given(st.integers(1, 4), st.integers(2, 8), st.integers(1, 20), st.integers(0, 10**6))
-def test_honest_first_connects_the_honest_and_attaches_the_hostile(b: int, pull: int, more: int, seed: int) -> None:
+def test_honest_first_connects_the_honest_and_attaches_the_hostile(
+    b: int, pull: int, more: int, seed: int
+) -> None:
     nodes = b + max(b, pull) + more  # a minority is hostile, and the honest alone can have the degree
     hostile = np.arange(nodes) >= nodes - b
     graph = honest_first(nodes, pull, hostile, seed)
@@ -84,7 +88,9 @@ def _tree_of_four(seed: int) -> bytes:
     return bytes(sorted(4 * min(a, b) + max(a, b) for a, b in edges))
 
 
-@pytest.mark.parametrize(("nodes", "pull", "words"), [(30, 1, ["too few", "pull 2"]), (4, 5, ["at most pull 3"])])
+@pytest.mark.parametrize(
+    ("nodes", "pull", "words"), [(30, 1, ["too few", "pull 2"]), (4, 5, ["at most pull 3"])]
+)
 def test_impossible_graphs_are_refused_with_the_nearest_pull(nodes: int, pull: int, words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         random_graph(nodes, pull, seed=0)
@@ -139,20 +145,27 @@ def test_equivalent_rules_under_a_plan_are_reported() -> None:
         "median and trimmed_mean", "nnm+median and nnm+trimmed_mean",
     ]  # fmt: skip
     assert same_rules(resolve(base.replace(rule=rule, pull=11)) for rule in rules) == []
-    two_left = [resolve(base.replace(rule=rule, pull=9)) for rule in rules]  # the mean of the two in the middle
+    # the mean of the two in the middle
+    two_left = [resolve(base.replace(rule=rule, pull=9)) for rule in rules]
     assert len(same_rules(two_left)) == 2
     (alone,) = remarks(base, resolve(base))
-    assert alone.startswith("nnm+median and nnm+trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is")
+    assert alone.startswith(
+        "nnm+median and nnm+trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is"
+    )
 
 
-def test_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", logger="rpel")
     quick: dict[str, Any] = {"model": "linear", "rounds": 1, "eval_size": 10, "batch_size": 2, "out": None}
     result = rpel.simulate(nodes=20, byzantine=4, **quick, seeds=[0, 1])
     assert (result.spec.pull, result.spec.b_hat) == (11, 4)
     said = [record.message for record in caplog.records if "comfortable plan" in record.message]
     assert len(said) == 1
-    assert said[0].startswith("pull 11 and b_hat 4 by the comfortable plan: a hostile share of at most 0.333, 4 of 12")
+    assert said[0].startswith(
+        "pull 11 and b_hat 4 by the comfortable plan: a hostile share of at most 0.333, 4 of 12"
+    )
     assert resolve(Spec(nodes=20, byzantine=4, max_fraction=0.45)).pull == 10
 
 
@@ -176,7 +189,9 @@ def _peak(work: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("method", ["el-local", "cs-plus"])
 @pytest.mark.parametrize("graph", ["random", "honest-first"])
-def test_graphs_and_pushes_need_memory_by_their_messages_and_not_by_pairs_of_nodes(method: str, graph: str) -> None:
+def test_graphs_and_pushes_need_memory_by_their_messages_and_not_by_pairs_of_nodes(
+    method: str, graph: str
+) -> None:
     nodes = 10_000
     spec = resolve(
         Spec(nodes=nodes, byzantine=200, pull=5, b_hat=2, method=method, graph=graph, placement="adversarial")
@@ -203,7 +218,9 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
         hostile[np.argmax(np.where(hostile, -1, (graph.adjacency & ~hostile[None, :]).sum(axis=1)))] = True
     np.testing.assert_array_equal(most_central(graph, nodes // 4), hostile)
     sent = np.zeros((nodes, nodes), dtype=bool)
-    np.put_along_axis(sent, sample_without_replacement(7, "push", 2, np.arange(nodes), nodes, pull), True, axis=1)
+    np.put_along_axis(
+        sent, sample_without_replacement(7, "push", 2, np.arange(nodes), nodes, pull), True, axis=1
+    )
     sent[hostile] = True
     np.fill_diagonal(sent, False)
     heard = Push(nodes, pull, 7, lambda t: np.flatnonzero(hostile)).sample(2, np.arange(nodes)[::2])
@@ -212,7 +229,9 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
     ]
 
 
-def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(engine, "free_memory", lambda: 8 << 30)
     flood = {"attack_params": {"flood": True}} | {"method": "el-local", "pull": 10, "b_hat": 2}
     with pytest.raises(ValueError, match=r"9\d\d,\d{3},\d{3} "):
@@ -221,7 +240,9 @@ def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(monkey
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "balance"])
 def test_every_method_learns_when_nobody_is_hostile(method: str) -> None:
-    base = BASE.replace(nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60))
+    base = BASE.replace(
+        nodes=12, byzantine=0, b_hat=0, pull=4, rounds=60, lr=schedule(lambda t: 0.3 / t**0.5, 60)
+    )
     spec = base.replace(method=method)
     run = simulation(spec, Quadratic())
     for _ in range(60):
@@ -294,7 +315,8 @@ def test_rule_is_given_the_round_and_redraws_buckets(rule: str, same: bool) -> N
 
 @pytest.mark.parametrize("method", ["rpel", "gts"])
 def test_attack_receives_only_declared_inputs(method: str) -> None:
-    """The models before the local steps, and whom each honest node asks; both only for those that need them."""
+    """The models before the local steps, and whom each honest node asks;
+    both only for those that need them."""
     seen: list[View] = []
 
     def curious(view: View) -> Array:
@@ -375,7 +397,8 @@ def test_mimic_on_a_graph_sends_a_neighbours_model() -> None:
 
 
 def test_pushed_to_node_averages_however_few_models_arrive() -> None:
-    """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling, and no reason to wait."""
+    """EL-Local is the plain mean of own and received: b̂ is the plan's word for pulling,
+    and no reason to wait."""
     run = simulation(BASE.replace(method="el-local", pull=8, b_hat=4, lr=0.1), Quadratic())
     heard = watched(run)
     fewest = 99
@@ -384,7 +407,9 @@ def test_pushed_to_node_averages_however_few_models_arrive() -> None:
         index, table = heard[-1][1].index, heard[-1][1].table
         assert info.degraded == 0
         for i, rows in enumerate(index):
-            np.testing.assert_allclose(run.state.x[i], table[rows[rows >= 0]].mean(axis=0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                run.state.x[i], table[rows[rows >= 0]].mean(axis=0), rtol=1e-5, atol=1e-6
+            )
         fewest = min(fewest, int((index >= 0).sum(axis=1).min()))
     assert fewest < 2 * 4 + 1, "nobody heard of so few"
 
@@ -412,7 +437,9 @@ def test_attackers_that_roam_flood_from_the_nodes_of_the_round() -> None:
             assert (heard == node).any(axis=1).all()
 
 
-@pytest.mark.parametrize("fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}])
+@pytest.mark.parametrize(
+    "fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}]
+)
 def test_attack_limited_in_nodes_is_refused_by_resolve(fields: dict[str, Any]) -> None:
     assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
     with pytest.raises(ValueError, match=r"2000.*2001"):

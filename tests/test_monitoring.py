@@ -1,5 +1,6 @@
-"""deploy/: Prometheus scrapes a peer and evaluates every expression of alerts and dashboard; the rules fire on what
-they are for. Without Prometheus the names and labels in the expressions are compared with the peer's page."""
+"""deploy/: Prometheus scrapes a peer and evaluates every expression of alerts and dashboard; the rules fire
+on what they are for. Without Prometheus the names and labels in the expressions are compared with the peer's
+page."""
 
 import json
 import os
@@ -47,8 +48,8 @@ def scraped() -> dict[str, list[dict[str, str]]]:
     metrics.identity("abc", 2e9)
     results = {0: PullResult.OK, 1: PullResult.LATE, 2: PullResult.MALFORMED}
     report = Report(
-        round=1, outcome=Outcome.AGGREGATED, asked=3, received=1, trim=1, results=results, degraded=0, frozen=False,
-        saved=True, seconds=0.1, offset=0.0,
+        round=1, outcome=Outcome.AGGREGATED, asked=3, received=1, trim=1, results=results, degraded=0,
+        frozen=False, saved=True, seconds=0.1, offset=0.0,
     )  # fmt: skip
     metrics.ended(report, ("a", "b", "c"))
     metrics.scored(Measured(0.5, 1.0))
@@ -71,7 +72,9 @@ def test_alert_and_dashboard_expressions_match_exported_metrics(
         for label, how, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers):
             assert all(label in labels for labels in scraped[name]), f"{where}: {name} has no label {label}"
             if how == "=":
-                assert any(labels[label] == value for labels in scraped[name]), f"{where}: nothing has {label}={value}"
+                assert any(labels[label] == value for labels in scraped[name]), (
+                    f"{where}: nothing has {label}={value}"
+                )
         by = re.findall(r"(?:by|without) \(([^)]*)\)", expression)
         assert all(label.strip() in {*scraped[name][0], "le"} for group in by for label in group.split(","))
 
@@ -84,11 +87,17 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str], Any]]:
         pytest.skip("needs prometheus (Debian: prometheus)")
     shutil.copy(DEPLOY / "rpel-alerts.yml", folder)
     (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\nrule_files: [rpel-alerts.yml]\n"
+        "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\nrule_files: "
+        "[rpel-alerts.yml]\n"
         f"scrape_configs: [{{job_name: rpel, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
     listen = f"127.0.0.1:{free_ports(1)[0]}"
-    command = [server, "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", f"--web.listen-address={listen}"]
+    command = [
+        server,
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=tsdb",
+        f"--web.listen-address={listen}",
+    ]
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
@@ -121,11 +130,15 @@ def test_prometheus_scrapes_a_peer_and_evaluates_every_expression(tmp_path: Path
 
             def unanswering() -> dict[str, str]:
                 """By member: the state of the alert that it does not answer; one was never started."""
-                alerts = [one for rule in rules() if rule["name"] == "MemberDoesNotAnswer" for one in rule["alerts"]]
+                alerts = [
+                    one for rule in rules() if rule["name"] == "MemberDoesNotAnswer" for one in rule["alerts"]
+                ]
                 return {alert["labels"]["peer"]: alert["state"] for alert in alerts}
 
             def evaluated() -> bool:
-                played = value("rpel_round >= 3 and count_over_time(rpel_round[1h]) >= 3 and rpel_accuracy > 0")
+                played = value(
+                    "rpel_round >= 3 and count_over_time(rpel_round[1h]) >= 3 and rpel_accuracy > 0"
+                )
                 return bool(played) and "peer-4" in unanswering()
 
             until = time.monotonic() + PATIENCE
@@ -142,7 +155,9 @@ def test_prometheus_scrapes_a_peer_and_evaluates_every_expression(tmp_path: Path
             panels = [(where, value(expression)) for where, expression in expressions(alerts=False)]
             assert [where for where, found in panels if not found or any(map(isnan, found.values()))] == []
             shares = dict(panels)["Who answers, share of an hour"]
-            assert {peer: share > 0 for peer, share in shares.items()} == {f"peer-{i}": i < 4 for i in (1, 2, 3, 4)}
+            assert {peer: share > 0 for peer, share in shares.items()} == {
+                f"peer-{i}": i < 4 for i in (1, 2, 3, 4)
+            }
             assert unanswering()["peer-4"] == "pending"  # it fires after an hour
 
 
@@ -169,8 +184,13 @@ def test_logrotate_turns_the_log_and_has_nothing_to_say(tmp_path: Path) -> None:
     settings.chmod(0o644)
     turned = [logrotate, "--force", "--verbose", "--state", str(tmp_path / "status"), str(settings)]
     done = subprocess.run(turned, capture_output=True, text=True)
-    assert (done.returncode, "overrides" in done.stderr, "error" in done.stderr) == (0, False, False), done.stderr
-    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {"rounds.jsonl": 0, "rounds.jsonl.1": 3}
+    assert (done.returncode, "overrides" in done.stderr, "error" in done.stderr) == (0, False, False), (
+        done.stderr
+    )
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
+        "rounds.jsonl": 0,
+        "rounds.jsonl.1": 3,
+    }
 
 
 def test_unit_is_clean_for_systemd(tmp_path: Path) -> None:

@@ -76,8 +76,15 @@ def test_parameters_without_a_gradient_stay() -> None:
 
 @pytest.mark.parametrize(
     ("lr", "momentum", "decay", "message"),
-    [(-1, 0.9, 0, "lr"), (float("nan"), 0.9, 0, "lr"), (0.1, 1.0, 0, "momentum"), (0.1, 0.9, -0.1, "weight_decay")],
+    [
+        (-1, 0.9, 0, "lr"),
+        (float("nan"), 0.9, 0, "lr"),
+        (0.1, 1.0, 0, "momentum"),
+        (0.1, 0.9, -0.1, "weight_decay"),
+    ],
 )
-def test_impossible_settings_are_refused_by_name(lr: float, momentum: float, decay: float, message: str) -> None:
+def test_impossible_settings_are_refused_by_name(
+    lr: float, momentum: float, decay: float, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         LocalMomentum([torch.nn.Parameter(torch.ones(1))], lr=lr, momentum=momentum, weight_decay=decay)

@@ -1,4 +1,5 @@
-"""Local steps by torch's optimisers, schedules by name, and the outer step: each is what a loop by hand gives."""
+"""Local steps by torch's optimisers, schedules by name, and the outer step:
+each is what a loop by hand gives."""
 
 import math
 from collections.abc import Callable
@@ -100,8 +101,10 @@ def test_optimiser_state_stays_local_and_is_not_exchanged() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"optimizer": "adamw", "optimizer_params": {"beta": 1}}, "AdamW has no parameter 'beta': the nearest is"),
-        ({"optimizer": "adam", "optimizer_params": {"eps": -1.0}}, "optimizer cannot be made: Invalid epsilon value"),
+        ({"optimizer": "adamw", "optimizer_params": {"beta": 1}}, "AdamW has no parameter 'beta': the "
+                                                                  "nearest is"),
+        ({"optimizer": "adam", "optimizer_params": {"eps": -1.0}}, "optimizer cannot be made: Invalid "
+                                                                   "epsilon value"),
         ({"optimizer": lambda parameters: 3}, "optimizer makes a int"),
         ({"optimizer": "adamm"}, "optimizer 'adamm'.*'adamw'|optimizer 'adamm'.*'adam'"),
         ({"optimizer_params": {"eps": 1.0}}, "optimizer_params go with optimizer sgd, adam or adamw"),
@@ -116,7 +119,7 @@ def test_bad_optimisers_and_schedules_are_refused(fields: dict[str, Any], said: 
     assert "\n" not in str(error.value)
 
 
-# --- schedules by name -----------------------------------------------------------------------------------------------
+# --- schedules by name --------------------------------------------------------------------------------------
 
 
 def test_cosine_schedule_equals_torch_and_survives_toml(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_cosine_schedule_equals_torch_and_survives_toml(tmp_path: Path) -> None:
         Training(lr="cosine(0.1)")
 
 
-# --- the outer step --------------------------------------------------------------------------------------------------
+# --- the outer step -----------------------------------------------------------------------------------------
 
 
 def test_outer_step_is_nesterov_and_skipped_with_a_kept_half_step() -> None:
@@ -163,7 +166,9 @@ def test_simulators_outer_step_is_the_one_of_the_plain_algorithm() -> None:
     v = np.zeros_like(x)
     for _ in range(4):
         before = x.copy()
-        _, info = algorithm.step(algorithm.Problem(problem.local, problem.deliver, problem.rule), _copied(run.state))
+        _, info = algorithm.step(
+            algorithm.Problem(problem.local, problem.deliver, problem.rule), _copied(run.state)
+        )
         z, _ = problem.rule(info.half, info.received, problem.deliver.nodes(info.round), info.round)
         v = 0.9 * v + (before - z)
         x = before - 0.5 * ((before - z) + 0.9 * v)

@@ -1,4 +1,5 @@
-"""Whatever PyTorch can train, on data as they are: networks of any kind, and one sentence for what does not fit."""
+"""Whatever PyTorch can train, on data as they are: networks of any kind,
+and one sentence for what does not fit."""
 
 import json
 from pathlib import Path
@@ -32,7 +33,7 @@ def made(module: type[nn.Module], *arguments: Any) -> nn.Module:
         return module(*arguments)
 
 
-# --- networks of any kind --------------------------------------------------------------------------------------------
+# --- networks of any kind -----------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -147,23 +148,41 @@ def test_regression_reports_metrics_and_no_accuracy() -> None:
 
 def test_reports_name_a_metric_and_its_direction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(0).normal(size=(100, 3))
-    given: dict[str, Any] = {**FEW, "rounds": 4, "eval_every": 2, "loss": F.mse_loss, "out": tmp_path / "runs"}
+    given: dict[str, Any] = {
+        **FEW,
+        "rounds": 4,
+        "eval_every": 2,
+        "loss": F.mse_loss,
+        "out": tmp_path / "runs",
+    }
     mae = {"mae": Metric(F.l1_loss, higher_is_better=False)}
     for attack in ("sf", "foe"):
-        simulate(made(nn.Linear, 3, 1), (x, x[:, :1]), (x, x[:, :1]), metric=mae, **{**given, "attack": attack})
+        simulate(
+            made(nn.Linear, 3, 1), (x, x[:, :1]), (x, x[:, :1]), metric=mae, **{**given, "attack": attack}
+        )
     page = tmp_path / "page.html"
-    rpel("report", str(tmp_path / "runs"), "-o", str(page), "--latex", str(tmp_path / "table.tex"), capsys=capsys)
+    rpel(
+        "report",
+        str(tmp_path / "runs"),
+        "-o",
+        str(page),
+        "--latex",
+        str(tmp_path / "table.tex"),
+        capsys=capsys,
+    )
     assert "mae on test data (less is better)" in page.read_text("utf-8")
     assert "the node that ends highest" in page.read_text("utf-8")
     assert "measure & mean & worst node" in (tmp_path / "table.tex").read_text("utf-8")
     content = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
     assert all(row["state"] == "finished" and row["measure"] == "mae" for row in content)
-    assert all("accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in content)
+    assert all(
+        "accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in content
+    )
     folders = [str(path) for path in (tmp_path / "runs").iterdir()]
     assert "mean mae by round: 0: " in rpel("compare", *folders, capsys=capsys)[0]
 
 
-# --- data of any form ------------------------------------------------------------------------------------------------
+# --- data of any form ---------------------------------------------------------------------------------------
 
 
 class Lines(Dataset[tuple[Tensor, int]]):
@@ -205,8 +224,13 @@ def test_examples_of_unequal_length_are_padded_by_a_collate_or_by_their_loader()
 
 def test_data_sets_of_nodes_may_have_any_sizes_and_several_inputs() -> None:
     x, y = texts()
-    parts = [({key: value[a:b] for key, value in x.items()}, y[a:b]) for a, b in ((0, 3), (3, 40), (40, 42), (42, 160))]
-    result = simulate(made(Meaning), parts, (x, y), **{key: value for key, value in FEW.items() if key != "partition"})
+    parts = [
+        ({key: value[a:b] for key, value in x.items()}, y[a:b])
+        for a, b in ((0, 3), (3, 40), (40, 42), (42, 160))
+    ]
+    result = simulate(
+        made(Meaning), parts, (x, y), **{key: value for key, value in FEW.items() if key != "partition"}
+    )
     assert result.spec.partition == "own"
     assert result.accuracy_mean > 0.7
 
@@ -295,8 +319,8 @@ def test_backdoor_patches_user_images_at_their_largest_value() -> None:
     x = np.random.default_rng(0).uniform(0, 5, (20, 1, 7, 7)).astype(np.float32)
     data = user.dataset((x, Y[:20]), (x, Y[:20]))
     task = Classification(
-        data, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0, flipped=[1],
-        trigger=Trigger(target=2, share=1.0),
+        data, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0,
+        flipped=[1], trigger=Trigger(target=2, share=1.0),
     )  # fmt: skip
     ids = np.arange(2)
     rows, patched = task.examples.indices(ids, 1, 0), task.examples.patched(ids, 1, 0)
@@ -307,7 +331,7 @@ def test_backdoor_patches_user_images_at_their_largest_value() -> None:
     assert torch.equal(inputs[1, :, :, :6], torch.from_numpy(x[rows[1]])[:, :, :6])
 
 
-# --- one sentence for what does not fit ------------------------------------------------------------------------------
+# --- one sentence for what does not fit ---------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -366,7 +390,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other test data": ({"test": (X[:, :3], Y)}, r"train.*\(4,\).*test.*\(3,\)"),
     "NaN": ({"train": (with_value(np.nan), Y)}, r"train.* 2 of 60 .*5, 7"),
     "infinity": ({"test": (with_value(np.inf), Y)}, r"test.* 2 of 60 .*5, 7"),
-    "NaN in a Dataset": ({"train": Own("mine", with_value(np.nan), Y, X, Y, 3), "test": None}, r"2 of 60 .*5, 7"),
+    "NaN in a Dataset": ({"train": Own("mine", with_value(np.nan), Y, X, Y, 3), "test": None},
+        r"2 of 60 .*5, 7"),
     "a Dataset of lists": ({"train": Own("mine", X.tolist(), Y, X, Y, 3), "test": None}, r"list.*array"),
     "text": ({"train": ([["a"] * 4] * 60, Y)}, r"train examples.*text"),
     "ragged": ({"train": (RAGGED, Y)}, "collate="),

@@ -28,14 +28,19 @@ BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, sy
 def built(kind: str, source: Path, out: Path) -> Path:
     """A wheel or sdist of a source tree, made by the build backend that pyproject.toml names."""
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, f"build_{kind}", str(out)], cwd=source, capture_output=True, text=True, check=True
+        [sys.executable, "-c", BUILD, f"build_{kind}", str(out)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return out / done.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution of a clean copy: building leaves files behind, which are not to land in this tree."""
+    """The source distribution of a clean copy: building leaves files behind,
+    which are not to land in this tree."""
     clean = tmp_path_factory.mktemp("clean") / "rpel"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site", "demo")
     shutil.copytree(ROOT, clean, ignore=ignored)
@@ -56,17 +61,23 @@ def test_source_distribution_has_the_files_its_commands_need(sdist: Path) -> Non
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     here = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    tracked = {name for name in here.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
+    tracked = {
+        name for name in here.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()
+    }
     assert tracked - names == set()
     assert names >= {"Makefile", "constraints.txt", "pyproject.toml", "docs/index.md", "tests/conftest.py"}
-    assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "site/", "runs/"))]
+    assert not [
+        name for name in names if "__pycache__" in name or name.startswith((".venv", "site/", "runs/"))
+    ]
 
 
 def test_wheel_has_every_module_and_every_file_that_modules_read(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     source = ROOT / "src"
-    ours = {path for path in (source / "rpel").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    ours = {
+        path for path in (source / "rpel").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
     assert {str(path.relative_to(source)) for path in ours} <= names
     assert {f"rpel/config/presets/{name}.toml" for name in presets()} <= names
     assert all(name.startswith(("rpel/", f"rpel-{rpel.__version__}.dist-info/")) for name in names)
@@ -79,7 +90,9 @@ def test_package_metadata_names_version_licence_and_dependencies(wheel: Path) ->
     actual = HeaderParser().parsestr(text)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert actual["Version"] == rpel.__version__
-    assert re.search(rf"^version: {re.escape(rpel.__version__)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
+    assert re.search(
+        rf"^version: {re.escape(rpel.__version__)}$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M
+    )
     assert rpel.__version__ in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert actual["License-Expression"] == project["license"]
     assert set(actual.get_all("Provides-Extra") or []) == set(project["optional-dependencies"])
@@ -114,9 +127,14 @@ def test_wheel_and_sdist_are_fit_for_an_index_and_their_description_renders(
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     alone = {**os.environ, "PYTHONPATH": ""}
-    subprocess.run([python, "-m", "pip", "install", "-q", "twine==7.0.0", "readme_renderer[md]"], check=True, env=alone)
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "twine==7.0.0", "readme_renderer[md]"], check=True, env=alone
+    )
     checked = subprocess.run(
-        [python, "-m", "twine", "check", "--strict", str(sdist), str(wheel)], capture_output=True, text=True, env=alone
+        [python, "-m", "twine", "check", "--strict", str(sdist), str(wheel)],
+        capture_output=True,
+        text=True,
+        env=alone,
     )
     assert (checked.returncode, checked.stdout.count("PASSED")) == (0, 2), checked.stdout + checked.stderr
     with zipfile.ZipFile(wheel) as archive:
@@ -137,11 +155,15 @@ def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path,
     venv.create(tmp_path / "venv", with_pip=True)
     position, bin_ = tmp_path / "elsewhere", tmp_path / "venv" / "bin"
     position.mkdir()
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RPEL", "VIRTUAL"))}
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RPEL", "VIRTUAL"))
+    }
     clean |= {"PATH": f"{bin_}:/usr/bin:/bin", "HOME": str(tmp_path), "RPEL_CACHE": str(tmp_path / "cache")}
     pip = [str(bin_ / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True, env={**os.environ, "PYTHONPATH": ""}
+        [*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": ""},
     )
 
     def run(*command: str) -> str:
@@ -157,7 +179,12 @@ def test_wheel_works_in_an_empty_environment_without_the_repository(wheel: Path,
         return done.stdout
 
     assert run("python", "-c", SMOKE).split()[-1] == "True"
-    assert json.loads(run("rpel", "plan", "--nodes", "50", "--byzantine", "5", "--rounds", "100", "--json"))["pull"] > 0
+    assert (
+        json.loads(run("rpel", "plan", "--nodes", "50", "--byzantine", "5", "--rounds", "100", "--json"))[
+            "pull"
+        ]
+        > 0
+    )
     assert "within the plan" in run(
         "rpel", "run", "quickstart", "--rounds", "3", "--model", "linear", "--attack", "foe"
     )

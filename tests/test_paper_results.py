@@ -1,4 +1,5 @@
-"""The page that sets the paper beside what we measured: its tables are what its data say, and hide nothing."""
+"""The page that sets the paper beside what we measured: its tables are what its data say,
+and hide nothing."""
 
 import json
 import re
@@ -24,7 +25,14 @@ def reproduced(out: Path, name: str, rows: list[str], figure: str = "Figure 4 (x
     (out / f"{name}.csv").write_text(HEAD + "\n".join(rows) + "\n")
     for picture in (name, "figure-4"):
         (out / f"{picture}.svg").write_text("<svg/>")
-    entry = {"name": name, "figure": figure, "title": "t", "scale": "full", "note": "200 rounds, 2 seeds", "files": []}
+    entry = {
+        "name": name,
+        "figure": figure,
+        "title": "t",
+        "scale": "full",
+        "note": "200 rounds, 2 seeds",
+        "files": [],
+    }
     (out / "index.json").write_text(json.dumps([entry | {"runs": [f"runs/{run}" for run in runs]}]))
 
 
@@ -51,7 +59,15 @@ def kept(tmp_path: Path) -> Any:
 
 def test_tables_hold_the_last_round_of_every_seed(kept: Any) -> None:
     rows = cells(tool.of_runs(kept, ["alie-mean-s3-b1"]))
-    assert rows[0] == ["n = 30, s = 3, b = 1", "RPEL", "200", "0.980, 0.970", "0.100, 0.100", "5, 6 of 6", "0.0"]
+    assert rows[0] == [
+        "n = 30, s = 3, b = 1",
+        "RPEL",
+        "200",
+        "0.980, 0.970",
+        "0.100, 0.100",
+        "5, 6 of 6",
+        "0.0",
+    ]
     assert len(rows) == 4
     compared = cells(tool.of_methods(kept, ["alie-mean-s3-b1"]))
     expected = ["0.980, 0.970", "0.800, 0.790", "0.960, 0.950", "0.900, 0.890", "+0.020"]
@@ -82,7 +98,7 @@ def test_pictures_come_as_the_paper_arranges_them(kept: Any) -> None:
     assert {path.name for path in kept.folder.glob("*.svg")} == {"figure-4.svg", "extra-pull.svg"}
 
 
-# --- the page itself -------------------------------------------------------------------------------------------------
+# --- the page itself ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", tool.PAGES, ids=lambda path: path.stem)
@@ -128,7 +144,9 @@ def test_small_files_of_runs_are_kept_and_read_back_the_same(tmp_path: Path) -> 
 
 def test_cifar10_verdict_uses_the_papers_schedule_or_says_partial(tmp_path: Path) -> None:
     spec = 'name = "cifar10-20"\nattack = "alie"\npull = {}\nalpha = 0.5\nlr = [[500, 0.5], [{}, 0.004]]\n'
-    finished(tmp_path / "runs", "long", spec.format(6, 2000), [None] * 499 + [0.6] + [None] * 1498 + [0.75, 0.8])
+    finished(
+        tmp_path / "runs", "long", spec.format(6, 2000), [None] * 499 + [0.6] + [None] * 1498 + [0.75, 0.8]
+    )
     finished(tmp_path / "runs", "begun", spec.format(19, 2000), [None] * 998 + [0.8, 0.7])
     finished(tmp_path / "runs", "short", spec.format(6, 120), [0.8] * 120)
     archive = Archive(tmp_path / "runs.tar.xz")
@@ -136,7 +154,20 @@ def test_cifar10_verdict_uses_the_papers_schedule_or_says_partial(tmp_path: Path
     archive.write()
     assert cells(tool.KINDS["long"](tool.Panels(tmp_path), [])) == [
         ["6", "ALIE", "α = 0.5", "0", "2,000", "0.600", "", "", "0.800", "0.800", "1,999", "2 of 3"],
-        ["19", "ALIE", "α = 0.5", "0", "the first 1,000", "", "0.700", "", "0.700", "0.700", "never", "2 of 3"],
+        [
+            "19",
+            "ALIE",
+            "α = 0.5",
+            "0",
+            "the first 1,000",
+            "",
+            "0.700",
+            "",
+            "0.700",
+            "0.700",
+            "never",
+            "2 of 3",
+        ],
     ]
 
 
@@ -146,7 +177,9 @@ def test_measured_contraction_stands_beside_the_lemma(tmp_path: Path) -> None:
     for k, method in enumerate(("rpel", "rpel", "all-to-all")):
         finished(tmp_path / "runs", f"{k}", spec.format(method) + sizes, [])
         rows = [{"alpha_realised": None}, {"alpha_realised": 0.25 + k, "lambda_realised": 0.01}]
-        (tmp_path / "runs" / f"{k}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "runs" / f"{k}" / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     archive = Archive(tmp_path / "runs.tar.xz")
     archive.take(tmp_path / "runs")
     archive.write()
@@ -154,5 +187,7 @@ def test_measured_contraction_stands_beside_the_lemma(tmp_path: Path) -> None:
     assert promised is not None
     (row,) = cells(tool.KINDS["reductions"](tool.Panels(tmp_path), []))
     assert row[:7] == ["mnist", "30", "6", "15", "3", "SF", "2 of 2 runs"]
-    assert [float(cell) for cell in (row[7], row[10])] == pytest.approx([promised.alpha, promised.lambda_], rel=0.01)
+    assert [float(cell) for cell in (row[7], row[10])] == pytest.approx(
+        [promised.alpha, promised.lambda_], rel=0.01
+    )
     assert (row[8:10], row[11:]) == (["0.750", "1.25"], ["0.0100", "0.0100"])

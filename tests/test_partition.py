@@ -110,11 +110,15 @@ def test_iid_loses_nothing_and_deals_evenly(more: int, nodes: int, seed: int) ->
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-five_writers = st.lists(st.integers(0, 30), max_size=170).flatmap(lambda more: st.permutations([*range(5), *more]))
+five_writers = st.lists(st.integers(0, 30), max_size=170).flatmap(
+    lambda more: st.permutations([*range(5), *more])
+)
 
 
 @given(five_writers.map(np.array), st.integers(1, 5), seeds)
-def test_by_writer_loses_nothing_and_never_splits_a_writer(writers: NDArray[np.int64], nodes: int, seed: int) -> None:
+def test_by_writer_loses_nothing_and_never_splits_a_writer(
+    writers: NDArray[np.int64], nodes: int, seed: int
+) -> None:
     parts = by_writer(writers, nodes, 1, seed)
     assert len(parts) == nodes
     assert is_partition(parts, len(writers))
@@ -209,13 +213,16 @@ def test_rounding_never_leads_a_virtual_draw_into_a_class_of_share_zero() -> Non
 
 
 @given(many_labels, st.integers(1, 400), seeds)
-def test_balanced_subset_is_as_equal_as_the_data_allow(labels: NDArray[np.int64], size: int, seed: int) -> None:
+def test_balanced_subset_is_as_equal_as_the_data_allow(
+    labels: NDArray[np.int64], size: int, seed: int
+) -> None:
     subset = balanced_subset(labels, size, seed)
     assert len(subset) == min(size, len(labels))
     assert (np.diff(subset) > 0).all()
     taken = np.bincount(labels[subset], minlength=7)
     left = np.bincount(labels, minlength=7) - taken
-    assert all(taken[c] >= taken.max() - 1 for c in range(7) if left[c])  # only an exhausted class falls behind
+    # only an exhausted class falls behind
+    assert all(taken[c] >= taken.max() - 1 for c in range(7) if left[c])
 
 
 def test_balanced_subset_is_fixed_by_the_seed() -> None:

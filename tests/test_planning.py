@@ -13,7 +13,15 @@ from scipy import stats
 
 import rpel
 from rpel import hypergeometric, planning
-from rpel.planning import comfortable, max_byzantine_cdf, mis_specified, plan, pullers, quantiles, simulate_max
+from rpel.planning import (
+    comfortable,
+    max_byzantine_cdf,
+    mis_specified,
+    plan,
+    pullers,
+    quantiles,
+    simulate_max,
+)
 from rpel.types import WireName
 
 # docs/reference.md, section 2.
@@ -47,7 +55,8 @@ def test_billion_nodes_are_planned_exactly() -> None:
 def exact_tail(population: int, marked: int, draws: int, k: int) -> Fraction:
     """P(X > k) in integers."""
     ways = sum(
-        math.comb(marked, j) * math.comb(population - marked, draws - j) for j in range(k + 1, min(marked, draws) + 1)
+        math.comb(marked, j) * math.comb(population - marked, draws - j)
+        for j in range(k + 1, min(marked, draws) + 1)
     )
     return Fraction(ways, math.comb(population, draws))
 
@@ -124,12 +133,15 @@ def test_search_finds_the_smallest_feasible_pull(data: st.DataObject) -> None:
 
 
 def test_search_looks_back_over_the_rounding_of_the_pull() -> None:
-    """P(max ≤ k) at the smallest pull for k does not rise with every k: bisection alone stops at pull 14,868."""
+    """P(max ≤ k) at the smallest pull for k does not rise with every k:
+    bisection alone stops at pull 14,868."""
     p = plan(nodes=47_468, byzantine=20_420, rounds=200, max_fraction=0.45)
     assert (p.pull, p.b_hat) == (14_859, 6_687)
 
 
-@pytest.mark.parametrize(("n", "b", "fraction"), [(20_000, 9_300, 0.5), (30_000, 9_600, 1 / 3), (40_000, 11_500, 0.3)])
+@pytest.mark.parametrize(
+    ("n", "b", "fraction"), [(20_000, 9_300, 0.5), (30_000, 9_600, 1 / 3), (40_000, 11_500, 0.3)]
+)
 def test_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, fraction: float) -> None:
     p = plan(nodes=n, byzantine=b, rounds=200, max_fraction=fraction)
     assert p.b_hat > 1500, "the setting must reach the bisection"
@@ -137,7 +149,9 @@ def test_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, 
     for k in range(p.b_hat):
         s = max(2 * k, math.ceil(k / exact) - 1, 1)
         low, log_cdf = hypergeometric.log_cdf(n - 1, b, s)
-        assert (n - b) * 200 * log_cdf[min(k - low, len(log_cdf) - 1)] < math.log(0.99), f"pull {s} was feasible"
+        assert (n - b) * 200 * log_cdf[min(k - low, len(log_cdf) - 1)] < math.log(0.99), (
+            f"pull {s} was feasible"
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +182,8 @@ def test_given_pull_is_feasible_from_the_last_answer_needed_on(silent: bool, no_
 
 
 @pytest.mark.parametrize(
-    ("n", "p", "s", "b_hat"), [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)]
+    ("n", "p", "s", "b_hat"),
+    [(100, 0.9, 24, 12), (100, 0.99, 30, 15), (10**5, 0.9, 38, 19), (10**5, 0.99, 42, 21)],
 )
 def test_lemma_gives_the_reference_plans(n: int, p: float, s: int, b_hat: int) -> None:
     planned = plan(nodes=n, byzantine=n // 10, rounds=200, confidence=p, method="bound")
@@ -189,7 +204,8 @@ def test_figure_3_has_the_reference_quantiles(n: int, median: list[int], high: l
 
 
 def test_simulation_and_exact_law_agree_in_distribution() -> None:
-    """Chi-square on 20,000 simulated maxima; a right program fails this with probability 1e-6 (for another seed)."""
+    """Chi-square on 20,000 simulated maxima; a right program fails this with probability 1e-6 (for another
+    seed)."""
     maxima = simulate_max(100, 10, 15, 200, simulations=20_000, seed=1)
     p = np.diff(max_byzantine_cdf(100, 10, 15, 200), prepend=0.0)
     expected = np.array([p[:6].sum(), p[6], p[7], p[8:].sum()]) * 20_000
@@ -226,10 +242,16 @@ def test_probability_falls_with_the_true_number_of_hostile_nodes() -> None:
 
 def test_costs_are_counted_in_models_and_in_bytes() -> None:
     p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050)
-    assert (p.messages_per_round, p.messages_all_to_all, p.bytes_per_round) == (1500, 9900, 1500 * 4 * 176_050)
+    assert (p.messages_per_round, p.messages_all_to_all, p.bytes_per_round) == (
+        1500,
+        9900,
+        1500 * 4 * 176_050,
+    )
 
 
-@pytest.mark.parametrize(("wire", "message"), [("float32", 704_200), ("bfloat16", 352_100), ("int8", 178_802)])
+@pytest.mark.parametrize(
+    ("wire", "message"), [("float32", 704_200), ("bfloat16", 352_100), ("int8", 178_802)]
+)
 def test_code_makes_messages_smaller_and_the_period_shorter(wire: WireName, message: int) -> None:
     p = plan(nodes=100, byzantine=10, rounds=200, pull=15, parameters=176_050, wire=wire, upstream="20Mbit")
     assert (p.bytes_per_message, p.bytes_per_round) == (message, 1500 * message)
@@ -279,8 +301,14 @@ def test_plan_is_public_and_frozen() -> None:
         ({"nodes": 10, "byzantine": 1, "rounds": 1, "no_shows": 9}, ["no_shows 9", "8"]),
         ({"nodes": 10, "byzantine": 1, "rounds": 1, "method": "guess"}, ["'guess'", "exact"]),
         ({"nodes": 10, "byzantine": 1, "rounds": 1, "parameters": 0}, ["parameters"]),
-        ({"nodes": 100, "byzantine": 30, "rounds": 300, "max_fraction": 0.25}, ["0.25", "pull 99", "byzantine 25"]),
-        ({"nodes": 3, "byzantine": 1, "rounds": 9, "silent": True}, ["leaves 2 b_hat answers", "1 of 2 answers"]),
+        (
+            {"nodes": 100, "byzantine": 30, "rounds": 300, "max_fraction": 0.25},
+            ["0.25", "pull 99", "byzantine 25"],
+        ),
+        (
+            {"nodes": 3, "byzantine": 1, "rounds": 9, "silent": True},
+            ["leaves 2 b_hat answers", "1 of 2 answers"],
+        ),
     ],
 )
 def test_bad_plan_input_names_the_nearest_choice(question: dict[str, float], words: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""What others write plugs in from outside, in at most twenty lines each, and takes the fast path if it says so."""
+"""What others write plugs in from outside, in at most twenty lines each,
+and takes the fast path if it says so."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from support.simulations import BASE, simulation
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_size": 50}
 
-# --- an attack -------------------------------------------------------------------------------------------------------
+# --- an attack ----------------------------------------------------------------------------------------------
 
 
 @declare(per_victim=True, needs={"before"})
@@ -76,11 +77,12 @@ def test_attack_from_outside_may_train_instead_of_forging(poison: str) -> None:
     assert np.array_equal(result.models, rpel.simulate("linear", attack=ours, out=None, **SMALL).models)
 
 
-# --- a rule ----------------------------------------------------------------------------------------------------------
+# --- a rule -------------------------------------------------------------------------------------------------
 
 
 class NearestHalf(Rule):
-    """The mean of the half of the vectors nearest to one's own, in the library's kernels for all victims at once."""
+    """The mean of the half of the vectors nearest to one's own,
+    in the library's kernels for all victims at once."""
 
     def run(self, group: Group, out: Array | None = None) -> Array:
         near = np.argsort(group.to(0), axis=1, kind="stable")[:, : group.m // 2 + 1]
@@ -112,7 +114,7 @@ def test_plugin_callable_is_classified_by_its_signature() -> None:
     np.testing.assert_array_equal(FunctionRule("largest", np.max, {"axis": 0})(x), x.max(axis=0))
 
 
-# --- a pre-aggregation -----------------------------------------------------------------------------------------------
+# --- a pre-aggregation --------------------------------------------------------------------------------------
 
 
 def towards_own(share: float = 0.5) -> PreAggregation:
@@ -137,7 +139,7 @@ def test_plugin_pre_aggregation_is_fused_into_the_next_rule() -> None:
     assert run.certificate["held"]
 
 
-# --- what a round costs ----------------------------------------------------------------------------------------------
+# --- what a round costs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["rpel", "cs-plus"])
@@ -177,7 +179,7 @@ def test_non_finite_models_are_looked_for_once_in_a_round(
     assert looked == [12]
 
 
-# --- local steps, a delivery, an outer step ---------------------------------------------------------------------------
+# --- local steps, a delivery, an outer step -----------------------------------------------------------------
 
 
 @dataclass
@@ -189,7 +191,9 @@ class SignSGD:
     def init(self) -> tuple[Array, dict[str, Array]]:
         return self.usual.init()  # type: ignore[no-any-return]
 
-    def __call__(self, x: Array, state: dict[str, Array], nodes: Array, t: int) -> tuple[Array, dict[str, Array]]:
+    def __call__(
+        self, x: Array, state: dict[str, Array], nodes: Array, t: int
+    ) -> tuple[Array, dict[str, Array]]:
         g, state["buffers"][:] = self.usual.local.task.gradient(x, state["buffers"], nodes, t, 0)
         self.usual.half[:] = x - 0.01 * np.sign(g)
         return self.usual.half, state
@@ -229,7 +233,9 @@ class HalfWay:
     def init(self, x: Array) -> dict[str, Array]:
         return {"way": np.zeros(len(x))}
 
-    def __call__(self, x: Array, z: Array, state: dict[str, Array], aggregated: Any) -> tuple[Array, dict[str, Array]]:
+    def __call__(
+        self, x: Array, z: Array, state: dict[str, Array], aggregated: Any
+    ) -> tuple[Array, dict[str, Array]]:
         state["way"] += np.abs(z - x).sum(axis=1)
         return x + 0.5 * (z - x), state
 
@@ -249,7 +255,7 @@ def test_outer_step_from_outside_is_checkpointed_with_the_run(tmp_path: Path) ->
     assert np.array_equal(rpel.resume(folder, problem=changed["problem"]).models, whole.models)
 
 
-# --- a task and a data set --------------------------------------------------------------------------------------------
+# --- a task and a data set ----------------------------------------------------------------------------------
 
 
 def letters() -> Dataset:
@@ -278,7 +284,7 @@ def test_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
         rpel.simulate(**fields | {"dataset": "letter"}, out=None)
 
 
-# --- a callback ------------------------------------------------------------------------------------------------------
+# --- a callback ---------------------------------------------------------------------------------------------
 
 
 def test_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Differential privacy: what the accountant says, the noise that a target needs, private local steps, runs."""
+"""Differential privacy: what the accountant says, the noise that a target needs, private local steps,
+runs."""
 
 import json
 import math
@@ -38,7 +39,7 @@ def direct(noise: float, rate: float, steps: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-# --- the accountant --------------------------------------------------------------------------------------------------
+# --- the accountant -----------------------------------------------------------------------------------------
 
 
 def test_epsilon_is_the_published_value_of_the_reference() -> None:
@@ -65,7 +66,9 @@ def test_no_steps_cost_nothing_and_no_noise_protects_nothing() -> None:
 
 
 @pytest.mark.parametrize(("target", "rate", "steps"), [(3.0, 25 / 1400, 200), (1.0, 0.1, 60)])
-def test_planned_noise_keeps_the_target_and_a_little_less_does_not(target: float, rate: float, steps: int) -> None:
+def test_planned_noise_keeps_the_target_and_a_little_less_does_not(
+    target: float, rate: float, steps: int
+) -> None:
     noise = privacy.noise_for(target, rate, steps, 1e-5)
     assert direct(noise, rate, steps, 1e-5) <= target < direct(noise * 0.997, rate, steps, 1e-5)
 
@@ -94,7 +97,10 @@ def test_run_reports_largest_and_median_epsilon_of_the_nodes() -> None:
         (lambda: privacy.epsilon(1, 1.5, 10, 1e-5), "a sampling rate must be above 0 and at most 1, not 1.5"),
         (lambda: privacy.epsilon(-1, 0.5, 10, 1e-5), "noise_multiplier must be 0 or more, not -1"),
         (lambda: privacy.epsilon(0.01, 0.5, 10, 1e-5), "the nearest is 0.1, or 0"),
-        (lambda: privacy.rate(50, 31), "batch 50 is larger than the 31 examples of a node: the nearest is 31"),
+        (
+            lambda: privacy.rate(50, 31),
+            "batch 50 is larger than the 31 examples of a node: the nearest is 31",
+        ),
     ],
 )
 def test_bad_privacy_numbers_are_refused(call: "object", words: str) -> None:
@@ -121,7 +127,7 @@ def test_importing_privacy_imports_neither_the_accountant_nor_torch() -> None:
     assert done.stdout == "False False\n"
 
 
-# --- rpel plan -------------------------------------------------------------------------------------------------------
+# --- rpel plan ----------------------------------------------------------------------------------------------
 
 PLAN = ("plan", "--nodes", "20", "--byzantine", "2", "--rounds", "30")
 
@@ -147,7 +153,9 @@ def test_plan_names_the_noise_that_keeps_an_epsilon(capsys: pytest.CaptureFixtur
     assert not err
 
 
-def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert json.loads(rpel(*PLAN, "--json", capsys=capsys)[0])["noise_multiplier"] is None
     loads_none_of({"dp_accounting", "rpel.privacy", "torch"}, *PLAN)
 
@@ -161,7 +169,9 @@ def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(capsys: pyt
         ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10", "--batch is missing"),
     ],
 )
-def test_plan_refuses_bad_privacy_options(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses_bad_privacy_options(
+    options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, err = rpel(*PLAN, *options.split(), capsys=capsys, code=2)
     assert words in err
     assert not out
@@ -173,21 +183,34 @@ def test_plan_warns_of_a_delta_above_one_over_the_examples(capsys: pytest.Captur
     assert "target_delta 0.01 is not below 1/400" in rpel(*PLAN, *asked, capsys=capsys)[1]
 
 
-# --- private gradients -----------------------------------------------------------------------------------------------
+# --- private gradients --------------------------------------------------------------------------------------
 
 NODES, BATCH = 4, 12
 GROUPED = nn.Sequential(
-    nn.Conv2d(1, 4, 5, stride=3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Dropout(0.0), nn.Flatten(), nn.Linear(256, 10)
+    nn.Conv2d(1, 4, 5, stride=3),
+    nn.GroupNorm(2, 4),
+    nn.Tanh(),
+    nn.Dropout(0.0),
+    nn.Flatten(),
+    nn.Linear(256, 10),
 )
 
-WIDE = nn.Sequential(nn.Flatten(), nn.Linear(784, 80), nn.Tanh(), nn.Linear(80, 10))  # nodes one by one, examples not
+# nodes one by one, examples not
+WIDE = nn.Sequential(nn.Flatten(), nn.Linear(784, 80), nn.Tanh(), nn.Linear(80, 10))
 
 
-def task(network: "str | nn.Module" = "linear", dataset: Dataset | None = None, fast: bool = True) -> Classification:
+def task(
+    network: "str | nn.Module" = "linear", dataset: Dataset | None = None, fast: bool = True
+) -> Classification:
     data = dataset or load()
     module = model(network) if isinstance(network, str) else network
     return Classification(
-        data, iid(np.zeros(data.size, np.int64), NODES, BATCH, seed=0), module, batch_size=BATCH, seed=0, fast=fast
+        data,
+        iid(np.zeros(data.size, np.int64), NODES, BATCH, seed=0),
+        module,
+        batch_size=BATCH,
+        seed=0,
+        fast=fast,
     )
 
 
@@ -197,8 +220,11 @@ def at(made: Classification) -> np.ndarray:
     return x + np.random.default_rng(0).normal(0, 0.02, x.shape).astype(x.dtype)
 
 
-def looped(private: PrivateGradients, x: np.ndarray, node: int, norm: float) -> tuple[np.ndarray, list[float]]:
-    """The sum of clipped gradients by autograd, one example after the other, and the norms before clipping."""
+def looped(
+    private: PrivateGradients, x: np.ndarray, node: int, norm: float
+) -> tuple[np.ndarray, list[float]]:
+    """The sum of clipped gradients by autograd, one example after the other,
+    and the norms before clipping."""
     made, total, norms = private.task, np.zeros(x.shape[1]), []
     rows, present = private.batches(np.array([node]), 3, 0)
     for row in rows[present]:
@@ -214,7 +240,9 @@ def looped(private: PrivateGradients, x: np.ndarray, node: int, norm: float) -> 
 
 @pytest.mark.parametrize("network", ["linear", "mlp", "mnist", GROUPED, WIDE])
 @pytest.mark.parametrize("share", [0.5, pytest.param(1e9, marks=pytest.mark.full)])
-def test_sums_of_clipped_gradients_equal_a_plain_loop_over_examples(network: "str | nn.Module", share: float) -> None:
+def test_sums_of_clipped_gradients_equal_a_plain_loop_over_examples(
+    network: "str | nn.Module", share: float
+) -> None:
     made = task(network)
     x, (_, norms) = at(made), looped(PrivateGradients(made, 1.0), at(made), 0, 1.0)
     norm = share * float(np.median(norms))
@@ -248,14 +276,18 @@ def test_engine_keeps_to_the_examples_that_are_there() -> None:
         private.engine.clipped(x, local, inputs, labels, seeds, there, 0.5, some)
         stored = [0, 2, 5]
         every = torch.ones(1, 3, dtype=torch.bool)
-        private.engine.clipped(x, local, inputs[:, stored], labels[:, stored], seeds[:, stored], every, 0.5, few)
+        private.engine.clipped(
+            x, local, inputs[:, stored], labels[:, stored], seeds[:, stored], every, 0.5, few
+        )
         assert torch.allclose(some, few, atol=1e-6)
         private.engine.clipped(x, local, inputs, labels, seeds, there & False, 0.5, nobody)
         assert not nobody.any()
 
 
 @pytest.mark.parametrize("network", ["mlp", "mnist", GROUPED])
-def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explode(network: "str | nn.Module") -> None:
+def test_no_example_adds_more_than_the_clipping_norm_even_where_gradients_explode(
+    network: "str | nn.Module",
+) -> None:
     made = task(network)
     x = 1e4 * at(made)
     x[1, 0] = np.nan
@@ -336,7 +368,12 @@ def test_examples_that_are_not_alike_are_clipped_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("network", "noise", "norm", "words"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), 1.0, 1.0, "GroupNorm"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
+            1.0,
+            1.0,
+            "GroupNorm",
+        ),
         ("linear", 1.0, math.inf, "noise_multiplier 1 needs a max_grad_norm"),
     ],
 )
@@ -348,11 +385,11 @@ def test_tasks_that_cannot_be_private_are_refused(
     assert "\n" not in str(caught.value)
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------------------
 
 RUN: dict[str, Any] = {
-    "model": "linear", "nodes": 6, "byzantine": 1, "rounds": 4, "local_steps": 2, "batch_size": 20, "eval_every": 2,
-    "eval_size": 50, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "target_delta": 1e-5,
+    "model": "linear", "nodes": 6, "byzantine": 1, "rounds": 4, "local_steps": 2, "batch_size": 20,
+    "eval_every": 2, "eval_size": 50, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "target_delta": 1e-5,
 }  # fmt: skip
 
 
@@ -373,7 +410,9 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     assert all(direct(4.0, rate, 2 * t, 1e-5) <= epsilon + 1e-9 for t, epsilon in enumerate(column, 1))
     assert 'sampling = "poisson"' in (run.path / "spec.toml").read_text()
     rpel("report", str(run.path), "-o", str(tmp_path / "page.html"), capsys=capsys)
-    assert f"ε is at most {stated['epsilon']:.4g} at any honest node" in (tmp_path / "page.html").read_text("utf-8")
+    assert f"ε is at most {stated['epsilon']:.4g} at any honest node" in (tmp_path / "page.html").read_text(
+        "utf-8"
+    )
     shown, _ = rpel("resume", str(run.path), capsys=capsys)
     assert f"epsilon            at most {stated['epsilon']:.4g} at any honest node" in shown
 
@@ -382,7 +421,9 @@ def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = (package.simulate(**{**RUN, "rounds": 2, "noise_multiplier": s}, out=tmp_path) for s in (4.0, 8.0))
-    content = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"]["epsilon"]
+    content = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"][
+        "epsilon"
+    ]
     stated = [run.certificate["privacy"]["epsilon"] for run in (a, b)]
     assert [content["a"], content["b"], content["difference"]] == pytest.approx(
         [*stated, stated[1] - stated[0]], rel=1e-6
@@ -397,7 +438,9 @@ def test_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
     assert stated["epsilon_median"] < stated["epsilon"]
 
 
-def test_run_stops_before_exceeding_target_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stops_before_exceeding_target_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     column = [row["epsilon"] for row in package.simulate(**RUN).history]
     with pytest.raises(BudgetSpentError, match=r"round 3 of 4.*target_epsilon"):
         package.simulate(**RUN, target_epsilon=column[1], out=tmp_path)
@@ -436,11 +479,19 @@ UNEQUAL = [(X[:20], Y[:20])] * 4 + [(X[:9], Y[:9])]
         ({"partition": "virtual"}, "partition 'virtual' shares examples between nodes.*'iid'"),
         ({"problem": lambda problem: problem}, "problem= may change the local step"),
         ({"model": NORMED, "train": (X, Y), "test": OTHERS}, "layer '1' is BatchNorm1d.*GroupNorm"),
-        ({"model": nn.Linear(3, 2), "train": (X, Y), "test": (X, Y)}, "the test examples are the training examples"),
-        ({"model": nn.Linear(3, 2), "train": UNEQUAL, "test": OTHERS}, "a node holds 9 examples, .* batch_size 9"),
+        (
+            {"model": nn.Linear(3, 2), "train": (X, Y), "test": (X, Y)},
+            "the test examples are the training examples",
+        ),
+        (
+            {"model": nn.Linear(3, 2), "train": UNEQUAL, "test": OTHERS},
+            "a node holds 9 examples, .* batch_size 9",
+        ),
     ],
 )
-def test_options_incompatible_with_privacy_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_options_incompatible_with_privacy_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises((ValueError, BudgetSpentError), match=words) as caught:
         package.simulate(**{**RUN, **changes}, out=tmp_path)
     assert "\n" not in str(caught.value)
@@ -448,7 +499,14 @@ def test_options_incompatible_with_privacy_are_refused(changes: dict[str, Any], 
 
 
 def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
-    fields = {**RUN, "rounds": 15, "batch_size": 40, "noise_multiplier": 0.5, "partition": "iid", "local_steps": 1}
+    fields = {
+        **RUN,
+        "rounds": 15,
+        "batch_size": 40,
+        "noise_multiplier": 0.5,
+        "partition": "iid",
+        "local_steps": 1,
+    }
     one, two = (package.simulate(**fields, attack="label_flip", threads=threads) for threads in (1, 2))
     assert (one.models == two.models).all()
     assert one.accuracy_worst > 0.5

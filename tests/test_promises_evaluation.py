@@ -19,7 +19,8 @@ SHOWN = 3
 
 
 class Normalised(nn.Module):
-    """A network whose BatchNorm statistics differ from node to node although all nodes see the same example."""
+    """A network whose BatchNorm statistics differ from node to node although all nodes see the same
+    example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,8 @@ class Normalised(nn.Module):
 
 @pytest.fixture(scope="module")
 def flipped() -> rpel.Result:
-    """Six honest nodes with the same example, two hostile ones that train on its flipped label, one of them node 0."""
+    """Six honest nodes with the same example, two hostile ones that train on its flipped label,
+    one of them node 0."""
     x, y = examples(60)
     one = np.repeat(x[:1], 4, axis=0), np.full(4, 2)
     result = rpel.simulate(
@@ -87,8 +89,9 @@ def test_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() ->
     x, _ = examples(3)
     y = np.repeat([0, 1, 2], 5)
     result = rpel.simulate(
-        network(), (np.repeat(x, 5, axis=0), y), (x, np.arange(3)), nodes=5, byzantine=2, pull=4, b_hat=2, rounds=2,
-        attack="label_flip", partition="virtual", alpha=1e-3, batch_size=3, eval_size=3, seed=22, out=None,
+        network(), (np.repeat(x, 5, axis=0), y), (x, np.arange(3)), nodes=5, byzantine=2, pull=4, b_hat=2,
+        rounds=2, attack="label_flip", partition="virtual", alpha=1e-3, batch_size=3, eval_size=3, seed=22,
+        out=None,
     )  # fmt: skip
     assert result.models.shape == (3, PARAMETERS)
     norms = [np.square(gradient(model.astype(np.float64), x[0], 0)).sum() for model in result.models]
@@ -98,8 +101,8 @@ def test_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() ->
 def test_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None:
     """Fifty images between, all of them at the end; those of the target's own class do not count."""
     result = rpel.simulate(
-        "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, attack="backdoor", attack_params={"target": 3},
-        rule="mean", eval_every=2, eval_size=50, lr=0.3, out=None,
+        "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, attack="backdoor",
+        attack_params={"target": 3}, rule="mean", eval_every=2, eval_size=50, lr=0.3, out=None,
     )  # fmt: skip
     between, last = result.history.rows()[1], result.final
     for key, nodes in (("attack_success_mean", 6), ("attack_success_worst", 1)):
@@ -121,8 +124,8 @@ def test_run_that_overflows_counts_the_nodes_and_writes_null(tmp_path: Path) -> 
     x[[1, 4]] = 3e38
     train = [(x[i : i + 1], y[i : i + 1]) for i in range(6)]
     result = rpel.simulate(
-        network(), train, examples(6), nodes=6, byzantine=0, pull=5, b_hat=0, rounds=3, method="d-psgd", lr=100.0,
-        batch_size=1, eval_every=1, eval_size=6, out=tmp_path,
+        network(), train, examples(6), nodes=6, byzantine=0, pull=5, b_hat=0, rounds=3, method="d-psgd",
+        lr=100.0, batch_size=1, eval_every=1, eval_size=6, out=tmp_path,
     )  # fmt: skip
     assert (~np.isfinite(result.models).all(axis=1)).tolist() == [False, True, False, False, True, False]
     assert result.path is not None

@@ -8,7 +8,8 @@ import rpel
 
 @pytest.mark.parametrize("name", ["cs_plus", "clipped_gossip_adaptive", "rtc"])
 def test_answer_that_is_not_finite_is_part_of_the_hostile_weight(name: str) -> None:
-    """The weight .25 that may be hostile is the infinite neighbour's: nothing is left to cut, so it is plain gossip."""
+    """The weight .25 that may be hostile is the infinite neighbour's: nothing is left to cut,
+    so it is plain gossip."""
     rule = rpel.rule(name, byzantine_weight=0.25)
     models, weights = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.full(4, 0.25)
     np.testing.assert_allclose(rule(models, weights=weights), [0.25 * 1 + 0.25 * 2])
@@ -17,7 +18,8 @@ def test_answer_that_is_not_finite_is_part_of_the_hostile_weight(name: str) -> N
 
 
 def test_ios_stops_where_the_farthest_weighs_too_much() -> None:
-    """The farthest of the first mean, 5.1, is 10, whose weight .5 is more than .3: the nearer one, .1, stays as well.
+    """The farthest of the first mean, 5.1, is 10, whose weight .5 is more than .3: the nearer one, .1,
+    stays as well.
 
     Of the second, 3.3, the farthest is 10 with the weight .3, which is dropped; then nothing may be.
     """

@@ -21,14 +21,14 @@ from support.plain import FEATURES, examples
 from support.runs import CrashError, crash_after, same_bytes, tiny
 
 GUARANTEES = {
-    "rpel": "plan", "all-to-all": "plan", "nna": "plan", "el-oracle": "plan", "el-local": "void", "cs-plus": "none",
-    "gts": "none", "clipped-gossip": "none", "clipped-gossip-oracle": "none", "rtc": "none", "ios": "none",
-    "balance": "none", "d-psgd": "none",
+    "rpel": "plan", "all-to-all": "plan", "nna": "plan", "el-oracle": "plan", "el-local": "void",
+    "cs-plus": "none", "gts": "none", "clipped-gossip": "none", "clipped-gossip-oracle": "none",
+    "rtc": "none", "ios": "none", "balance": "none", "d-psgd": "none",
 }  # fmt: skip
 """The law of pulling holds where nobody chooses who hears him; who pushes does, and a graph is drawn once."""
 
 
-# --- the certificate -------------------------------------------------------------------------------------------------
+# --- the certificate ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", GUARANTEES)
@@ -40,13 +40,26 @@ def test_certificate_says_what_the_plan_is_worth_under_each_method(method: str) 
 
 def test_attackers_who_choose_their_places_are_all_counted_on() -> None:
     """At this confidence two of the three would be planned for; but all may sit beside one victim."""
-    few: dict[str, Any] = {"nodes": 12, "byzantine": 3, "pull": 6, "rounds": 1, "confidence": 0.3, "method": "cs-plus"}
-    planned = {placed: tiny(None, placement=placed, **few).certificate for placed in ("random", "adversarial")}
-    assert {placed: actual["plan"]["b_hat"] for placed, actual in planned.items()} == {"random": 2, "adversarial": 3}
+    few: dict[str, Any] = {
+        "nodes": 12,
+        "byzantine": 3,
+        "pull": 6,
+        "rounds": 1,
+        "confidence": 0.3,
+        "method": "cs-plus",
+    }
+    planned = {
+        placed: tiny(None, placement=placed, **few).certificate for placed in ("random", "adversarial")
+    }
+    assert {placed: actual["plan"]["b_hat"] for placed, actual in planned.items()} == {
+        "random": 2,
+        "adversarial": 3,
+    }
 
 
 def test_plan_with_a_chosen_b_hat_has_that_b_hats_constants() -> None:
-    """Twelve nodes, three hostile, six pulled, one round; nine in ten would need b_hat = 3. By hand for b_hat = 2."""
+    """Twelve nodes, three hostile, six pulled, one round; nine in ten would need b_hat = 3.
+    By hand for b_hat = 2."""
     plan = tiny(None, nodes=12, byzantine=3, pull=6, rounds=1, confidence=0.9, b_hat=2).certificate["plan"]
     kappa = 8 * 2 / (7 - 2) * (6 * (2 / 3) * (1 + 2 / 3) + 1)  # nnm, then trimmed mean with f/(m − 2f) = 2/3
     v = (9 - 5) / (8 * 5)
@@ -90,7 +103,7 @@ def code_of(top: Path) -> str:
     return code
 
 
-# --- the folder ------------------------------------------------------------------------------------------------------
+# --- the folder ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["counts.npz", "models.safetensors"])
@@ -145,12 +158,13 @@ def test_run_that_another_process_finished_meanwhile_is_not_repeated(
     assert not played
 
 
-# --- several processes -----------------------------------------------------------------------------------------------
+# --- several processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
 def test_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_path: Path) -> None:
-    """Two workers hold five units of work; what a node will output may have been drawn before the interruption."""
+    """Two workers hold five units of work; what a node will output may have been drawn before the
+    interruption."""
     fields: dict[str, Any] = {
         "dataset": "mnist-sample-8x8", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2, "batch_size": 800,
         "partition": "virtual", "output": "uniform", "rounds": 4, "checkpoint_every": 1, "threads": 1,
@@ -177,14 +191,19 @@ def test_worker_memory_check_counts_the_shared_machine() -> None:
         "for here in ('1', '2'):\n"
         "    os.environ['LOCAL_WORLD_SIZE'] = here\n"
         "    try:\n"
-        "        rpel.simulate('linear', nodes=8, byzantine=1, pull=4, b_hat=1, rounds=1, eval_size=50, out=None)\n"
+        "        rpel.simulate('linear', nodes=8, byzantine=1, pull=4, b_hat=1, rounds=1, eval_size=50, "
+        "out=None)\n"
         "        print('ran')\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
     )
     placed = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **placed}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env={**os.environ, **placed},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     one, two = done.stdout.splitlines()
     assert one == "ran"

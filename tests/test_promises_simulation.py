@@ -30,7 +30,13 @@ CASES: dict[str, dict[str, Any]] = {
     "local steps": {"local_steps": 3},
     "all-to-all": {"method": "all-to-all"},
     "push, node 0 hostile": {"method": "el-local", "seed": AT_NODE_0, "no_show": 0.3},
-    "a graph, node 0 hostile": {"method": "cs-plus", "seed": AT_NODE_0, "no_show": 0.3, "pull": 4, "b_hat": 1},
+    "a graph, node 0 hostile": {
+        "method": "cs-plus",
+        "seed": AT_NODE_0,
+        "no_show": 0.3,
+        "pull": 4,
+        "b_hat": 1,
+    },
     "who is told who is hostile, late nodes": {"method": "clipped-gossip-oracle", "no_show": 0.4},
     "a rule that knows the round": {"method": "balance", "nodes": 6, "byzantine": 0, "b_hat": 0},
     "a rule that draws, some keep their half-step": {**RANDOM_RULE, "no_show": 0.4},
@@ -59,11 +65,16 @@ def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp
     np.testing.assert_array_equal(arrays["ids"], ids)
     sent = {"all-to-all": 12 * 11}.get(expected["method"], expected["nodes"] * expected["pull"])
     for row, met in zip(result.history, expected.counts(), strict=True):
-        assert (row["messages"], row["bytes"], row["byzantine_max"]) == (sent, sent * 4 * PARAMETERS, max(met))
+        assert (row["messages"], row["bytes"], row["byzantine_max"]) == (
+            sent,
+            sent * 4 * PARAMETERS,
+            max(met),
+        )
 
 
 def assert_spread_is_told(rows: list[dict[str, Any]], played: list[tuple[Any, Any]]) -> None:
-    """How far the nodes are apart after each round; in the last one, which is evaluated, what line 9 left of that."""
+    """How far the nodes are apart after each round; in the last one, which is evaluated,
+    what line 9 left of that."""
     apart = [[np.square(x - x.mean(axis=0)).sum(axis=1).mean() for x in both] for both in played]
     assert [row["consensus"] for row in rows] == pytest.approx([after for _, after in apart], rel=1e-4)
     (before, after), (half, x) = apart[-1], played[-1]
@@ -88,7 +99,8 @@ def test_hostile_nodes_follow_from_the_seed_in_every_version() -> None:
 
 
 def test_search_for_one_vector_for_many_looks_at_sixteen_drawn_victims() -> None:
-    """Of 22 or so that pull the one hostile node; seen by a rule that is asked what it would do with each factor."""
+    """Of 22 or so that pull the one hostile node;
+    seen by a rule that is asked what it would do with each factor."""
     asked: list[Any] = []
 
     def noticed(x: Any, f: int = 0) -> Any:
@@ -121,14 +133,26 @@ def half_steps(case: Case) -> Any:
 
 
 @pytest.mark.parametrize("seed", [2, 4])
-def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nodes(seed: int, tmp_path: Path) -> None:
+def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nodes(
+    seed: int, tmp_path: Path
+) -> None:
     """Not simply those with the most neighbours: an edge between two of them is lost on both."""
-    fields = {"method": "cs-plus", "placement": "adversarial", "rounds": 1, "pull": 6, "b_hat": 3, "seed": seed}
+    fields = {
+        "method": "cs-plus",
+        "placement": "adversarial",
+        "rounds": 1,
+        "pull": 6,
+        "b_hat": 3,
+        "seed": seed,
+    }
     path = Case(fields).run(tmp_path).path
     graph = np.load(path / "graph.npz")
     adjacency, chosen = Graph(12, graph["pairs"]).adjacency, list[int]()
     for _ in range(3):
-        reach = [-1 if i in chosen else sum(adjacency[i, j] and j not in chosen for j in range(12)) for i in range(12)]
+        reach = [
+            -1 if i in chosen else sum(adjacency[i, j] and j not in chosen for j in range(12))
+            for i in range(12)
+        ]
         chosen.append(reach.index(max(reach)))
     assert set(np.flatnonzero(graph["hostile"])) == set(chosen)
     most = set(np.argsort(-adjacency.sum(axis=1), kind="stable")[:3].tolist())
@@ -136,7 +160,7 @@ def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nod
     assert np.load(path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]
 
 
-# --- once is enough --------------------------------------------------------------------------------------------------
+# --- once is enough -----------------------------------------------------------------------------------------
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:

@@ -72,14 +72,18 @@ def test_peers_of_tens_of_thousands_of_nodes_are_uniform() -> None:
 def test_asking_for_everyone_gives_all_others() -> None:
     ids = np.arange(50)
     sample = sample_without_replacement(3, "pull", 1, ids, 50, 49)
-    np.testing.assert_array_equal(np.sort(sample, axis=1), [[j for j in range(50) if j != i] for i in range(50)])
+    np.testing.assert_array_equal(
+        np.sort(sample, axis=1), [[j for j in range(50) if j != i] for i in range(50)]
+    )
 
 
 @pytest.mark.parametrize(("population", "size"), [(5, 2), (6, 4)])
 def test_every_set_of_others_is_equally_likely(population: int, size: int) -> None:
     """Chi-square over all sets of others, 10,000 draws, fixed seed; false alarm for a fresh seed 1e-4."""
     ids = np.arange(population)
-    rows = [sample_without_replacement(11, "pull", t, ids, population, size) for t in range(10_000 // population)]
+    rows = [
+        sample_without_replacement(11, "pull", t, ids, population, size) for t in range(10_000 // population)
+    ]
     others = np.concatenate([sample - (sample > ids[:, None]) for sample in rows])  # numbered without the own
     counts = np.unique(np.sort(others, axis=1), axis=0, return_counts=True)[1]
     assert stats.chisquare(counts).pvalue > 1e-4

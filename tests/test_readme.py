@@ -24,7 +24,9 @@ CONSOLE = re.findall(r"```console\n\$ rpel (.*?)\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize(("arguments", "expected"), CONSOLE)
 def test_command_line_example_prints_what_the_readme_shows(arguments: str, expected: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rpel", *shlex.split(arguments)], capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert done.stdout.strip() == expected.strip()
 
@@ -32,7 +34,9 @@ def test_command_line_example_prints_what_the_readme_shows(arguments: str, expec
 def commands() -> list[str]:
     """The rpel commands in shell blocks of the README and the pages beside it, one by one."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    blocks = [block for page in pages for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)]
+    blocks = [
+        block for page in pages for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line.startswith("rpel ")]
 
@@ -60,7 +64,8 @@ NAMED: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 @pytest.mark.parametrize("line", commands())
 def test_command_in_the_documentation_is_one_that_rpel_takes(line: str) -> None:
-    """Its options exist, its values are of the right kind, and the panels, presets and files it names are there."""
+    """Its options exist, its values are of the right kind, and the panels,
+    presets and files it names are there."""
     _, name, *arguments = shlex.split(line.partition(" > ")[0].removesuffix(" &"), comments=True)
     arguments = [word for argument in arguments for word in expanded(argument.replace("…", "x"))]
     command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
@@ -89,8 +94,11 @@ TOP = r"(?:src|tests|tools|benchmarks|examples|docs|deploy)/"
 
 
 def test_files_of_this_repository_that_a_page_names_are_there() -> None:
-    """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package, as in docs/architecture.md."""
-    packages = "|".join(path.name for path in (ROOT / "src" / "rpel").iterdir() if (path / "__init__.py").exists())
+    """`src/rpel/algorithm.py` from the top, or `simulation/engine.py` from the package,
+    as in docs/architecture.md."""
+    packages = "|".join(
+        path.name for path in (ROOT / "src" / "rpel").iterdir() if (path / "__init__.py").exists()
+    )
     named = re.compile(rf"`({TOP}[\w./-]+|(?:{packages})/[\w./-]+(?:\.py|/))[` :]")
     actual = {(page, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
     assert len(actual) > 50
@@ -105,7 +113,11 @@ def test_files_of_this_repository_that_a_page_names_are_there() -> None:
 @pytest.mark.full
 def test_first_picture_and_caption_are_what_make_demo_produces(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "quickstart.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, ROOT / "examples" / "quickstart.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     caption = re.search(r"reaches (\d+) % accuracy at every node, plain averaging stays at chance", README)
     robust, averaging, _ = re.findall(r" (\d\.\d+) +(\d\.\d+)$", done.stdout, re.MULTILINE)

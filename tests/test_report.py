@@ -1,4 +1,5 @@
-"""The report keeps its promises: right numbers, nothing hostile comes through, nothing leaves the machine, it works."""
+"""The report keeps its promises: right numbers, nothing hostile comes through, nothing leaves the machine,
+it works."""
 
 import csv
 import io
@@ -39,8 +40,16 @@ DIGESTS = {"sample": "ab" * 32}
 
 
 def put(top: Path, rounds: int = 4, worst: float = 0.5, folder: str | None = None, **fields: Any) -> Path:
-    """A run folder as a run leaves it, without the run: round t has accuracy t/10, the worst node half of it."""
-    base: dict[str, Any] = {"name": "quickstart", "nodes": 10, "byzantine": 2, "pull": 4, "b_hat": 1, "rule": "median"}
+    """A run folder as a run leaves it, without the run: round t has accuracy t/10,
+    the worst node half of it."""
+    base: dict[str, Any] = {
+        "name": "quickstart",
+        "nodes": 10,
+        "byzantine": 2,
+        "pull": 4,
+        "b_hat": 1,
+        "rule": "median",
+    }
     spec = Spec(**{**base, "rounds": rounds, **fields})
     here = RunFolder(top / (folder or f"{spec.name}-{spec_hash(spec, DIGESTS)}"))
     here.write_text("spec.toml", to_toml(spec))
@@ -93,7 +102,7 @@ def runs(tmp_path: Path) -> Path:
     return top
 
 
-# --- what belongs together -------------------------------------------------------------------------------------------
+# --- what belongs together ----------------------------------------------------------------------------------
 
 
 def test_seeds_make_one_curve_and_networks_make_panels(runs: Path) -> None:
@@ -103,7 +112,10 @@ def test_seeds_make_one_curve_and_networks_make_panels(runs: Path) -> None:
         ("all-to-all · median · alie", 1),
     ]  # fmt: skip
     four, six = chart_groups(groups)
-    assert six.common == "model mnist, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1, rounds 4"
+    assert (
+        six.common
+        == "model mnist, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1, rounds 4"
+    )
     assert (four.title, six.slug) == ("mnist-sample: n = 10, b = 2, s = 4", "mnist-sample-n10-b2-s6")
     assert [setting.label.split(" ")[0] for setting in four.groups] == ["rpel", "rpel", "all-to-all"]
     assert [setting.label.split(" ")[0] for setting in six.groups] == ["rpel", "all-to-all"]
@@ -136,7 +148,9 @@ def test_crowded_panel_is_split_by_what_makes_the_fewest_parts(tmp_path: Path) -
     assert [len(panel.groups) for panel in drawn] == [3] * 6 + [1]
     assert first.title == "mnist-sample: n = 10, b = 2, s = 4, local_steps 1, alpha 0.5"
     assert first.slug == "mnist-sample-n10-b2-s4-local_steps1-alpha0.5"
-    assert [setting.label for setting in first.groups] == [f"rpel · median · {a}" for a in ("alie", "foe", "sf")]
+    assert [setting.label for setting in first.groups] == [
+        f"rpel · median · {a}" for a in ("alie", "foe", "sf")
+    ]
     assert tenth.title.endswith("local_steps 3, alpha 10.0"), "in the order of the values"
     assert last.slug == "mnist-sample-n10-b3-s4"
     assert len({panel.slug for panel in drawn}) == 7
@@ -177,7 +191,9 @@ def test_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
     put_nodes(path, [[0.1, 0.35], [0.6, 0.2]])
     (setting,) = group_runs(collect([tmp_path]).runs)
     assert setting.curve("accuracy_lowest")[0].tolist() == [0.35, 0.2]
-    assert setting.curve("accuracy_worst")[0].tolist() == pytest.approx([0.1, 0.2]), "tables keep the worst of a round"
+    assert setting.curve("accuracy_worst")[0].tolist() == pytest.approx([0.1, 0.2]), (
+        "tables keep the worst of a round"
+    )
     (panel,) = chart_groups([setting])
     assert values(panel, "accuracy")[0]["columns"][1][0] == [0.35, 0.2]
     assert "dashed: the node that ends lowest</p>" in page(collect([tmp_path]))
@@ -198,7 +214,7 @@ def test_run_without_node_metrics_shows_the_worst_of_each_round(tmp_path: Path, 
     assert "ends lowest (1 run without nodes.npz: the worst of each round)" in page(collect([tmp_path]))
 
 
-# --- runs that are not at full size ----------------------------------------------------------------------------------
+# --- runs that are not at full size -------------------------------------------------------------------------
 
 
 def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
@@ -207,7 +223,9 @@ def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
     put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-alie", scale="smoke")
     put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-foe", attack="foe", scale="smoke")
     figures = tmp_path / "figures"
-    rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(figures), "--json")
+    rpel_report(
+        str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(figures), "--json"
+    )
     assert [one["stamp"] for one in json.loads(capsys.readouterr().out)["settings"]] == ["SMOKE", "SMOKE"]
     text = (tmp_path / "page.html").read_text()
     assert "<title>SMOKE: rpel report</title>" in text
@@ -239,7 +257,7 @@ def test_at_full_size_nothing_is_stamped(runs: Path) -> None:
     assert '<p class="stamped"' not in text
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def test_equal_runs_give_equal_bytes_wherever_they_lie(runs: Path, tmp_path: Path) -> None:
@@ -280,10 +298,14 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
 def test_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path) -> None:
     put_nodes(put(tmp_path, seed=1), [[0.2, 0.1], [0.4, 0.3]])
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)}
+    )
     with zipfile.ZipFile(put(tmp_path, seed=2) / "nodes.npz", "w") as file:
         file.writestr("accuracy.npy", header.getvalue())
-    assert [bool(run.curves.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)] == [
+    assert [
+        bool(run.curves.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)
+    ] == [
         True,
         False,
     ]
@@ -295,9 +317,11 @@ def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     unfinished = put(runs, seed=7)
     (unfinished / "certificate.json").unlink()
     damaged: dict[str, tuple[str, str]] = {
-        "cut": ("metrics.jsonl", '{"round": 1'), "list": ("certificate.json", "[]"), "toml": ("spec.toml", "= 1"),
+        "cut": ("metrics.jsonl", '{"round": 1'), "list": ("certificate.json", "[]"),
+        "toml": ("spec.toml", "= 1"),
         "nan": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("40", "NaN")),
-        "typed": ("certificate.json", json.dumps({"plan": {"pull": "many"}})), "bytes": ("certificate.json", "\x00"),
+        "typed": ("certificate.json", json.dumps({"plan": {"pull": "many"}})),
+        "bytes": ("certificate.json", "\x00"),
         "words": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("4000", '"=1+1"')),
     }  # fmt: skip
     for name, (file, content) in damaged.items():
@@ -343,9 +367,18 @@ def test_report_without_runs_names_the_path(tmp_path: Path) -> None:
 def test_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path) -> None:
     path = put(tmp_path)
     violations = [{"round": 3, "node": 5, "count": 2}, {"round": 4, "node": 6, "count": 2}]
-    change(path, "certificate.json", held=False, violations=violations, violations_total=2, histogram=[20, 10, 2])
+    change(
+        path, "certificate.json", held=False, violations=violations, violations_total=2, histogram=[20, 10, 2]
+    )
     text = page(collect([tmp_path]))
-    for words in ("b_hat = 1", "97.0000 %", "violated 2 times", "round 3 node 5: 2", "2 times 2 hostile", "ab" * 32):
+    for words in (
+        "b_hat = 1",
+        "97.0000 %",
+        "violated 2 times",
+        "round 3 node 5: 2",
+        "2 times 2 hostile",
+        "ab" * 32,
+    ):
         assert words in text
     assert "the plan was violated in 1" in text
     assert "through the host" not in text
@@ -394,7 +427,7 @@ def test_curves_begin_in_round_0_if_evaluated(tmp_path: Path) -> None:
     assert values(chart, "accuracy")[0]["rounds"] == [0, 2, 4]
 
 
-# --- numbers, commands, figures --------------------------------------------------------------------------------------
+# --- numbers, commands, figures -----------------------------------------------------------------------------
 
 
 def test_csv_holds_every_number_of_every_run(runs: Path, tmp_path: Path) -> None:
@@ -413,7 +446,9 @@ def test_figures_are_the_charts_of_the_page_as_files_with_equal_bytes(tmp_path: 
     for seed in range(2):
         put(tmp_path / "runs", seed=seed, attack="<b>")
     for name in "ab":
-        rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / name))
+        rpel_report(
+            str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / name)
+        )
     files = sorted((tmp_path / "a").glob("*.svg"))
     assert [path.name for path in files] == [
         f"mnist-sample-n10-b2-s4-{metric}.svg" for metric in ("accuracy", "consensus", "loss")
@@ -427,7 +462,9 @@ def test_figures_are_the_charts_of_the_page_as_files_with_equal_bytes(tmp_path: 
     for path in files:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
         metric = path.stem.rpartition("-")[2]
-        drawn, shown = (_lines(text) for text in (path.read_text(), page_text.partition(f'data-metric="{metric}"')[2]))
+        drawn, shown = (
+            _lines(text) for text in (path.read_text(), page_text.partition(f'data-metric="{metric}"')[2])
+        )
         assert len(drawn) == (2 if metric == "accuracy" else 1)
         assert np.allclose(drawn, shown[: len(drawn)], atol=1e-3)
         assert "rpel · median · &lt;b&gt;" in path.read_text()
@@ -435,7 +472,8 @@ def test_figures_are_the_charts_of_the_page_as_files_with_equal_bytes(tmp_path: 
 
 
 def _lines(text: str) -> list[Any]:
-    """The curves of an SVG, each from 0 to 1 from left to right, heights against the first point in the same unit."""
+    """The curves of an SVG, each from 0 to 1 from left to right,
+    heights against the first point in the same unit."""
     paths = re.findall(r'<g class="line \w+" data-curve="\d+">\s*<path d="([^"]+)"', text)
     curves = [np.array(re.findall(r"[-\d.]+", path), float).reshape(-1, 2) for path in paths]
     return [(curve - curve[0])[:, 1] / np.ptp(curves[0][:, 1]) for curve in curves]
@@ -469,7 +507,9 @@ def test_latex_table_has_a_row_a_setting_and_escapes_names(runs: Path, tmp_path:
 def test_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> None:
     for attack in ("alie", r"100% of_it & {more} #1 ^ ~ \end $x$ <ü>"):
         put(tmp_path / "runs", attack=attack)
-    rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex"))
+    rpel_report(
+        str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--latex", str(tmp_path / "table.tex")
+    )
     head = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}"
     (tmp_path / "whole.tex").write_text(head)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "whole.tex"]
@@ -482,8 +522,12 @@ def test_latex_table_compiles_whatever_names_are_called(tmp_path: Path) -> None:
     "spec",
     [
         load("mnist-30").replace(attack="foe", seed=3, pull=15, b_hat=6, rule="nnm+trimmed_mean"),
-        Spec(name="mine", silent=True, lr="30:0.5,60:0.1", attack_params={"z": 1.5}, model="(1, 28, 28)-L(10)"),
-        load("cifar10-20").replace(name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"),
+        Spec(
+            name="mine", silent=True, lr="30:0.5,60:0.1", attack_params={"z": 1.5}, model="(1, 28, 28)-L(10)"
+        ),
+        load("cifar10-20").replace(
+            name="cifar10-20", method="gts", roaming=False, threads=2, data_dir="here"
+        ),
     ],
 )
 def test_command_of_a_run_means_the_same_run(spec: Spec) -> None:
@@ -506,11 +550,13 @@ def test_run_with_objects_from_python_has_no_command(tmp_path: Path) -> None:
 
 
 def test_reading_runs_needs_no_torch() -> None:
-    script = "import sys, rpel.report; assert not {'torch', 'numba', 'matplotlib', 'scipy'} & sys.modules.keys()"
+    script = (
+        "import sys, rpel.report; assert not {'torch', 'numba', 'matplotlib', 'scipy'} & sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# --- in a browser ----------------------------------------------------------------------------------------------------
+# --- in a browser -------------------------------------------------------------------------------------------
 
 DRIVE = (Path(__file__).parent / "browser" / "report.js").read_text("utf-8")
 
@@ -545,7 +591,13 @@ def test_report_toggles_and_sorts_in_a_browser(runs: Path, tmp_path: Path) -> No
 
 def test_report_runs_no_hostile_text_in_a_browser(tmp_path: Path) -> None:
     for seed in range(2):
-        put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=f"<img src=x onerror=alert({seed})>")
+        put(
+            tmp_path / "runs",
+            model=HOSTILE,
+            attack=HOSTILE,
+            seed=seed,
+            folder=f"<img src=x onerror=alert({seed})>",
+        )
     collection = in_chromium(page(collect([tmp_path / "runs"])), DRIVE, tmp_path)
     assert collection["problems"] == []
     assert collection["images"] == 0
@@ -554,7 +606,9 @@ def test_report_runs_no_hostile_text_in_a_browser(tmp_path: Path) -> None:
 def test_real_run_is_reported(tmp_path: Path) -> None:
     from rpel.simulation.api import simulate
 
-    result = simulate("linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path)
+    result = simulate(
+        "linear", nodes=8, byzantine=1, pull=4, rounds=4, eval_every=2, eval_size=50, out=tmp_path
+    )
     (run,) = collect([tmp_path]).runs
     assert isinstance(run, Run)
     assert run.end("accuracy_mean") == result.accuracy_mean

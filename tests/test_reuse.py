@@ -34,7 +34,7 @@ def of_other_code(path: Path) -> None:
     file.write_text(json.dumps(content))
 
 
-# --- by other code ---------------------------------------------------------------------------------------------------
+# --- by other code ------------------------------------------------------------------------------------------
 
 
 def test_finished_run_of_other_code_is_run_again_in_a_new_folder(
@@ -47,7 +47,10 @@ def test_finished_run_of_other_code_is_run_again_in_a_new_folder(
     assert not again.reused
     assert place(again).name == f"{first.name}-{again.certificate['versions']['code'][:8]}"
     (line,) = [record.message for record in caplog.records]
-    assert f"{first} not reused (made by other code: torch 0.0, now {torch.__version__.partition('+')[0]}" in line
+    assert (
+        f"{first} not reused (made by other code: torch 0.0, now {torch.__version__.partition('+')[0]}"
+        in line
+    )
     assert (first / "certificate.json").read_bytes() == before
     once_more = tiny(tmp_path)
     assert (once_more.reused, once_more.path) == (True, again.path)
@@ -63,7 +66,9 @@ def test_reuse_takes_the_finished_run_of_other_code_and_says_so(
     assert "it was made by other code (torch 0.0" in caplog.text
 
 
-def test_versions_code_is_a_whole_digest_that_depends_on_libraries_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_code_is_a_whole_digest_that_depends_on_libraries_and_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours = versions()["code"]
     assert len(ours) == 64
     assert len({ours, versions("cuda")["code"], versions(modules={"a:b": "1"})["code"]}) == 3
@@ -94,7 +99,9 @@ def begun_by_other_code(out: Path) -> Path:
     return path
 
 
-def test_unfinished_run_of_other_code_goes_on_only_if_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unfinished_run_of_other_code_goes_on_only_if_forced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = begun_by_other_code(tmp_path)
     with pytest.raises(ValueError, match=r"other code.*--force"):
         resume(path)
@@ -142,7 +149,9 @@ def test_report_shows_the_run_of_the_running_code_and_else_all(
     assert "by several other codes, all shown" in said
 
 
-def test_reproduce_uses_runs_of_other_code_only_with_reuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reproduce_uses_runs_of_other_code_only_with_reuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def folders(**more: Any) -> list[Path]:
         return list(prepare(["alie-mean-s3-b1"], "smoke", tmp_path, **more).specs)
 
@@ -161,7 +170,7 @@ def test_reproduce_uses_runs_of_other_code_only_with_reuse(tmp_path: Path, caplo
     assert folders() == [first, *others]
 
 
-# --- objects from Python ---------------------------------------------------------------------------------------------
+# --- objects from Python ------------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -188,7 +197,14 @@ def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def own(out: Path, model: nn.Module | None = None, **more: Any) -> Result:
-    fields: dict[str, Any] = {"nodes": 8, "byzantine": 1, "pull": 4, "rounds": 2, "eval_size": 30, "batch_size": 5}
+    fields: dict[str, Any] = {
+        "nodes": 8,
+        "byzantine": 1,
+        "pull": 4,
+        "rounds": 2,
+        "eval_size": 30,
+        "batch_size": 5,
+    }
     result: Result = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
     return result
 
@@ -203,19 +219,25 @@ def test_loss_without_source_and_another_constant_is_another_run(tmp_path: Path)
     assert not np.array_equal(a.models, b.models)
 
 
-def test_loss_that_reads_a_changed_global_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_that_reads_a_changed_global_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = own(tmp_path, loss=scaled)
     monkeypatch.setitem(globals(), "FACTOR", 0.0)
     assert not np.array_equal(a.models, own(tmp_path, loss=scaled).models)
 
 
-def test_model_whose_base_class_changed_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_base_class_changed_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = own(tmp_path)
     monkeypatch.setattr(Base, "forward", lambda self, x: self.layer(x) * 0.0)
     assert not np.array_equal(a.models, own(tmp_path).models)
 
 
-def test_runs_with_user_objects_are_repeated_unless_reuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_runs_with_user_objects_are_repeated_unless_reuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     results = [own(tmp_path) for _ in range(3)]
     assert len({result.path for result in results}) == 3
     assert not any(result.reused for result in results)
@@ -228,7 +250,9 @@ def test_runs_with_user_objects_are_repeated_unless_reuse(tmp_path: Path, caplog
 
 def test_data_from_python_are_known_by_their_content(tmp_path: Path) -> None:
     def run(y: Any) -> Result:
-        return simulate("linear", (X, y), (X, y), nodes=8, byzantine=1, pull=4, rounds=1, batch_size=5, out=tmp_path)
+        return simulate(
+            "linear", (X, y), (X, y), nodes=8, byzantine=1, pull=4, rounds=1, batch_size=5, out=tmp_path
+        )
 
     assert not run(Y).reused
     assert run(Y.copy()).reused
@@ -254,7 +278,7 @@ def test_rule_and_an_attack_that_are_both_lambdas_stay_apart(tmp_path: Path) -> 
     assert load(named(attack), "attack") is attack
 
 
-# --- code by module:name ---------------------------------------------------------------------------------------------
+# --- code by module:name ------------------------------------------------------------------------------------
 
 MEAN = "from helper import weight\n\n\ndef agg(x, f=0):\n    return weight() * x.mean(axis=0)\n"
 
@@ -278,7 +302,9 @@ def test_edited_user_module_or_import_makes_another_run(
     first = run()
     (tmp_path / "bystander.py").write_text("x = 2\n")
     assert run().reused, "what is not imported does not count"
-    (tmp_path / edited).write_text(files[edited].replace("1.0", "0.5").replace("weight() *", "weight() * 0.25 *"))
+    (tmp_path / edited).write_text(
+        files[edited].replace("1.0", "0.5").replace("weight() *", "weight() * 0.25 *")
+    )
     again = run()
     assert not again.reused
     assert place(again).name.startswith(f"{place(first).name}-")

@@ -1,4 +1,5 @@
-"""What robustness means: with at most f hostile vectors the result stays near the honest, whatever they contain."""
+"""What robustness means: with at most f hostile vectors the result stays near the honest,
+whatever they contain."""
 
 from typing import Any
 
@@ -44,7 +45,8 @@ def error_and_variance(result: Array, honest: Array) -> tuple[float, float]:
 
 
 def reach(case: tuple[str, dict[str, Any], int, int], honest: Array) -> float:
-    """How far a rule without κ may lead from the honest mean: in diameters, or boxes if it goes by coordinate."""
+    """How far a rule without κ may lead from the honest mean: in diameters,
+    or boxes if it goes by coordinate."""
     name, _, m, _ = case
     box = float(np.linalg.norm(honest.max(axis=0) - honest.min(axis=0)))
     diameter = float(np.linalg.norm(honest[:, None] - honest[None], axis=2).max())
@@ -78,7 +80,8 @@ def test_random_hostile_vectors_stay_within_kappa(
 
 @pytest.mark.parametrize("case", WITH_KAPPA, ids=[c[0] for c in WITH_KAPPA])
 def test_optimised_hostile_vectors_stay_within_kappa(case: tuple[str, dict[str, Any], int, int]) -> None:
-    """The hostile vectors climb: first along the directions in which the honest vary most, then by random steps."""
+    """The hostile vectors climb: first along the directions in which the honest vary most,
+    then by random steps."""
     name, parameters, m, f = case
     rule, coins = rpel.rule(name, **parameters), np.random.default_rng(3)
     for seed in range(1 if "tol" in parameters else 5):  # converging costs many passes
@@ -137,13 +140,17 @@ def test_nearly_equal_models_are_ordered_as_in_float64() -> None:
     expected = x[:4].astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(stored, expected, rtol=1e-7)
     best = int(np.argmin(np.linalg.norm(x - A.krum(3)(x), axis=1)))
-    plain_best = int(np.argmin(np.linalg.norm(x.astype(np.float64) - A.krum(3)(x.astype(np.float64)), axis=1)))
+    plain_best = int(
+        np.argmin(np.linalg.norm(x.astype(np.float64) - A.krum(3)(x.astype(np.float64)), axis=1))
+    )
     assert best == plain_best
 
 
 @pytest.mark.parametrize("forged", [1e6, 1e8, 3e38])
 @pytest.mark.parametrize("name", ["nnm+trimmed_mean", "nnm+median"])
-def test_huge_forged_entries_do_not_touch_the_honest_mean_as_sum_minus_dropped_would(name: str, forged: float) -> None:
+def test_huge_forged_entries_do_not_touch_the_honest_mean_as_sum_minus_dropped_would(
+    name: str, forged: float
+) -> None:
     x = np.full((16, 1000), 0.101, dtype=np.float32)
     x[9:] = forged
     np.testing.assert_allclose(rpel.rule(name, f=7)(x), 0.101, rtol=1e-6)

@@ -1,4 +1,5 @@
-"""Every rule keeps what all rules promise: kinds, shapes, batches, absent answers, errors, and its own definition."""
+"""Every rule keeps what all rules promise: kinds, shapes, batches, absent answers, errors,
+and its own definition."""
 
 from itertools import combinations
 from typing import Any
@@ -42,14 +43,18 @@ def test_numpy_and_torch_give_the_same_kind_and_dtype_back_and_leave_the_input(
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
-def test_half_precision_comes_back_as_half_precision(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+def test_half_precision_comes_back_as_half_precision(
+    name: str, parameters: dict[str, Any], m: int, f: int
+) -> None:
     rule, x = rpel.rule(name, **parameters), torch.from_numpy(cloud(2, m, 9)).to(torch.bfloat16)
     assert rule(x).dtype == torch.bfloat16
     np.testing.assert_allclose(rule(x).float().numpy(), rule(x.float()).numpy(), atol=0.05)
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), DEALT_ALIKE)
-def test_batched_rule_equals_entries_one_by_one(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
+def test_batched_rule_equals_entries_one_by_one(
+    name: str, parameters: dict[str, Any], m: int, f: int
+) -> None:
     rule = rpel.rule(name, **parameters)
     x = np.stack([[cloud(10 * a + b, m, 17) for b in range(3)] for a in range(2)])
     aggregated = rule(x)
@@ -113,7 +118,11 @@ def test_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dict[st
 def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
     """Clipping, arc, cge, balance, a centre at zero, Weiszfeld started at zero."""
     zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
-    return zero or name.startswith(("clipping", "arc", "balance")) or (name == "cge" and "center" not in parameters)
+    return (
+        zero
+        or name.startswith(("clipping", "arc", "balance"))
+        or (name == "cge" and "center" not in parameters)
+    )
 
 
 @given(st.integers(0, 10**6), st.sampled_from([c for c in CASES if not measures_from_the_origin(*c[:2])]))
@@ -121,16 +130,20 @@ def test_moving_all_vectors_moves_the_result(seed: int, case: tuple[str, dict[st
     name, parameters, m, _ = case
     rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
     shift = np.random.default_rng(seed).normal(size=6)
-    np.testing.assert_allclose(rule(x + shift), rule(x) + shift, rtol=0, atol=1e-6 if "tol" in parameters else 1e-8)
+    np.testing.assert_allclose(
+        rule(x + shift), rule(x) + shift, rtol=0, atol=1e-6 if "tol" in parameters else 1e-8
+    )
 
 
-# --- definitions, written once more as the reference page states them -------------------------------------------------
+# --- definitions, written once more as the reference page states them ---------------------------------------
 
 
 def test_smea_picks_the_subset_with_the_calmest_covariance() -> None:
     x = cloud(7, 8, 5)
     x[2] += 3
-    best = min(combinations(range(8), 6), key=lambda c: np.linalg.eigvalsh(np.cov(x[list(c)].T, bias=True))[-1])
+    best = min(
+        combinations(range(8), 6), key=lambda c: np.linalg.eigvalsh(np.cov(x[list(c)].T, bias=True))[-1]
+    )
     np.testing.assert_allclose(A.smea(2)(x), x[list(best)].mean(axis=0), atol=1e-12)
 
 
@@ -164,7 +177,8 @@ def test_meamed_and_bulyan_break_ties_by_index() -> None:
     assert A.meamed(1)(np.array([[2.0], [0.0], [-2.0]]))[0] == 1.0, "2 comes first"
     assert A.meamed(1)(np.array([[-2.0], [0.0], [2.0]]))[0] == -1.0, "−2 comes first"
     assert A.meamed(1)(torch.tensor([[2.0], [0.0], [-2.0]]))[0] == 1.0
-    x = np.array([[2.0], [0.0], [-2.0], [0.0], [5.0], [90.0], [-90.0]])  # krum picks all but the nineties, median 0
+    # krum picks all but the nineties, median 0
+    x = np.array([[2.0], [0.0], [-2.0], [0.0], [5.0], [90.0], [-90.0]])
     assert A.bulyan(1)(x)[0] == pytest.approx(2 / 3), "kept are 0, 0 and the first of 2, −2"
     assert A.bulyan(1)(x[[2, 1, 0, 3, 4, 5, 6]])[0] == pytest.approx(-2 / 3)
 
@@ -204,13 +218,15 @@ def test_bucketing_averages_every_vector_once() -> None:
 
 
 def test_aksel_averages_the_nearest_to_the_median() -> None:
-    """By hand: the median of (0, 0), (1, 0), (0, 1), (1, 1), (9, 9) is (1, 1); then (1, 1), (1, 0), (0, 1) are near."""
+    """By hand: the median of (0, 0), (1, 0), (0, 1), (1, 1), (9, 9) is (1, 1); then (1, 1), (1, 0), (0, 1)
+    are near."""
     x = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [9.0, 9.0]])
     np.testing.assert_allclose(A.aksel(2)(x), [2 / 3, 2 / 3], atol=1e-12)
 
 
 def test_cge_averages_the_shortest() -> None:
-    """By hand: lengths 5, 1, 2, 10; the two shortest are (1, 0) and (0, −2). Around the own (3, 4) they are others."""
+    """By hand: lengths 5, 1, 2, 10; the two shortest are (1, 0) and (0, −2). Around the own (3, 4)
+    they are others."""
     x = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0], [6.0, 8.0]])
     np.testing.assert_allclose(A.cge(1)(x[[0, 1, 2]]), [0.5, -1.0], atol=1e-12)
     np.testing.assert_allclose(A.cge(1)(x), [4 / 3, 2 / 3], atol=1e-12)
@@ -253,12 +269,15 @@ def test_dnc_falls_back_to_the_median_when_too_few_are_left() -> None:
 
 
 def test_ios_by_hand() -> None:
-    """Mean of 0, 1, 2, 10 is 3.25: 10 goes; the mean of 0, 1, 2 is 1: 0 is oneself, so 2 goes; 0.5 is left."""
+    """Mean of 0, 1, 2, 10 is 3.25: 10 goes; the mean of 0, 1, 2 is 1: 0 is oneself, so 2 goes;
+    0.5 is left."""
     x, w = np.array([[0.0], [1.0], [2.0], [10.0]]), np.full(4, 0.25)
     assert A.ios(b_hat=1)(x, weights=w)[0] == pytest.approx(1.0)
     assert A.ios(b_hat=2)(x, weights=w)[0] == pytest.approx(0.5)
     assert A.ios(b_hat=9)(x, weights=w)[0] == 0.0, "oneself is never dropped"
-    assert A.ios(byzantine_weight=0.49)(x, weights=w)[0] == pytest.approx(1.0), "a second one would be too much"
+    assert A.ios(byzantine_weight=0.49)(x, weights=w)[0] == pytest.approx(1.0), (
+        "a second one would be too much"
+    )
     assert A.ios(byzantine_weight=0.5)(x, weights=w)[0] == pytest.approx(0.5)
     heavy = np.array([0.1, 0.1, 0.2, 0.6])  # now the mean is 6.5, and oneself is farthest: then 1 goes
     assert A.ios(b_hat=1)(x, weights=heavy)[0] == pytest.approx((0.4 + 6.0) / 0.9)
@@ -334,7 +353,9 @@ def test_gts_equals_its_authors_code(seed: int, m: int, b_hat: int, equal: bool)
     expected = published_gts(x, w, b_w)
     np.testing.assert_allclose(A.gts(b_hat=b_hat)(x, weights=w), expected, atol=1e-12)
     np.testing.assert_allclose(
-        A.gts(b_hat=b_hat).aggregate(x, np.arange(m)[None], weights=w[None], kernels=plain)[0], expected, atol=1e-12
+        A.gts(b_hat=b_hat).aggregate(x, np.arange(m)[None], weights=w[None], kernels=plain)[0],
+        expected,
+        atol=1e-12,
     )
 
 
@@ -342,7 +363,9 @@ def test_gts_with_equal_weights_keeps_one_neighbour_fewer_than_gts_exact() -> No
     x, w = np.array([[0.0], [1.0], [2.0], [4.0], [50.0]]), np.full(5, 0.2)
     assert A.gts_exact(b_hat=1)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2 + 4))
     assert A.gts(b_hat=1)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2))
-    assert A.gts(b_hat=0)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2 + 4)), "the farthest is dropped all the same"
+    assert A.gts(b_hat=0)(x, weights=w)[0] == pytest.approx(0.2 * (1 + 2 + 4)), (
+        "the farthest is dropped all the same"
+    )
 
 
 @pytest.mark.parametrize("neighbours", ["m-f-1", "m-f-2"])
@@ -357,7 +380,9 @@ def test_krum_sums_the_requested_number_of_neighbours(neighbours: str) -> None:
         np.testing.assert_array_equal(rpel.rule("krum", f=f, neighbours=neighbours)(x), x[picks[neighbours]])
         differs += picks["m-f-1"] != picks["m-f-2"]
     assert differs, "no input tells them apart"
-    assert (A.krum(3, neighbours=neighbours).kappa(9) is None) == (neighbours == "m-f-2"), "kappa is of m - f - 1"
+    assert (A.krum(3, neighbours=neighbours).kappa(9) is None) == (neighbours == "m-f-2"), (
+        "kappa is of m - f - 1"
+    )
     with pytest.raises(ValueError, match=r"'m-f-1'.*'m-f-2'.*'m-f-3'"):
         A.krum(1, neighbours="m-f-3")
 
@@ -391,7 +416,9 @@ def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
 
 @pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
 @pytest.mark.parametrize("kernels", [plain, compiled, Torch()], ids=["plain", "compiled", "torch"])
-def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict[str, Any], kernels: Any) -> None:
+def test_graph_rules_take_unequal_degrees_and_leaves(
+    name: str, parameters: dict[str, Any], kernels: Any
+) -> None:
     rule = rpel.rule(name, **parameters)
     table, index = table_and_index(7)
     index[3, 2:] = -1
@@ -399,7 +426,9 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
     w = np.where(index >= 0, metropolis_like(12, 7), 0.0)
     hostile = np.random.default_rng(2).random(index.shape) < 0.3
     hostile[:, 0] = False
-    aggregated = np.asarray(rule.aggregate(kernels.array(table), index, weights=w, hostile=hostile, kernels=kernels))
+    aggregated = np.asarray(
+        rule.aggregate(kernels.array(table), index, weights=w, hostile=hostile, kernels=kernels)
+    )
     np.testing.assert_allclose(aggregated[4], table[index[4, 0]], atol=1e-12)
     for i in range(12):
         here = index[i] >= 0
@@ -407,7 +436,7 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
         np.testing.assert_allclose(aggregated[i], alone, atol=1e-9)
 
 
-# --- errors and names ------------------------------------------------------------------------------------------------
+# --- errors and names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,7 +457,10 @@ def test_graph_rules_take_unequal_degrees_and_leaves(name: str, parameters: dict
         (lambda: A.median().aggregate(cloud(0, 3, 3), np.array([[0.0, 1.0]])), ["median", "float64"]),
         (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, -1]])), ["krum", "f=1", "2"]),
         (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, 2]]), f=2), ["krum", "f=2", "m=5"]),
-        (lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, 2]]), weights=np.ones((1, 3))), ["weights"]),
+        (
+            lambda: A.krum(1).aggregate(cloud(0, 5, 3), np.array([[0, 1, 2]]), weights=np.ones((1, 3))),
+            ["weights"],
+        ),
         (lambda: rpel.rule("trimed_mean", f=1), ["'trimed_mean'", "'trimmed_mean'"]),
         (lambda: rpel.rule("nnm+trimmed_mean", f=1, size=2), ["'size'", "f"]),
         (lambda: rpel.rule("krum"), ["krum", "f"]),
@@ -470,7 +502,9 @@ def test_rule_writes_into_the_given_out_array(dtype: torch.dtype) -> None:
     for stored, rows in ((out, models), (np.zeros(out.shape, models.numpy().dtype), models.numpy())):
         aggregated = A.trimmed_mean(2).aggregate(rows, index, out=stored)
         assert aggregated is stored
-        np.testing.assert_array_equal(np.asarray(stored), np.asarray(A.trimmed_mean(2).aggregate(rows, index)))
+        np.testing.assert_array_equal(
+            np.asarray(stored), np.asarray(A.trimmed_mean(2).aggregate(rows, index))
+        )
 
 
 def test_f_can_be_overridden_per_call() -> None:

@@ -1,4 +1,5 @@
-"""Runs from Python: what they keep, that they are not repeated, own models and data, seeds, faults, certificate."""
+"""Runs from Python: what they keep, that they are not repeated, own models and data, seeds, faults,
+certificate."""
 
 import inspect
 import json
@@ -30,8 +31,8 @@ from rpel.types import Seal
 from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
 
 FILES = {
-    "spec.toml", "metrics.jsonl", "certificate.json", "seal.json", "counts.npz", "nodes.npz", "models.safetensors",
-    "accuracy.svg", "checkpoint",
+    "spec.toml", "metrics.jsonl", "certificate.json", "seal.json", "counts.npz", "nodes.npz",
+    "models.safetensors", "accuracy.svg", "checkpoint",
 }  # fmt: skip
 EVALUATED = COLUMNS[1:8]
 
@@ -54,7 +55,10 @@ def test_run_folder_holds_what_is_promised(finished: Result) -> None:
         assert all((row[key] is None) == (row["round"] % 2 == 1) for key in EVALUATED)
     assert (rows[0]["messages"], rows[0]["bytes"]) == (8 * 4, 8 * 4 * 4 * 7850)
     proof = json.loads((path / "certificate.json").read_text())
-    promised = "plan guarantee held max_observed histogram violations violations_total seed versions threads data rule"
+    promised = (
+        "plan guarantee held max_observed histogram violations violations_total seed versions "
+        "threads data rule"
+    )
     promised += " objects privacy aggregations"
     assert set(proof) == set(promised.split())
     assert (proof["held"], sum(proof["histogram"]), proof["plan"]["b_hat"]) == (True, 6 * 7, 1)
@@ -63,7 +67,9 @@ def test_run_folder_holds_what_is_promised(finished: Result) -> None:
     assert counts["counts"].max(axis=1).tolist() == [row["byzantine_max"] for row in rows]
     assert nodes["round"].tolist() == [0, 2, 4, 6]
     assert len(set(nodes["accuracy"][0])) == 1, "all begin with one model"
-    assert nodes["accuracy"][1:].mean(axis=1).tolist() == [row["accuracy_mean"] for row in rows if row["loss"]]
+    assert nodes["accuracy"][1:].mean(axis=1).tolist() == [
+        row["accuracy_mean"] for row in rows if row["loss"]
+    ]
     tensors = load_file(path / "models.safetensors")
     assert (tensors["models"].shape, tensors["ids"].shape) == ((7, 7850), (7,))
     assert tensors["models"].dtype == np.float32
@@ -121,7 +127,7 @@ def test_run_with_out_none_writes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-# --- stopping and going on -------------------------------------------------------------------------------------------
+# --- stopping and going on ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,9 @@ def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path
     same_bytes(finished.path, path)
 
 
-def test_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_in_the_last_evaluation_loses_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(callbacks, "LONG", 0.0)
     many: dict[str, Any] = {"nodes": 90, "byzantine": 1, "pull": 4, "b_hat": 1, "rounds": 3, "eval_every": 2}
     shares: list[float] = []
@@ -205,7 +213,9 @@ def test_signal_in_the_last_evaluation_loses_no_round(tmp_path: Path, monkeypatc
     assert [t for t, _ in RunFolder(path).checkpoints] == [3]
     assert len(RunFolder(path).metrics()) == 2
     rounds: list[int] = []
-    resume(path, progress=lambda tick: rounds.append(tick.round) if tick.evaluated is None else shares.append(1))
+    resume(
+        path, progress=lambda tick: rounds.append(tick.round) if tick.evaluated is None else shares.append(1)
+    )
     assert rounds == [3]
     assert len(shares) > 1
     same_bytes(whole.path, path)
@@ -273,7 +283,9 @@ def test_lines_are_durable_before_the_checkpoint_that_relies_on_them(
     def sync(handle: int) -> None:
         here = os.fstat(handle).st_ino
         synced = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_ino == here]
-        seen.extend((path.name, path.read_bytes().count(b"\n") * (path.suffix == ".jsonl")) for path in synced)
+        seen.extend(
+            (path.name, path.read_bytes().count(b"\n") * (path.suffix == ".jsonl")) for path in synced
+        )
         real(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
@@ -289,7 +301,9 @@ def test_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
     assert size > TINY["eval_size"]
     np.testing.assert_allclose(np.array(before) * TINY["eval_size"] % 1, 0, atol=1e-9)
     np.testing.assert_allclose((last * size + 0.5) % 1, 0.5, atol=1e-6)
-    assert (np.abs((last * TINY["eval_size"] + 0.5) % 1 - 0.5) > 1e-6).any(), "a subset would give coarser numbers"
+    assert (np.abs((last * TINY["eval_size"] + 0.5) % 1 - 0.5) > 1e-6).any(), (
+        "a subset would give coarser numbers"
+    )
 
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
@@ -327,7 +341,11 @@ def test_seed_gives_a_run_and_seeds_a_run_set(tmp_path: Path, monkeypatch: pytes
     assert (type(one), type(both)) == (rpel.Run, rpel.RunSet)
     assert list(tmp_path.iterdir()) == [], "nothing is kept unless told"
     assert (len(both), both[0].spec.seed, both[1].spec.seed) == (2, 0, 1)
-    assert (one.certificate["held"], one.certificate.held, one.certificate.b_hat) == (True, True, one.spec.b_hat)
+    assert (one.certificate["held"], one.certificate.held, one.certificate.b_hat) == (
+        True,
+        True,
+        one.spec.b_hat,
+    )
     assert json.loads(json.dumps(one.certificate)) == one.certificate
     with pytest.raises(ValueError, match="out='runs'"):
         rpel.load(one.path)
@@ -366,7 +384,7 @@ def test_finished_run_folder_is_sealed_and_edits_are_reported(
     assert "was edited after it was finished: its name" in caplog.text
 
 
-# --- own models, own data, seeds -------------------------------------------------------------------------------------
+# --- own models, own data, seeds ----------------------------------------------------------------------------
 
 
 def blobs(seed: int, count: int = 240) -> tuple[np.ndarray, np.ndarray]:
@@ -401,7 +419,9 @@ def test_simulate_takes_any_module_data_and_loss(tmp_path: Path) -> None:
 
     train = torch.utils.data.TensorDataset(*(torch.from_numpy(a) for a in blobs(0)))
     a = simulate(fixed_net(), train, blobs(1), **OWN, out=tmp_path)
-    b = simulate(fixed_net(), [(x, int(y)) for x, y in zip(*blobs(0), strict=True)], blobs(1), **OWN, out=tmp_path)
+    b = simulate(
+        fixed_net(), [(x, int(y)) for x, y in zip(*blobs(0), strict=True)], blobs(1), **OWN, out=tmp_path
+    )
     assert a.path is not None
     assert b.path is not None
     assert b.path.name.startswith(f"{a.path.name}-")  # equal data, however they came
@@ -492,7 +512,9 @@ def test_result_gives_node_models_with_buffers(tmp_path: Path) -> None:
     for node in range(7):
         model = result.model(node)
         assert not model.training
-        assert squared_error(model(x), y).item() == pytest.approx(result.nodes["metric.loss"][-1, node], rel=1e-4)
+        assert squared_error(model(x), y).item() == pytest.approx(
+            result.nodes["metric.loss"][-1, node], rel=1e-4
+        )
     state = result.state_dict(3)
     assert state.keys() == net.state_dict().keys()
     assert not torch.equal(state["norm.running_mean"], net.state_dict()["norm.running_mean"])
@@ -540,7 +562,8 @@ def test_every_honest_node_may_bring_separate_data(tmp_path: Path) -> None:
     assert results[0].spec.partition == "own"
     other = simulate(fixed_net(), [parts[6], *parts[:6]], blobs(1), **OWN, out=tmp_path)
     assert other.path != results[0].path
-    alone = [(x[y == i % 3], y[y == i % 3]) for i in range(7)]  # one class each: nobody learns all three alone
+    # one class each: nobody learns all three alone
+    alone = [(x[y == i % 3], y[y == i % 3]) for i in range(7)]
     apart = simulate(fixed_net(), alone, blobs(1), **{**OWN, "rounds": 1, "lr": 0.01}, out=None)
     gradients = apart.models - np.concatenate([p.detach().numpy().ravel() for p in fixed_net().parameters()])
     assert np.abs(gradients).max() > 0
@@ -552,7 +575,10 @@ def test_every_honest_node_may_bring_separate_data(tmp_path: Path) -> None:
         ({"train": [blobs(0)] * 3}, "3 data sets, but there are 7 honest nodes"),
         ({"train": iter([1, 2])}, "train is a .* cannot be read"),
         ({"train": numbers(0), "test": numbers(1)}, "float targets need a model= and a loss="),
-        ({"train": numbers(0), "test": numbers(1), "loss": squared_error}, "partition 'dirichlet'.*partition='iid'"),
+        (
+            {"train": numbers(0), "test": numbers(1), "loss": squared_error},
+            "partition 'dirichlet'.*partition='iid'",
+        ),
         (
             {
                 "train": numbers(0),
@@ -613,9 +639,17 @@ def _broken(part: tuple[Any, Any], value: float) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        (_pixels(blobs(0), np.uint8), blobs(1), r"train examples are uint8 from \d+ to \d+, the test .* float32 from"),
+        (
+            _pixels(blobs(0), np.uint8),
+            blobs(1),
+            r"train examples are uint8 from \d+ to \d+, the test .* float32 from",
+        ),
         (blobs(0), _pixels(blobs(1), np.uint8), r"train examples are float32 .* test examples are uint8"),
-        ([blobs(0)] * 6 + [_pixels(blobs(0), np.uint8)], blobs(1), r"train\[0\] .* float32 .* train\[6\] .* uint8"),
+        (
+            [blobs(0)] * 6 + [_pixels(blobs(0), np.uint8)],
+            blobs(1),
+            r"train\[0\] .* float32 .* train\[6\] .* uint8",
+        ),
         (_broken(blobs(0), np.nan), blobs(1), r"train examples have NaN or infinity in 2 of \d+ rows: 3, 7"),
         (blobs(0), _broken(blobs(1), np.inf), r"test examples have NaN or infinity in 2 of \d+ rows: 3, 7"),
         (blobs(0), (np.asarray(blobs(1)[0])[:, :1], blobs(1)[1]), "train examples have the shape"),
@@ -653,7 +687,7 @@ def test_several_seeds_are_several_runs_with_intervals(tmp_path: Path) -> None:
     assert alone.reused
 
 
-# --- certificate, faults, methods ------------------------------------------------------------------------------------
+# --- certificate, faults, methods ---------------------------------------------------------------------------
 
 
 def test_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
@@ -679,11 +713,13 @@ def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Pa
         raise AssertionError(word)
 
     rows = [
-        json.loads(line, parse_constant=refuse) for line in (result.path / "metrics.jsonl").read_text().splitlines()
+        json.loads(line, parse_constant=refuse)
+        for line in (result.path / "metrics.jsonl").read_text().splitlines()
     ]
     missing = {key for key, value in rows[-1].items() if value is None}
     outputs = {"output_accuracy_mean", "output_accuracy_worst"}  # the models kept are those of the last round
-    others = {"attack_success_mean", "attack_success_worst", "epsilon"}  # there is no backdoor and no privacy here
+    # there is no backdoor and no privacy here
+    others = {"attack_success_mean", "attack_success_worst", "epsilon"}
     assert missing == {*others, *outputs}
 
 
@@ -714,15 +750,25 @@ def test_ctrl_c_in_the_last_round_of_a_seed_stops_before_the_next(tmp_path: Path
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=50, seeds="0,1", out=tmp_path, progress=interrupt)
+        simulate(
+            "linear",
+            nodes=6,
+            byzantine=1,
+            rounds=2,
+            eval_size=50,
+            seeds="0,1",
+            out=tmp_path,
+            progress=interrupt,
+        )
     assert seen == [(0, 1), (0, 2)]
     assert len(list(tmp_path.glob("*/certificate.json"))) == 1
 
 
 def test_backdoor_succeeds_less_with_a_robust_rule_than_with_averaging() -> None:
     shared: dict[str, Any] = {
-        "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 3, "pull": 8, "b_hat": 3, "rounds": 30, "lr": 0.5,
-        "partition": "iid", "attack": "backdoor", "attack_params": {"target": 7}, "eval_every": 30, "out": None,
+        "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 3, "pull": 8, "b_hat": 3, "rounds": 30,
+        "lr": 0.5, "partition": "iid", "attack": "backdoor", "attack_params": {"target": 7}, "eval_every": 30,
+        "out": None,
     }  # fmt: skip
     mean, robust, clean = (
         simulate("linear", **{**shared, **other})
@@ -737,7 +783,11 @@ def test_backdoor_succeeds_less_with_a_robust_rule_than_with_averaging() -> None
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [({"share": 0}, "a share above 0"), ({"target": -1}, "the number of a class"), ({"size": 3}, "knows no parameter")],
+    [
+        ({"share": 0}, "a share above 0"),
+        ({"target": -1}, "the number of a class"),
+        ({"size": 3}, "knows no parameter"),
+    ],
 )
 def test_parameters_that_no_backdoor_has_are_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):

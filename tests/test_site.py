@@ -44,7 +44,12 @@ def test_every_public_name_is_in_the_reference() -> None:
     [
         (
             "reference/files",
-            [key for record in (Membership, Member, Config) for key in record.model_fields if key != "members"],
+            [
+                key
+                for record in (Membership, Member, Config)
+                for key in record.model_fields
+                if key != "members"
+            ],
         ),
     ],
 )
@@ -59,8 +64,15 @@ def test_table_of_columns_is_on_the_page_of_runs_and_says_what_each_means() -> N
 
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = re.findall(r"^([a-z_/A-Z-]+\*?)$", page("index"), re.MULTILINE)
-    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md") if path.parent.name[0] != "_"}
-    assert {name for name in pages if not any(fnmatch(name, entry) for entry in listed)} == {"index", "release"}
+    pages = {
+        str(path.relative_to(DOCS).with_suffix(""))
+        for path in DOCS.rglob("*.md")
+        if path.parent.name[0] != "_"
+    }
+    assert {name for name in pages if not any(fnmatch(name, entry) for entry in listed)} == {
+        "index",
+        "release",
+    }
     assert {entry for entry in listed if "/" in entry} <= pages
 
 
@@ -99,7 +111,9 @@ def test_figure_in_the_page_answers_as_the_planner_does() -> None:
         f"console.log(JSON.stringify({json.dumps(cases)}.map(([n, b, T, p]) => plan(n, b, T, p, n).chosen)))"
     )
     assert NODE is not None
-    answers = json.loads(subprocess.run([NODE, "-e", program], capture_output=True, text=True, check=True).stdout)
+    answers = json.loads(
+        subprocess.run([NODE, "-e", program], capture_output=True, text=True, check=True).stdout
+    )
     for (nodes, byzantine, rounds, confidence), actual in zip(cases, answers, strict=True):
         expected = rpel.plan(nodes=nodes, byzantine=byzantine, rounds=rounds, confidence=confidence)
         assert (actual["s"], actual["bHat"]) == (expected.pull, expected.b_hat)

@@ -102,10 +102,20 @@ def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
 
 def test_presets_hold_the_paper_s_settings() -> None:
     assert presets() == [
-        "cifar10-100", "cifar10-20", "femnist-30", "femnist-writers", "heart-4", "mnist-100", "mnist-30", "quickstart",
-        "resnet18-cifar10", "reviews-16", "scale-100k", "scale-1m", "shakespeare",
+        "cifar10-100", "cifar10-20", "femnist-30", "femnist-writers", "heart-4", "mnist-100", "mnist-30",
+        "quickstart", "resnet18-cifar10", "reviews-16", "scale-100k", "scale-1m", "shakespeare",
     ]  # fmt: skip
-    keys = ("nodes", "byzantine", "alpha", "weight_decay", "batch_size", "momentum", "rounds", "pull", "b_hat")
+    keys = (
+        "nodes",
+        "byzantine",
+        "alpha",
+        "weight_decay",
+        "batch_size",
+        "momentum",
+        "rounds",
+        "pull",
+        "b_hat",
+    )
     rows = {name: tuple(getattr(load(name), key) for key in keys) for name in presets()}
     assert rows["mnist-100"] == (100, 10, 1, 1e-4, 25, 0.9, 200, 15, 7)
     assert rows["mnist-30"] == (30, 6, 1, 1e-4, 25, 0.9, 200, 15, None)
@@ -152,17 +162,17 @@ def test_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
 
 
 MEANT = {
-    "nodes": 21, "byzantine": 3, "pull": 12, "b_hat": 5, "confidence": 0.999, "rounds": 61, "method": "all-to-all",
-    "max_fraction": 0.4, "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}, "outer": "nesterov", "outer_lr": 0.5,
-    "outer_momentum": 0.8,
+    "nodes": 21, "byzantine": 3, "pull": 12, "b_hat": 5, "confidence": 0.999, "rounds": 61,
+    "method": "all-to-all", "max_fraction": 0.4, "optimizer": "adamw", "optimizer_params": {"eps": 1e-6},
+    "outer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.8,
     "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
-    "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform", "no_show": 0.1,
-    "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10, "model": "mlp", "dataset": "mnist",
-    "consistent": True, "graph": "honest-first", "placement": "adversarial", "device": "cuda",
-    "precision": "bfloat16", "max_grad_norm": 1.0,
-    "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5, "sampling": "poisson", "wire": "int8",
-    "backend": "torch", "memory": 2, "asynchronous": True, "speeds": "lognormal:0.3", "jitter": 0.1, "latency": 0.2,
-    "max_age": 3.0,
+    "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform",
+    "no_show": 0.1, "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10,
+    "model": "mlp", "dataset": "mnist", "consistent": True, "graph": "honest-first",
+    "placement": "adversarial", "device": "cuda", "precision": "bfloat16", "max_grad_norm": 1.0,
+    "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5, "sampling": "poisson",
+    "wire": "int8", "backend": "torch", "memory": 2, "asynchronous": True, "speeds": "lognormal:0.3",
+    "jitter": 0.1, "latency": 0.2, "max_age": 3.0,
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "checkpoint_every": 1,
     "scale": "short", "workers": 2, "engine": "ray", "address": "auto",
@@ -197,7 +207,11 @@ def test_spec_hash_covers_data_and_user_objects_not_spelling() -> None:
     base = Spec(attack="sf", lr=0.5)
     assert spec_hash(resolve(base), {"a": "1"}) != spec_hash(resolve(base), {"a": "2"})
     assert spec_hash(resolve(base), {}) != spec_hash(resolve(base), {}, {"model": "1"})
-    assert hashed(base) == hashed(resolve(base).replace()) == hashed(base.replace(attack="sign_flipping", lr="60:0.5"))
+    assert (
+        hashed(base)
+        == hashed(resolve(base).replace())
+        == hashed(base.replace(attack="sign_flipping", lr="60:0.5"))
+    )
 
 
 @pytest.mark.parametrize("written", ["inf", float("inf"), "1.0"])
@@ -207,7 +221,9 @@ def test_infinite_alpha_is_accepted_in_every_spelling(written: Any) -> None:
     assert load_text(to_toml(spec)).alpha == spec.alpha
 
 
-@pytest.mark.parametrize(("wrong", "why"), [(-1, "more than 0"), ("much", "such as 1.0, or inf"), ("nan", "inf")])
+@pytest.mark.parametrize(
+    ("wrong", "why"), [(-1, "more than 0"), ("much", "such as 1.0, or inf"), ("nan", "inf")]
+)
 def test_alpha_of_any_other_kind_is_refused(wrong: Any, why: str) -> None:
     with pytest.raises(ValueError, match=f"alpha .*{why}"):
         Spec(alpha=wrong)

@@ -30,7 +30,9 @@ eval_every = 100
 eval_size = 50
 lr = 0.1
 """
-COMMAND = "import typer; from rpel.cli.experiments import sweep; app = typer.Typer(); app.command()(sweep); app()"
+COMMAND = (
+    "import typer; from rpel.cli.experiments import sweep; app = typer.Typer(); app.command()(sweep); app()"
+)
 
 
 def started(file: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
@@ -45,8 +47,8 @@ def test_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
     file.write_text(SMALL + grid + "[[cells]]\nrounds = 7\n", "utf-8")
     actual = read(file)
     assert [cell.label for cell in actual] == [
-        "attack alie, byzantine 1", "attack alie, byzantine 5", "attack foe, byzantine 1", "attack foe, byzantine 5",
-        "rounds 7",
+        "attack alie, byzantine 1", "attack alie, byzantine 5", "attack foe, byzantine 1",
+        "attack foe, byzantine 5", "rounds 7",
     ]  # fmt: skip
     assert actual[0].spec is not None
     assert (actual[0].spec.name, actual[0].spec.model, actual[0].spec.attack) == ("attacks", "linear", "alie")
@@ -76,14 +78,18 @@ def test_bad_sweep_files_are_refused(tmp_path: Path, text: str, sentence: str) -
     assert sentence in str(told.value)
 
 
-def test_whole_grid_is_checked_before_the_first_cell_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_grid_is_checked_before_the_first_cell_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "grid.toml"
     file.write_text(SMALL + 'byzantine = 1\nrounds = 1\n[grid]\nrule = ["mean", "krumm"]\n', "utf-8")
     said = rpel("sweep", str(file), "--out", str(tmp_path / "out"), capsys=capsys, code=2)[1]
     assert "rule krumm: there is no rule 'krumm'; the nearest is 'krum'" in said
     assert not (tmp_path / "out").exists()
     actual = checked(cells({"nodes": 8, "grid": {"byzantine": [1, 2], "pull": [2, 4]}}))
-    assert [cell.spec is None for cell in actual] == [False, False, True, False], "a combination stops no other"
+    assert [cell.spec is None for cell in actual] == [False, False, True, False], (
+        "a combination stops no other"
+    )
     assert "best_below_half" in actual[2].error
 
 
@@ -167,7 +173,12 @@ def finished(file: Path, out: Path) -> list[Path]:
     """The sweep run to its end, with the run folders of its cells."""
     states = Sweep(read(file), out, jobs=1).run()
     assert [state.status for state in states] == ["done"] * len(states)
-    return [Path(run["path"]) for state in states if state.result for run in state.result.get("runs", [state.result])]
+    return [
+        Path(run["path"])
+        for state in states
+        if state.result
+        for run in state.result.get("runs", [state.result])
+    ]
 
 
 @pytest.mark.parametrize("seeds", [pytest.param("0", marks=pytest.mark.full), "0,1"])
@@ -184,7 +195,11 @@ def test_cell_whose_run_folder_is_gone_is_run_again(tmp_path: Path, seeds: str) 
 def test_table_fits_80_columns_and_shows_parameters_as_they_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = {"attack": ["strongest"], "attack_params": [{"of": "alie"}, {"of": "bogus"}], "local_steps": [1, 3]}
+    grid = {
+        "attack": ["strongest"],
+        "attack_params": [{"of": "alie"}, {"of": "bogus"}],
+        "local_steps": [1, 3],
+    }
     work = Sweep(cells({"rounds": 5, "grid": grid}), tmp_path)
     work.states[0].status = work.states[1].status = "done"
     work.states[0].result = work.states[1].result = {"accuracy_mean": 0.5, "accuracy_worst": 0.25}

@@ -1,4 +1,5 @@
-"""Tasks: every engine computes what plain torch computes, from coordinates alone, whoever computes beside it."""
+"""Tasks: every engine computes what plain torch computes, from coordinates alone,
+whoever computes beside it."""
 
 import copy
 import math
@@ -31,7 +32,8 @@ from rpel.tasks.linear import LinearEngine, recognise
 from rpel.tasks.vmap import VmapEngine
 from rpel.tasks.winograd import with_winograd
 
-# The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel, padding.
+# The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel,
+# padding.
 MNIST = ("C(5)-R-M-C(6)-R-M-L(9)-R-L(4)-S", (1, 16, 16), 5, 0)
 FEMNIST = ("C(16)-R-M-C(26)-R-M-L(12)-R-L(4)-S", (1, 18, 16), 5, 0)
 CIFAR = ("C(4)-R-B-C(4)-R-B-M-D-C(6)-R-B-C(6)-R-B-M-D-L(8)-R-D-L(4)-S", (3, 8, 8), 3, 1)
@@ -39,7 +41,10 @@ WIDE = ("C(32)-R-B-C(32)-R-B-M-D-C(40)-R-L(4)-S", (3, 8, 8), 3, 1)  # convolutio
 LINEAR = ("L(4)-S", (1, 6, 5), 5, 0)
 MLP = ("L(7)-R-L(6)-R-L(4)-S", (1, 6, 5), 5, 0)
 NETWORKS = {"mnist": MNIST, "femnist": FEMNIST, "cifar10": CIFAR, "wide": WIDE, "linear": LINEAR, "mlp": MLP}
-SHAPES = {name: shape for name, (_, shape, _, _) in NETWORKS.items()} | {"mixed": (1, 6, 5), "small": (1, 6, 5)}
+SHAPES = {name: shape for name, (_, shape, _, _) in NETWORKS.items()} | {
+    "mixed": (1, 6, 5),
+    "small": (1, 6, 5),
+}
 ENGINES = {
     "mnist": ConvolutionEngine,
     "femnist": ConvolutionEngine,
@@ -50,7 +55,8 @@ ENGINES = {
     "mixed": VmapEngine,
     "small": VmapEngine,
 }
-MANY_AT_ONCE = (LinearEngine, VmapEngine)  # a batched product may round differently for another number of nodes
+# a batched product may round differently for another number of nodes
+MANY_AT_ONCE = (LinearEngine, VmapEngine)
 NODES, BATCH = 6, 5
 
 
@@ -67,8 +73,18 @@ def _unknown(name: str, dropout: float) -> nn.Module:
         torch.manual_seed(3)
         if name == "mixed":
             twice = nn.Linear(7, 7)
-            hidden = (nn.BatchNorm1d(7), nn.Tanh(), nn.Dropout(dropout), twice, nn.Tanh(), nn.Dropout(dropout), twice)
-            module = nn.Sequential(nn.Flatten(), nn.Linear(30, 7), *hidden, nn.Linear(7, 4), nn.LogSoftmax(dim=1))
+            hidden = (
+                nn.BatchNorm1d(7),
+                nn.Tanh(),
+                nn.Dropout(dropout),
+                twice,
+                nn.Tanh(),
+                nn.Dropout(dropout),
+                twice,
+            )
+            module = nn.Sequential(
+                nn.Flatten(), nn.Linear(30, 7), *hidden, nn.Linear(7, 4), nn.LogSoftmax(dim=1)
+            )
         else:
             layers = (nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Dropout(dropout), nn.Tanh())
             module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 4), nn.LogSoftmax(dim=1))
@@ -265,7 +281,10 @@ def test_blocks_of_cifar10s_network_in_float32_are_near_float64() -> None:
     """But for rounding: a rectifier on the other side of zero moves a gradient by more."""
     torch.manual_seed(0)
     x, found = torch.randn(10, 3, 32, 32), []
-    for module in (model("cifar10", dropout=0.0).double(), with_blocks(with_winograd(model("cifar10", dropout=0.0)))):
+    for module in (
+        model("cifar10", dropout=0.0).double(),
+        with_blocks(with_winograd(model("cifar10", dropout=0.0))),
+    ):
         out = module(x.to(next(module.parameters()).dtype))
         slopes = torch.autograd.grad(nn.functional.nll_loss(out, torch.arange(10)), list(module.parameters()))
         found.append((out.double(), torch.cat([g.double().flatten() for g in slopes])))
@@ -326,7 +345,9 @@ def test_different_coordinates_give_different_gradients(name: str) -> None:
 
 def test_batches_come_evenly_from_the_nodes_shard() -> None:
     data = dataset((1, 6, 5))
-    t = Classification(data, {3: np.arange(10, 20), 8: np.arange(50, 53)}, network("linear"), batch_size=400, seed=0)
+    t = Classification(
+        data, {3: np.arange(10, 20), 8: np.arange(50, 53)}, network("linear"), batch_size=400, seed=0
+    )
     rows = t.examples.indices(np.array([3, 8]), 0, 0)
     for drawn, shard in zip(rows, (range(10, 20), range(50, 53)), strict=True):
         counts = [(drawn == example).sum() for example in shard]
@@ -393,7 +414,9 @@ def test_attack_success_counts_patched_images_of_other_classes() -> None:
 def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
     data = dataset((1, 6, 5))
     with pytest.raises(ValueError, match=r"target 4.* 3"):
-        Classification(data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4))
+        Classification(
+            data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4)
+        )
     flat = replace(data, train_x=data.train_x.reshape(90, 30), test_x=data.test_x.reshape(31, 30))
     with pytest.raises(ValueError, match=r"\(30,\)"):
         Classification(flat, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger())
@@ -412,7 +435,9 @@ def test_virtual_nodes_draw_by_their_mixture() -> None:
 def test_many_virtual_nodes_draw_what_each_would_draw_alone() -> None:
     data = dataset((1, 6, 5))
     for alpha in (0.3, float("inf")):
-        t = Classification(data, virtual(data.train_y, 2000, alpha, seed=2), network("linear"), batch_size=3, seed=0)
+        t = Classification(
+            data, virtual(data.train_y, 2000, alpha, seed=2), network("linear"), batch_size=3, seed=0
+        )
         many = t.examples.indices(np.arange(2000), 5, 1)
         assert len(np.unique(many)) == 90
         for node in (0, 511, 512, 1999):
@@ -437,8 +462,12 @@ def test_images_are_varied_in_training_only_and_by_coordinates() -> None:
 def test_numbers_other_than_bytes_are_taken_as_given() -> None:
     x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
     data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
-    t = Classification(data, [np.arange(40)], build("L(3)-S", (7,), kernel=1, padding=0), batch_size=4, seed=0)
-    torch.testing.assert_close(t.examples.train(np.array([[5]]), None, torch.float32)[0, 0], torch.from_numpy(x[5]))
+    t = Classification(
+        data, [np.arange(40)], build("L(3)-S", (7,), kernel=1, padding=0), batch_size=4, seed=0
+    )
+    torch.testing.assert_close(
+        t.examples.train(np.array([[5]]), None, torch.float32)[0, 0], torch.from_numpy(x[5])
+    )
     assert t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0].shape == (1, t.d)
 
 
@@ -493,7 +522,8 @@ def test_module_with_hidden_noise_still_replays() -> None:
 def test_module_made_by_a_function_comes_from_the_seed() -> None:
     data = dataset((1, 6, 5))
     first, again, other = (
-        Classification(data, [np.arange(90)], _Noisy, batch_size=BATCH, seed=seed).initial() for seed in (1, 1, 2)
+        Classification(data, [np.arange(90)], _Noisy, batch_size=BATCH, seed=seed).initial()
+        for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -606,9 +636,12 @@ def test_broken_model_is_not_made_to_look_whole(name: str) -> None:
     assert np.isnan(t.evaluate(x, local)[1][1])
 
 
-def test_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(thread_counts: list[int]) -> None:
+def test_broken_number_anywhere_stays_visible_and_never_reaches_the_next_node(
+    thread_counts: list[int],
+) -> None:
     set_threads(1)
-    notation = "C(3)-R-M-C(5)-R-M-C(6)-R-M-L(4)-S"  # filters that do not fill a vector, borders between stages
+    # filters that do not fill a vector, borders between stages
+    notation = "C(3)-R-M-C(5)-R-M-C(6)-R-M-L(4)-S"
     module, data = build(notation, (1, 16, 16), kernel=3, padding=1, seed=3), dataset((1, 16, 16))
     t = Classification(data, [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     x, local = models(t, 2), t.local_state(2)
@@ -648,7 +681,13 @@ def test_dropout_drops_with_its_probability_and_keeps_the_mean(p: float, dtype: 
 
 def test_dropout_takes_any_layout_and_probability_0_and_1() -> None:
     generator = torch.Generator().manual_seed(4)
-    for x in (torch.ones(0), torch.ones(()), torch.ones(7), torch.ones(3, 1).expand(3, 5), torch.ones(9, 4)[::2, 1:]):
+    for x in (
+        torch.ones(0),
+        torch.ones(()),
+        torch.ones(7),
+        torch.ones(3, 1).expand(3, 5),
+        torch.ones(9, 4)[::2, 1:],
+    ):
         assert dropout_mask(0.5, x, generator).shape == x.shape
         assert not dropout_mask(1.0, x, generator).any()
         assert torch.equal(dropout_mask(1e-9, x, generator), torch.ones_like(x))
@@ -659,7 +698,9 @@ def test_dropout_differs_between_nodes_rounds_and_steps(hidden: bool) -> None:
     """All hold one and the same example, so that only the noise can differ."""
     shape = (1, 6, 5)
     seen = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(30, 4))
-    t = Classification(dataset(shape), [np.array([0])] * 3, _Noisy if hidden else seen, batch_size=BATCH, seed=1)
+    t = Classification(
+        dataset(shape), [np.array([0])] * 3, _Noisy if hidden else seen, batch_size=BATCH, seed=1
+    )
     x, local = np.tile(models(t, 1), (3, 1)), t.local_state(3)
     steps = [t.gradient(x, local, np.arange(3), round, k)[0] for round, k in ((0, 0), (1, 0), (0, 1))]
     assert len(np.unique(np.concatenate(steps), axis=0)) == 9
@@ -708,9 +749,15 @@ def test_arrays_may_be_read_only_and_must_fit() -> None:
     [
         nn.Sequential(nn.Flatten(), nn.Linear(30, 4, bias=False)),
         nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.Tanh(), nn.Linear(4, 4)),
-        nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 4)),
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.Flatten(), nn.Linear(12, 4)),
-        nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(12, 4)),
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 4)
+        ),
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.Flatten(), nn.Linear(12, 4)
+        ),
+        nn.Sequential(
+            nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(12, 4)
+        ),
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 4)),
         nn.Sequential(nn.Flatten(), nn.LogSoftmax(dim=1), nn.Linear(30, 4)),
     ],
@@ -718,7 +765,8 @@ def test_arrays_may_be_read_only_and_must_fit() -> None:
 def test_networks_of_other_forms_are_left_to_autograd_one_by_one_or_many_at_once(module: nn.Module) -> None:
     data = dataset((1, 6, 5))
     plain, many = (
-        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast) for fast in (False, True)
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
+        for fast in (False, True)
     )
     assert type(plain.engine) is AutogradEngine
     assert type(many.engine) is VmapEngine
@@ -731,7 +779,11 @@ def test_networks_of_other_forms_are_left_to_autograd_one_by_one_or_many_at_once
 def test_many_at_once_equal_one_by_one_with_dropout_and_batchnorm(name: str) -> None:
     plain, many = (task(name, dropout=0.4, fast=fast) for fast in (False, True))
     assert type(many.engine) is VmapEngine
-    x, local, ids = models(plain, dtype=np.float64), plain.local_state(NODES).astype(np.float64), np.arange(NODES)
+    x, local, ids = (
+        models(plain, dtype=np.float64),
+        plain.local_state(NODES).astype(np.float64),
+        np.arange(NODES),
+    )
     assert local.shape[1] > 0
     for _ in range(2):
         (expected, after), (g, state) = (t.gradient(x, local, ids, 3, 1) for t in (plain, many))
@@ -814,11 +866,14 @@ def _altered(way: str) -> nn.Sequential:
     return module
 
 
-@pytest.mark.parametrize("way", ["hook", "pre-hook", "backward hook", "parametrisation", "call", "order", "more"])
+@pytest.mark.parametrize(
+    "way", ["hook", "pre-hook", "backward hook", "parametrisation", "call", "order", "more"]
+)
 def test_lookalike_networks_do_not_take_the_fast_path(way: str) -> None:
     data, module = dataset((1, 6, 5)), _altered(way)
     plain, fast = (
-        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast) for fast in (False, True)
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
+        for fast in (False, True)
     )
     x, ids = models(plain, 3), np.arange(3)
     results = [t.gradient(x, t.local_state(3), ids, 0, 0)[0] for t in (plain, fast)]
@@ -903,7 +958,9 @@ for steps in ("alone", "grouped", "unfold"):
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def test_bfloat16_that_fails_on_a_processor_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_that_fails_on_a_processor_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(checks, "bfloat16_gain", lambda: None)
     with pytest.raises(ValueError, match="'float32'"):
         task("wide", precision="bfloat16")
@@ -920,7 +977,9 @@ def test_bare_linear_layer_is_computed_like_one_in_a_row() -> None:
     x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
     data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
     bare = nn.Linear(7, 3)
-    tasks = [Classification(data, [np.arange(40)], m, batch_size=4, seed=0) for m in (bare, nn.Sequential(bare))]
+    tasks = [
+        Classification(data, [np.arange(40)], m, batch_size=4, seed=0) for m in (bare, nn.Sequential(bare))
+    ]
     assert type(tasks[0].engine) is LinearEngine
     results = [t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0] for t in tasks]
     np.testing.assert_array_equal(results[0], results[1])

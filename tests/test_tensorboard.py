@@ -1,4 +1,5 @@
-"""--tensorboard: the metrics as event files, every round once, however often a run was stopped; never in the hash."""
+"""--tensorboard: the metrics as event files, every round once, however often a run was stopped;
+never in the hash."""
 
 import json
 import math
@@ -19,10 +20,11 @@ pytestmark = pytest.mark.integration
 
 Scalars = dict[str, list[tuple[int, Any]]]
 TAGS = {
-    "accuracy/mean": "accuracy_mean", "accuracy/worst": "accuracy_worst", "accuracy/median": "accuracy_median",
-    "loss": "loss", "grad_norm": "grad_norm", "realised/alpha": "alpha_realised", "realised/lambda": "lambda_realised",
-    "consensus": "consensus", "diverged": "diverged", "hostile/byzantine_max": "byzantine_max",
-    "hostile/degraded": "degraded", "hostile/attack_success_mean": "attack_success_mean",
+    "accuracy/mean": "accuracy_mean", "accuracy/worst": "accuracy_worst",
+    "accuracy/median": "accuracy_median", "loss": "loss", "grad_norm": "grad_norm",
+    "realised/alpha": "alpha_realised", "realised/lambda": "lambda_realised", "consensus": "consensus",
+    "diverged": "diverged", "hostile/byzantine_max": "byzantine_max", "hostile/degraded": "degraded",
+    "hostile/attack_success_mean": "attack_success_mean",
     "hostile/attack_success_worst": "attack_success_worst",
 }  # fmt: skip
 """What people have on their screens, and the column of metrics.jsonl that it must show."""
@@ -72,8 +74,11 @@ def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
 
 
 def test_every_tensorboard_tag_shows_its_column(tmp_path: Path) -> None:
-    """In a run in which no two columns are equal: a backdoor, and so many late nodes that some keep their half-step."""
-    path = tiny(tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2).path
+    """In a run in which no two columns are equal: a backdoor,
+    and so many late nodes that some keep their half-step."""
+    path = tiny(
+        tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2
+    ).path
     assert path is not None
     values_by_tag = scalars(accumulator(path))
     assert values_by_tag == expected(path)
@@ -149,7 +154,12 @@ def test_tensorboard_option_without_the_package_exits_with_2(
     path = crashed(tmp_path / "runs")
     monkeypatch.setattr(journal, "find_spec", lambda name: None)
     (tmp_path / "grid.toml").write_text("[grid]\nnodes = [20]\n", "utf-8")
-    for words in (["run", "quickstart"], ["resume", str(path)], ["reproduce", "mnist-left"], ["sweep", "grid.toml"]):
+    for words in (
+        ["run", "quickstart"],
+        ["resume", str(path)],
+        ["reproduce", "mnist-left"],
+        ["sweep", "grid.toml"],
+    ):
         monkeypatch.chdir(tmp_path)
         _, said = rpel(*words, "--tensorboard", capsys=capsys, code=2)
         assert said == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"

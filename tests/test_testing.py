@@ -1,4 +1,5 @@
-"""rpel.testing holds every rule and attack of the library to its promises, and finds those that are broken."""
+"""rpel.testing holds every rule and attack of the library to its promises,
+and finds those that are broken."""
 
 import logging
 import subprocess
@@ -26,7 +27,11 @@ Array = NDArray[Any]
 
 def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
     zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
-    return zero or name.startswith(("clipping", "arc", "balance")) or (name == "cge" and "center" not in parameters)
+    return (
+        zero
+        or name.startswith(("clipping", "arc", "balance"))
+        or (name == "cge" and "center" not in parameters)
+    )
 
 
 RULES = [(name, {**p, "m": m, "moves": not measures_from_the_origin(name, p)}) for name, p, m, _ in CASES]
@@ -59,7 +64,9 @@ class Broken(Rule):
         (Broken("broken", f=1), {}, "kappa"),
     ],
 )
-def test_broken_rule_is_found_and_the_promise_named(rule: Any, parameters: dict[str, Any], words: str) -> None:
+def test_broken_rule_is_found_and_the_promise_named(
+    rule: Any, parameters: dict[str, Any], words: str
+) -> None:
     with pytest.raises(AssertionError, match=words):
         testing.check_rule(rule, **parameters)
 
@@ -108,7 +115,7 @@ def test_broken_attack_is_found_and_the_promise_named(attack: Any, words: str) -
         testing.check_attack(attack)
 
 
-# --- one's own -------------------------------------------------------------------------------------------------------
+# --- one's own ----------------------------------------------------------------------------------------------
 
 
 def middle(x: Array, f: int, share: float = 0.5) -> Array:
@@ -158,10 +165,16 @@ def test_user_rule_constructor_and_attack_pass_the_checks() -> None:
         (lambda: rpel.rule(lambda x=2: x), ["Rule", "2", "first parameter"]),
         (lambda: rpel.rule(middle), ["middle", "more than the vectors 'x'", "'f'"]),
         (lambda: rpel.rule(lambda x, *, by: x[0] * by), ["'by'"]),
-        (lambda: rpel.rule(lambda size: rpel.rule("median"))(np.ones((3, 2))), ["(2,)", "median", "by keyword"]),
+        (
+            lambda: rpel.rule(lambda size: rpel.rule("median"))(np.ones((3, 2))),
+            ["(2,)", "median", "by keyword"],
+        ),
         (lambda: rpel.attack(lambda view, by: view.out * by), ["'by'"]),
         (lambda: rpel.attack(lambda: 3), ["view"]),
-        (lambda: rpel.attack(declare(per_victim=True)(lambda view, state: (view.out, state))), ["state", "per_victim"]),
+        (
+            lambda: rpel.attack(declare(per_victim=True)(lambda view, state: (view.out, state))),
+            ["state", "per_victim"],
+        ),
         (lambda: rpel.attack("math:pi"), ["math:pi", "float"]),
         (lambda: rpel.attack(lambda view: view.out[:, :1]).forge(np.ones((2, 3))), ["(1, 3)", "(1, 1)"]),
         (lambda: rpel.attack(lambda view: view.out, z=1), ["'z'"]),
@@ -189,7 +202,9 @@ def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
     assert int(mixed["1.num_batches_tracked"]) == 7, "whole numbers stay one's own"
     for key in ("0.weight", "0.bias", "1.running_var"):
         stack = torch.stack([net.state_dict()[key] for net in nets])
-        np.testing.assert_allclose(mixed[key].numpy(), rule(stack.reshape(5, -1)).reshape(stack.shape[1:]).numpy())
+        np.testing.assert_allclose(
+            mixed[key].numpy(), rule(stack.reshape(5, -1)).reshape(stack.shape[1:]).numpy()
+        )
     nets[0].load_state_dict(mixed)
     parameters = rule([list(net.parameters()) for net in nets])
     assert isinstance(parameters, list)
@@ -209,7 +224,7 @@ def test_every_rule_and_attack_has_a_one_line_description() -> None:
         assert line.endswith((").", ".")), (name, line)
 
 
-# --- the example package ---------------------------------------------------------------------------------------------
+# --- the example package ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +246,9 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
     path = os.pathsep.join([str(folder / "site"), str(ROOT / "src")])
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 REACHED = """
@@ -281,9 +298,16 @@ def test_example_plugin_passes_its_tests(installed: Path) -> None:
     assert "passed" in done.stdout
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run -----------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"model": "linear", "nodes": 8, "byzantine": 1, "rounds": 2, "eval_size": 100, "threads": 1}
+SMALL: dict[str, Any] = {
+    "model": "linear",
+    "nodes": 8,
+    "byzantine": 1,
+    "rounds": 2,
+    "eval_size": 100,
+    "threads": 1,
+}
 
 
 def shrunk(view: View, share: float = 0.5) -> Array:

@@ -11,7 +11,8 @@ from rpel import theory
 
 
 @pytest.mark.parametrize(
-    ("n", "b", "T", "s"), [(100, 10, 200, 407), (30, 6, 200, 185), (20, 3, 2000, 285), (100_000, 10_000, 200, 614)]
+    ("n", "b", "T", "s"),
+    [(100, 10, 200, 407), (30, 6, 200, 185), (20, 3, 2000, 285), (100_000, 10_000, 200, 614)],
 )
 def test_lemma_noptlog_gives_the_reference_pulls(n: int, b: int, T: int, s: int) -> None:
     assert theory.lemma_noptlog(n, b, T, 0.9) == s
@@ -44,9 +45,14 @@ def test_theorem_applies_to_no_experiment_of_the_paper_with_attackers(
 
 
 def test_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
-    """At η = η_max the proof's inequality, c0/ηT + η(noise) + η²(drift) + c3 G², is at most the theorem's bound."""
+    """At η = η_max the proof's inequality, c0/ηT + η(noise) + η²(drift) + c3 G²,
+    is at most the theorem's bound."""
     sizes = {"nodes": 30, "byzantine": 0, "pull": 29, "b_hat": 0}
-    for L, sigma, G, gap, T in [(1.0, 1.0, 0.5, 2.0, 100), (3.0, 0.1, 0.0, 1.0, 5000), (0.5, 5.0, 2.0, 9.0, 10)]:
+    for L, sigma, G, gap, T in [
+        (1.0, 1.0, 0.5, 2.0, 100),
+        (3.0, 0.1, 0.0, 1.0, 5000),
+        (0.5, 5.0, 2.0, 9.0, 10),
+    ]:
         for pull in (6, 15, 29):
             red = theory.reduction(30, 0, pull, 0)
             assert red is not None
@@ -66,7 +72,8 @@ def test_bound_is_what_the_proof_gets_at_the_largest_step() -> None:
 
 
 def test_bound_scales_with_length_squared_which_the_printed_cube_would_not() -> None:
-    """Measuring the model in other units multiplies gradients by c: a bound on ‖∇F‖² must grow by c² (G², not G³)."""
+    """Measuring the model in other units multiplies gradients by c: a bound on ‖∇F‖² must grow by c² (G²,
+    not G³)."""
     red = theory.reduction(30, 0, 15, 0)
     assert red is not None
 
@@ -84,14 +91,17 @@ Draws = Iterable[tuple[Fraction, frozenset[int]]]
 
 
 def proofs_sampling(n: int, b: int, m: int, h_hat: int) -> Draws:
-    """(probability, Ĥ) under the proofs' sampling: m of the n nodes, given at least ĥ honest (nodes 0 … h−1)."""
+    """(probability, Ĥ) under the proofs' sampling: m of the n nodes,
+    given at least ĥ honest (nodes 0 … h−1)."""
     sets = [frozenset(c) for c in combinations(range(n), m) if sum(i < n - b for i in c) >= h_hat]
     return [draw for chosen in sets for draw in honest_subsets(chosen, n - b, h_hat, Fraction(1, len(sets)))]
 
 
 def algorithms_sampling(n: int, b: int, m: int, h_hat: int) -> Draws:
     """The same under Algorithm 1, seen from node 0, whose own model is always in."""
-    sets = [frozenset({0, *c}) for c in combinations(range(1, n), m - 1) if 1 + sum(i < n - b for i in c) >= h_hat]
+    sets = [
+        frozenset({0, *c}) for c in combinations(range(1, n), m - 1) if 1 + sum(i < n - b for i in c) >= h_hat
+    ]
     return [draw for chosen in sets for draw in honest_subsets(chosen, n - b, h_hat, Fraction(1, len(sets)))]
 
 
@@ -102,7 +112,9 @@ def honest_subsets(chosen: frozenset[int], h: int, h_hat: int, weight: Fraction)
 
 
 @pytest.mark.parametrize(("n", "b", "m", "h_hat"), [(6, 2, 4, 2), (7, 2, 5, 3), (7, 3, 5, 3), (8, 3, 4, 3)])
-def test_lemmas_hit_and_varcov_hold_exactly_under_the_proofs_sampling(n: int, b: int, m: int, h_hat: int) -> None:
+def test_lemmas_hit_and_varcov_hold_exactly_under_the_proofs_sampling(
+    n: int, b: int, m: int, h_hat: int
+) -> None:
     draws, h = proofs_sampling(n, b, m, h_hat), n - b
     share = Fraction(h_hat, h)
     hit = [sum(p for p, chosen in draws if j in chosen) for j in range(h)]

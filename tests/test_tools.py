@@ -21,7 +21,8 @@ EMPTY = {
     "nothing": "def test_a():\n    compute()",
     "one branch": "def test_a():\n    if x:\n        assert x",
     "a helper that only computes": "def prepare():\n    compute()\n\ndef test_a():\n    prepare()",
-    "a helper that may not assert": "def verify():\n    if x:\n        assert x\n\ndef test_a():\n    verify()",
+    "a helper that may not assert": "def verify():\n    if x:\n        assert x\n\ndef test_a():\n    "
+    "verify()",
     "an inner function never used": "def test_a():\n    def inner():\n        assert x\n    compute()",
 }
 WHOLE = {
@@ -48,7 +49,9 @@ def test_test_that_always_checks_is_left_alone(source: str) -> None:
 
 
 def test_functions_of_the_support_package_count_if_they_assert() -> None:
-    names = check_tests.asserting(ast.parse("def same(a, b):\n    assert a == b\n\ndef make():\n    pass"), set())
+    names = check_tests.asserting(
+        ast.parse("def same(a, b):\n    assert a == b\n\ndef make():\n    pass"), set()
+    )
     support, head = {"support.runs": names}, "from support.runs import make, same\n\ndef test_a():\n    "
     assert list(check_tests.faults(f"{head}same(1, 1)", support)) == []
     assert len(list(check_tests.faults(f"{head}make()", support))) == 1
@@ -89,7 +92,9 @@ def test_definitions_compute_what_they_say() -> None:
 
 
 def test_no_text_refers_to_a_file_that_is_not_in_the_repository() -> None:
-    outside = re.compile(r"\b(REFERENCE|INTERFACE|DESIGN)(\.md|\b(?=[ ,:;)]))|\bthe issue\b|\bplan of the house\b")
+    outside = re.compile(
+        r"\b(REFERENCE|INTERFACE|DESIGN)(\.md|\b(?=[ ,:;)]))|\bthe issue\b|\bplan of the house\b"
+    )
     places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
     for folder in ("src", "tests", "docs", "examples", "benchmarks", "tools", "deploy"):
         places += [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".toml", ".sh"}]

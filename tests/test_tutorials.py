@@ -42,7 +42,11 @@ FASTER |= {"shakespeare": {"rounds": "1", "local-steps": "1", "eval-size": "2"}}
     "page", [page if page == "heart" else pytest.param(page, marks=pytest.mark.full) for page in FASTER]
 )
 def test_commands_and_the_python_of_a_federation_s_tutorial_run(
-    page: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RPEL_DATA", str(shared_data))
@@ -50,7 +54,11 @@ def test_commands_and_the_python_of_a_federation_s_tutorial_run(
     runs = [shlex.split(line, comments=True) for line in re.findall(r"^rpel (run .*)$", text, re.MULTILINE)]
     assert runs
     for run in runs:
-        rpel(*run, *(word for key, value in FASTER[page].items() for word in (f"--{key}", value)), capsys=capsys)
+        rpel(
+            *run,
+            *(word for key, value in FASTER[page].items() for word in (f"--{key}", value)),
+            capsys=capsys,
+        )
     capsys.readouterr()
     for cell in cells(page):
         exec(compile(cell, f"{page}.md", "exec"), {})

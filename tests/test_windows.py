@@ -1,4 +1,5 @@
-"""The exact law of hostile answers in windows of several rounds, against published values and against draws."""
+"""The exact law of hostile answers in windows of several rounds,
+against published values and against draws."""
 
 import time
 from typing import Any
@@ -61,7 +62,7 @@ def test_long_windows_are_bounded_from_below_or_refused() -> None:
         window_probability(100, 10, 40, 200, 3, 8)
 
 
-# --- plans -----------------------------------------------------------------------------------------------------------
+# --- plans --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("nodes", "byzantine", "memory"), [(100, 10, 2), (60, 9, 3), (40, 4, 4)])
@@ -75,7 +76,11 @@ def test_plan_with_memory_has_the_smallest_pull_whose_window_is_feasible(
         if 2 * window_quantile(nodes, byzantine, s, 50, memory, 0.99) < memory * s + 1
     ]
     assert (planned.pull, planned.window) == (tried[0], memory * tried[0])
-    assert planned.probability == window_probability(nodes, byzantine, planned.pull, 50, memory, planned.b_hat) >= 0.99
+    assert (
+        planned.probability
+        == window_probability(nodes, byzantine, planned.pull, 50, memory, planned.b_hat)
+        >= 0.99
+    )
     assert (planned.fraction, planned.theorem_applies, planned.alpha) == (
         planned.b_hat / (planned.window + 1),
         False,

@@ -43,7 +43,10 @@ def test_int8_is_within_half_a_step_of_each_block(seed: int, d: int) -> None:
     received = Wire("int8").decode(Wire("int8").encode(x), d)
     for left in range(0, d, 256):
         block = x[left : left + 256]
-        assert np.abs(received[left : left + 256] - block).max() <= np.abs(block).max() / 127 * 0.5001 + 2.0**-119
+        assert (
+            np.abs(received[left : left + 256] - block).max()
+            <= np.abs(block).max() / 127 * 0.5001 + 2.0**-119
+        )
 
 
 def test_message_that_is_none_is_a_model_without_a_finite_number() -> None:

@@ -35,11 +35,14 @@ def test_line_9_uses_coded_answers_and_the_exact_own_model(wire: WireName, chang
             np.testing.assert_array_equal(seen, coded[row])
         again = np.empty((1, len(seen)))
         Wire(wire).through(seen[None], again)
-        np.testing.assert_allclose(again[0], seen, rtol=1e-6)  # a forged row, too, is something that the code can say
+        # a forged row, too, is something that the code can say
+        np.testing.assert_allclose(again[0], seen, rtol=1e-6)
 
 
 def test_bytes_are_those_of_the_messages_and_accuracy_stays() -> None:
-    result = {wire: rpel.simulate("linear", wire=wire, **SMALL | {"rounds": 20}) for wire in ("float32", "int8")}
+    result = {
+        wire: rpel.simulate("linear", wire=wire, **SMALL | {"rounds": 20}) for wire in ("float32", "int8")
+    }
     d = result["float32"].models.shape[1]
     assert result["int8"].history["bytes"][0] == 10 * 6 * (d + 4 * -(-d // 256))
     assert abs(result["int8"].accuracy_mean - result["float32"].accuracy_mean) < 0.02
@@ -74,7 +77,8 @@ def test_strongest_attack_weighs_only_vectors_that_the_code_can_say(monkeypatch:
 
 
 def huge_entry(view: View) -> np.ndarray[Any, Any]:
-    """The mean of what the victim received, with one entry in each block so large that the rest of it becomes 0."""
+    """The mean of what the victim received, with one entry in each block so large that the rest of it becomes
+    0."""
     forged = view.moments()
     forged[:, ::256] = 1e30
     return forged
@@ -98,5 +102,7 @@ def test_huge_entry_in_a_block_spoils_only_the_liars_row() -> None:
 
 
 def test_huge_entries_harm_no_run_whose_rule_survives_liars() -> None:
-    runs = [rpel.simulate("linear", wire="int8", attack=a, **SMALL | {"rounds": 20}) for a in ("none", huge_entry)]
+    runs = [
+        rpel.simulate("linear", wire="int8", attack=a, **SMALL | {"rounds": 20}) for a in ("none", huge_entry)
+    ]
     assert runs[1].accuracy_worst > runs[0].accuracy_worst - 0.05

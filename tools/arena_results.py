@@ -1,8 +1,9 @@
 """The numbers and figures of docs/results/arena.md: python tools/arena_results.py [FOLDER…].
 
 A FOLDER holds finished runs of `rpel arena`; their small files (spec, metrics, certificate) are kept in
-docs/results/arena/runs.tar.xz, for others to check. Figures and tables are made from what is kept and from nothing
-else, so that without arguments the page stays as it is. A table stands between <!-- KIND --> and <!-- end -->.
+docs/results/arena/runs.tar.xz, for others to check. Figures and tables are made from what is kept and from
+nothing else, so that without arguments the page stays as it is.
+A table stands between <!-- KIND --> and <!-- end -->.
 """
 
 import argparse
@@ -28,7 +29,10 @@ def standings(runs: list[KeptRun], unable: tuple[str, ...] = ()) -> Standings:
     opponents = {other.label: other for other in map(opponent, runs)}
     against = sorted(opponents.values(), key=lambda other: (other.name == "strongest", other.label))
     base = Spec(**runs[0].spec)
-    scores = [_score(trial.contestant, trial.opponent, trial.cell.error, runs) for trial in trials(base, who, against)]
+    scores = [
+        _score(trial.contestant, trial.opponent, trial.cell.error, runs)
+        for trial in trials(base, who, against)
+    ]
     return Standings(base, tuple(who), tuple(against), tuple(scores))
 
 
@@ -60,7 +64,11 @@ def ranking(standings: Standings, kind: str) -> list[str]:
     rows = [f"| place | {kind} | worst case | under | by seed | sent |", "|---" * 6 + "|"]
     for position, rank in enumerate(standings.ranking(), 1):
         seeds = ", ".join(f"{case:.3f}" for case in rank.cases.values())
-        facts = [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)] if rank.cases else ["–"] * 4
+        facts = (
+            [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)]
+            if rank.cases
+            else ["–"] * 4
+        )
         rows.append(f"| {position} | {called(rank, kind)} | " + " | ".join(facts) + " |")
     return rows
 
@@ -78,14 +86,18 @@ def heat_maps(standings: Standings, kind: str, path: Path) -> None:
     """The worst honest node, and below it the mean of all."""
     ranks, names = standings.ranking(), [other.label for other in standings.opponents]
     figure, both = plots.panels(0.62 * len(names) + 2.4, 0.56 * len(ranks) + 1.9, 2, 1, sharex=True)
-    for axes, column, title in zip(both[:, 0], ("worst", "mean"), ("worst honest node", "mean of all"), strict=True):
+    for axes, column, title in zip(
+        both[:, 0], ("worst", "mean"), ("worst honest node", "mean of all"), strict=True
+    ):
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         for i, rank in enumerate(ranks):
             for j, other in enumerate(standings.opponents):
                 value = standings.score(rank.contestant, other).number(column)
                 colour, ink = ("none", plots.SOFT) if value is None else plots.shade(value)
-                axes.fill([j - 0.48, j + 0.48, j + 0.48, j - 0.48], [i - 0.46, i - 0.46, i + 0.46, i + 0.46], colour)
+                axes.fill(
+                    [j - 0.48, j + 0.48, j + 0.48, j - 0.48], [i - 0.46, i - 0.46, i + 0.46, i + 0.46], colour
+                )
                 axes.text(j, i, short(value), ha="center", va="center", fontsize=8, color=ink)
         axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(ranks) - 0.5, -0.5))
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=9)

@@ -1,7 +1,7 @@
 """What a deployment installs: a lock file with hashes, and a software bill of materials (CycloneDX).
 
-    python tools/deployment.py lock > deploy/requirements.lock    # downloads each package once, to see its hash
-    python tools/deployment.py sbom > rpel.cdx.json               # from the lock and what is installed
+    python tools/deployment.py lock > deploy/requirements.lock    # downloads each package once, to see its
+    hash python tools/deployment.py sbom > rpel.cdx.json               # from the lock and what is installed
 
 Both list what rpel needs to run, with all that this needs, and neither what only tests or documents need.
 """
@@ -32,9 +32,10 @@ HEADER = """\
 #   /opt/rpel/bin/pip install --no-deps .
 #
 # torch is the one line to decide yourself. The hash below is that of the published wheel of {torch},
-# which wants its maker's GPU libraries beside it; they are not listed here. The CPU build of the same version,
-# with which this project is tested, is another file with another hash and wants nothing more. To deploy it, put
-# the hash of the wheel that you have inspected in the place of this one and give pip its folder (--find-links).
+# which wants its maker's GPU libraries beside it; they are not listed here. The CPU build of the same
+# version, with which this project is tested, is another file with another hash and wants nothing more. To
+# deploy it, put the hash of the wheel that you have inspected in the place of this one and give pip its folder
+# (--find-links).
 # For the same reason `make` does not use this file: constraints.txt pins versions, not hashes.
 # Made by tools/deployment.py; other platforms and versions of Python make their own.
 """
@@ -63,7 +64,9 @@ def dependencies(texts: Iterable[str]) -> list[str]:
     """The canonical names of requirements that count here, extras left out."""
     wanted = [Requirement(text) for text in texts]
     return sorted(
-        canonicalize_name(one.name) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})
+        canonicalize_name(one.name)
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
     )
 
 
@@ -71,7 +74,7 @@ def _version(distribution: Distribution) -> str:
     return distribution.version.partition("+")[0]  # a local build is published under the number alone
 
 
-# --- the lock ---------------------------------------------------------------------------------------------------------
+# --- the lock -----------------------------------------------------------------------------------------------
 
 
 def lock() -> str:
@@ -99,7 +102,7 @@ def locked() -> dict[str, tuple[str, str]]:
     return {line[1]: (line[2], line[3]) for line in lines if line is not None}
 
 
-# --- the bill of materials --------------------------------------------------------------------------------------------
+# --- the bill of materials ----------------------------------------------------------------------------------
 
 
 def sbom() -> dict[str, Any]:
@@ -113,7 +116,10 @@ def sbom() -> dict[str, Any]:
         "metadata": {"component": _component("rpel", root) | {"type": "application"}},
         "components": [_component(name, package) for name, package in parts.items()],
         "dependencies": [
-            {"ref": _purl(name, package), "dependsOn": [_purl(one, parts[one]) for one in links.get(name, own)]}
+            {
+                "ref": _purl(name, package),
+                "dependsOn": [_purl(one, parts[one]) for one in links.get(name, own)],
+            }
             for name, package in {"rpel": root, **parts}.items()
         ],
     }

@@ -1,12 +1,12 @@
 """The runs, tables and figures of docs/results/memory.md, asynchrony.md and wire.md, in two steps.
 
-    python tools/exchange_results.py run --data-dir DATA --out RUNS [--part NAME …] [--seeds 0 1 2] [--threads N]
-    python tools/exchange_results.py [RUNS …]
+    python tools/exchange_results.py run --data-dir DATA --out RUNS [--part NAME …] [--seeds 0 1 2] [--threads
+    N] python tools/exchange_results.py [RUNS …]
 
-The first trains whatever is not finished yet in RUNS, the most telling part first, one process, one run after the
-other. The second keeps the small files of finished runs in docs/results/exchange/runs.tar.xz, for others to check, and
-makes tables and figures from what is kept and from nothing else, so that without arguments the pages stay as they are.
-A table stands between <!-- NAME --> and <!-- end -->.
+The first trains whatever is not finished yet in RUNS, the most telling part first, one process, one run after
+the other. The second keeps the small files of finished runs in docs/results/exchange/runs.tar.xz, for others
+to check, and makes tables and figures from what is kept and from nothing else, so that without arguments the
+pages stay as they are. A table stands between <!-- NAME --> and <!-- end -->.
 """
 
 import argparse
@@ -68,7 +68,11 @@ def against(name: str) -> Fields:
 def exchange(n: int, attack: str, c: int = 1, code: str = "float32") -> Fields:
     """A run of n nodes whose models travel in that code and that remember c rounds."""
     sizes = N30 if n == 30 else N100
-    wire = {"wire": "int8", "name": code.replace(" ", "-")} if code in FOUR_BITS else {"wire": code, "name": "exchange"}
+    wire = (
+        {"wire": "int8", "name": code.replace(" ", "-")}
+        if code in FOUR_BITS
+        else {"wire": code, "name": "exchange"}
+    )
     return sizes | against(attack) | wire | {"memory": c, "pull": PULL[n][c]}
 
 
@@ -89,7 +93,9 @@ PARTS: dict[str, list[Fields]] = {
     "searched": [exchange(30, "strongest(alie)", *way) for way in THREE] + [exchange(30, AHEAD, 2)],
     "oldest": [asynchronous("oldest"), exchange(30, "oldest"), asynchronous("foe")],
     "hundred": [exchange(100, "alie", *way) for way in THREE],
-    "both": [exchange(30, name, c, code) for name in ("alie", "foe") for c, code in ((2, "int8"), (1, "bfloat16"))],
+    "both": [
+        exchange(30, name, c, code) for name in ("alie", "foe") for c, code in ((2, "int8"), (1, "bfloat16"))
+    ],
     "ages": [asynchronous("oldest", age) for age in AGES] + [asynchronous("alie", age) for age in (2.0, 4.0)],
     "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
     "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
@@ -103,7 +109,7 @@ PARTS: dict[str, list[Fields]] = {
 """Runs by the name of their part, the most telling first."""
 
 
-# --- the runs --------------------------------------------------------------------------------------------------------
+# --- the runs -----------------------------------------------------------------------------------------------
 
 
 def code_of(spec: Fields) -> str:
@@ -117,13 +123,22 @@ def train(parts: Sequence[str], seeds: Sequence[int], given: Fields) -> None:
         for fields in (fields for part in parts for fields in PARTS[part]):
             own: Fields = four_bits(code) if (code := code_of(fields)) in FOUR_BITS else {}
             run = simulate(**{**fields, **given, **own, "seed": seed, "reuse": True})
-            named = [fields["attack"], fields.get("attack_params", ""), code, f"c={fields['memory']}", f"seed {seed}"]
-            named += [f"n={fields['nodes']}", *(f"{k}={fields[k]}" for k in ("asynchronous", "max_age") if k in fields)]
+            named = [
+                fields["attack"],
+                fields.get("attack_params", ""),
+                code,
+                f"c={fields['memory']}",
+                f"seed {seed}",
+            ]
+            named += [
+                f"n={fields['nodes']}",
+                *(f"{k}={fields[k]}" for k in ("asynchronous", "max_age") if k in fields),
+            ]
             accuracies = [run.final["accuracy_mean"], run.final["accuracy_worst"]]
             print(*named, *(f"{value:.4f}" for value in accuracies), file=sys.stderr, flush=True)
 
 
-# --- what is kept ----------------------------------------------------------------------------------------------------
+# --- what is kept -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -206,7 +221,9 @@ class Results:
     def find(self, fields: Fields) -> Cell:
         """The runs with these fields, by seed."""
         usual: Fields = {"attack_params": {}, "max_age": None, "asynchronous": False}
-        wanted = {key: value for key, value in (usual | fields).items() if key not in ("eval_every", "eval_size")}
+        wanted = {
+            key: value for key, value in (usual | fields).items() if key not in ("eval_every", "eval_size")
+        }
         runs = [run for run in self.kept if all(run.spec.get(key) == value for key, value in wanted.items())]
         return Cell(sorted(runs, key=lambda run: run.spec["seed"]), self.archive)
 
@@ -215,7 +232,8 @@ class Results:
     def _table(self, n: int, rows: Sequence[str], columns: dict[str, Way], below: Sequence[str] = ()) -> str:
         """A line for each attack, then what the columns cost; runs that were not made are –."""
         cells = {
-            name: {attack: self.find(exchange(n, attack, *way)) for attack in rows} for name, way in columns.items()
+            name: {attack: self.find(exchange(n, attack, *way)) for attack in rows}
+            for name, way in columns.items()
         }
         columns_ = [name for name in columns if any(cell.runs for cell in cells[name].values())]
         lines = [["attack", *columns_]]
@@ -255,14 +273,24 @@ class Results:
             cells = [self.find(exchange(30, attack, 1, code)) for attack in attacks]
             known = [cell for cell in cells if cell.runs]
             if known:
-                wrapped = [row["wrapped"] for cell in known for row in cell.runs[0].rows[-1:] if "wrapped" in row]
+                wrapped = [
+                    row["wrapped"] for cell in known for row in cell.runs[0].rows[-1:] if "wrapped" in row
+                ]
                 share = f"{max(wrapped):.1e}" if wrapped else "–"
                 lines.append([code, f"{size_of(code):,.0f}", *(cell.shown for cell in cells), share])
         return _markdown(lines)
 
     def asynchrony(self) -> str:
         """A line for each attack: both ways at their ends, and when the asynchronous one was as good."""
-        head = ["attack", "synchronous", "its time", "asynchronous", "its time", "as good as synchronous from", "share"]
+        head = [
+            "attack",
+            "synchronous",
+            "its time",
+            "asynchronous",
+            "its time",
+            "as good as synchronous from",
+            "share",
+        ]
         lines = [head]
         for attack in ("none", "alie", "foe", "oldest", "strongest(alie)"):
             still, moving = self.find(exchange(30, attack)), self.find(asynchronous(attack))
@@ -272,7 +300,9 @@ class Results:
             when = self._reached(moving, still.mean)
             share = "–" if when is None else f"{when / ends[0]:.2f}"
             shown = "not reached" if when is None else f"{when:,.0f}"
-            lines.append([attack, still.shown, f"{ends[0]:,.0f}", moving.shown, f"{ends[1]:,.0f}", shown, share])
+            lines.append(
+                [attack, still.shown, f"{ends[0]:,.0f}", moving.shown, f"{ends[1]:,.0f}", shown, share]
+            )
         return _markdown(lines)
 
     @staticmethod
@@ -290,7 +320,9 @@ class Results:
                 if cell.runs:
                     end, late = cell.nodes()[:, -1], cell.slow()
                     values = [end[late].mean(), end[~late].mean(), end[late].min(), end[~late].min()]
-                    lines.append([attack, "any" if age is None else f"{age:g}", *(f"{v:.3f}" for v in values)])
+                    lines.append(
+                        [attack, "any" if age is None else f"{age:g}", *(f"{v:.3f}" for v in values)]
+                    )
         figure = "\n\n![Accuracy at the end against max_age](exchange/max_age.svg)" if self._aged() else ""
         return _markdown(lines) + figure
 
@@ -312,7 +344,9 @@ class Results:
         """Accuracy against bytes, a panel for each n: mean (open) and worst node (filled)."""
         from matplotlib.ticker import FuncFormatter
 
-        sizes = [n for n in (30, 100) if any(self.find(exchange(n, "alie", *way)).runs for way in ways.values())]
+        sizes = [
+            n for n in (30, 100) if any(self.find(exchange(n, "alie", *way)).runs for way in ways.values())
+        ]
         figure, first = plots.canvas(4.8 * len(sizes), 4.4)
         first.remove()
         for at, n in enumerate(sizes, 1):
@@ -324,11 +358,15 @@ class Results:
                 colour, marker = plots.COLOURS[position % 7], "osD^vP"[position // 7 + (code in FOUR_BITS)]
                 size, ends = cell.bytes / 1e9, [cell.mean, cell.worst]
                 axes.plot([size, size], ends, color=colour, alpha=0.5, linewidth=1)
-                axes.plot([size], ends[:1], marker=marker, color=colour, markerfacecolor="white", linestyle="")
+                axes.plot(
+                    [size], ends[:1], marker=marker, color=colour, markerfacecolor="white", linestyle=""
+                )
                 axes.plot([size], ends[1:], marker=marker, color=colour, label=label, linestyle="")
             axes.set(xscale="log", xlabel="bytes sent (GB)", title=f"n = {n}, under ALIE")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else ""))
+            axes.xaxis.set_minor_formatter(
+                FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+            )
             if at == 1:
                 axes.set_ylabel("accuracy: mean (open), worst node (filled)")
             axes.legend(frameon=False, fontsize=8)
@@ -338,14 +376,18 @@ class Results:
         """Mean and worst accuracy against virtual time, both ways."""
         figure, axes = plots.canvas(7.5, 4.2)
         for colour, attack in zip(plots.COLOURS, ("none", "alie", "foe", "oldest"), strict=False):
-            for cell, style in ((self.find(asynchronous(attack)), "-"), (self.find(exchange(30, attack)), ":")):
+            for cell, style in (
+                (self.find(asynchronous(attack)), "-"),
+                (self.find(exchange(30, attack)), ":"),
+            ):
                 if not cell.runs:
                     continue
                 clock = _schedule(cell.runs[0].spec)
                 rows = cell.runs[0].evaluated
                 times = [row.get("time") or clock.charged(row["round"]) for row in rows]
                 name = f"{attack}, {'asynchronous' if style == '-' else 'synchronous'}"
-                axes.plot(times, [row["accuracy_mean"] for row in rows], style, color=colour, label=name, marker="o",
+                axes.plot(times, [row["accuracy_mean"] for row in rows], style, color=colour, label=name,
+                    marker="o",
                     markersize=3)  # fmt: skip
         axes.set(xlabel="virtual time (median local phases)", ylabel="mean accuracy", xscale="log")
         axes.legend(frameon=False, fontsize=8)
@@ -364,7 +406,9 @@ class Results:
                 ":": lambda cell: cell.worst,
                 "--": lambda cell: float(cell.nodes()[:, -1][cell.slow()].mean()),
             }
-            for (style, number), name in zip(curves.items(), ("mean", "worst node", "slow nodes"), strict=True):
+            for (style, number), name in zip(
+                curves.items(), ("mean", "worst node", "slow nodes"), strict=True
+            ):
                 axes.plot([position for position, _ in places], [number(cell) for _, cell in places], style,
                     color=colour, marker="o", markersize=3.5, label=f"{attack}, {name}")  # fmt: skip
         axes.set(xlabel="max_age (rounds)", ylabel="accuracy at the end")

@@ -1,13 +1,14 @@
 """The runs and the tables of docs/results/federations.md, in two steps.
 
-    python tools/federations_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2] [--threads N]
-    python tools/federations_results.py [RUNS …]
+    python tools/federations_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2]
+    [--threads N] python tools/federations_results.py [RUNS …]
 
-The first trains each real federation (a preset with partition = "owner") by rpel, by averaging, and every node alone;
-without attack and under two attacks; one seed after the other. Finished runs are kept in RUNS, so that the command goes
-on where it stopped. The second keeps the small files of finished runs in docs/results/federations/runs.tar.xz, for
-others to check, and writes the page's tables from what is kept and from nothing else, so that without arguments the
-page stays as it is. A table stands between <!-- NAME --> and <!-- end -->.
+The first trains each real federation (a preset with partition = "owner") by rpel, by averaging, and every
+node alone; without attack and under two attacks; one seed after the other. Finished runs are kept in RUNS, so
+that the command goes on where it stopped. The second keeps the small files of finished runs in
+docs/results/federations/runs.tar.xz, for others to check, and writes the page's tables from what is kept and
+from nothing else, so that without arguments the page stays as it is.
+A table stands between <!-- NAME --> and <!-- end -->.
 """
 
 import io
@@ -53,7 +54,8 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Federation:
-    """A preset, what is changed of it, the attacks it is put under, and whether its loss is one of characters."""
+    """A preset, what is changed of it, the attacks it is put under,
+    and whether its loss is one of characters."""
 
     preset: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +68,9 @@ class Federation:
 
     def cells(self) -> list[tuple[str, str]]:
         """(way, attack): whoever trains alone hears no attacker, so that once is enough."""
-        return [(way, attack) for way in WAYS for attack in self.attacks if way != ALONE] + [(ALONE, "no attack")]
+        return [(way, attack) for way in WAYS for attack in self.attacks if way != ALONE] + [
+            (ALONE, "no attack")
+        ]
 
     def fields(self, way: str, attack: str) -> dict[str, Any]:
         """The keywords of the run."""
@@ -97,7 +101,7 @@ def keep(x: Any, f: int = 0) -> Any:
     return x[0]
 
 
-# --- the runs --------------------------------------------------------------------------------------------------------
+# --- the runs -----------------------------------------------------------------------------------------------
 
 
 def train(names: Iterable[str], seeds: Sequence[int], given: dict[str, Any]) -> None:
@@ -110,12 +114,15 @@ def train(names: Iterable[str], seeds: Sequence[int], given: dict[str, Any]) -> 
                 simulate(**{**FEDERATIONS[name].fields(*cell), **given, "seed": seed, "reuse": True})
 
 
-# --- the tables ------------------------------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------------------
 
 
 def cell(run: KeptRun) -> tuple[str, str]:
     """(way, attack) of a run."""
-    rule, attack = run.spec["rule"], {key: run.spec[key] for key in ("attack", "attack_params") if run.spec[key]}
+    rule, attack = (
+        run.spec["rule"],
+        {key: run.spec[key] for key in ("attack", "attack_params") if run.spec[key]},
+    )
     way = AVERAGING if rule == "mean" else ALONE if rule.endswith(":keep") else "rpel"
     return way, next(label for label, known in ATTACKS.items() if known == attack)
 
@@ -134,7 +141,8 @@ def shown(values: Sequence[float | None]) -> str:
 
 
 def better_alone(archive: Archive, runs: dict[int, KeptRun], alone: dict[int, KeptRun]) -> str:
-    """How many honest nodes have a higher own accuracy if they train alone, over the seeds of which both are there."""
+    """How many honest nodes have a higher own accuracy if they train alone,
+    over the seeds of which both are there."""
     both = [[own_accuracy(archive, ways[seed]) for ways in (runs, alone)] for seed in runs if seed in alone]
     if not both:
         return "–"
@@ -166,8 +174,12 @@ def table(federation: Federation, archive: Archive) -> list[str]:
         rows = [run.rows[-1] for run in runs.values()]
         values = [str(len(rows)), *(shown([row.get(key) for row in rows]) for key in COLUMNS.values())]
         if federation.perplexity:
-            values.append(shown([None if row["loss"] is None else math.exp(min(row["loss"], 700)) for row in rows]))
-        values.append("–" if way == ALONE else better_alone(archive, runs, by_method.get((ALONE, "no attack"), {})))
+            values.append(
+                shown([None if row["loss"] is None else math.exp(min(row["loss"], 700)) for row in rows])
+            )
+        values.append(
+            "–" if way == ALONE else better_alone(archive, runs, by_method.get((ALONE, "no attack"), {}))
+        )
         lines.append("| " + " | ".join([way, attack if way != ALONE else "–", *values]) + " |")
     return lines if by_method else ["(Not run yet.)"]
 

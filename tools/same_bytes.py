@@ -1,9 +1,10 @@
 """Whether a change keeps the bytes of runs: python tools/same_bytes.py BASE [--only NAME…] [--keep FOLDER].
 
-Runs about fifty small specifications (every method, rule, attack and engine, faults, workers, resuming, models and data
-from Python) with the sources of the commit BASE and with those of the working tree, on this machine, and compares
-models.safetensors, counts.npz, nodes.npz, certificate.json and metrics.jsonl, all but what may differ: seconds, and
-the versions that made them. Prints a line for each run that differs, with the first difference; exit status 1 then.
+Runs about fifty small specifications (every method, rule, attack and engine, faults, workers, resuming,
+models and data from Python) with the sources of the commit BASE and with those of the working tree, on this
+machine, and compares models.safetensors, counts.npz, nodes.npz, certificate.json and metrics.jsonl, all but
+what may differ: seconds, and the versions that made them. Prints a line for each run that differs, with the
+first difference; exit status 1 then.
 
 A run that BASE cannot make is new and said to be so; a key that only the working tree writes is said, too.
 """
@@ -26,18 +27,19 @@ SMALL: Fields = {
     "batch_size": 10, "threads": 2, "attack": "alie",
 }  # fmt: skip
 METHODS = (
-    "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle", "rtc", "ios",
-    "balance", "d-psgd", "el-local", "el-oracle",
+    "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle", "rtc",
+    "ios", "balance", "d-psgd", "el-local", "el-oracle",
 )  # fmt: skip
 RULES = (
-    "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "centered_clipping", "mda", "monna",
-    "meamed", "smea", "caf", "aksel", "cge", "dnc", "balance", "nnm+median", "nnm+krum", "bucketing+median",
-    "clipping+trimmed_mean", "arc+trimmed_mean", "nnm+geometric_median",
+    "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "centered_clipping", "mda",
+    "monna", "meamed", "smea", "caf", "aksel", "cge", "dnc", "balance", "nnm+median", "nnm+krum",
+    "bucketing+median", "clipping+trimmed_mean", "arc+trimmed_mean", "nnm+geometric_median",
 )  # fmt: skip
 ATTACKS: dict[str, Fields] = {
     "sf": {}, "foe": {}, "ipm": {}, "alie": {"z": "max"}, "dissensus": {}, "mimic": {}, "mimic_heuristic": {},
-    "stale": {"delay": 2}, "inf": {}, "gaussian": {}, "min_max": {}, "min_sum": {"direction": "unit"}, "fang": {},
-    "spectral": {}, "strongest": {"of": "alie+spectral"}, "none": {}, "label_flip": {}, "backdoor": {},
+    "stale": {"delay": 2}, "inf": {}, "gaussian": {}, "min_max": {}, "min_sum": {"direction": "unit"},
+    "fang": {}, "spectral": {}, "strongest": {"of": "alie+spectral"}, "none": {}, "label_flip": {},
+    "backdoor": {},
 }  # fmt: skip
 
 
@@ -83,7 +85,7 @@ def _rival(method: str) -> Fields:
     return {"pull": None} if method in ("all-to-all", "nna") else {}
 
 
-# --- one tree ---------------------------------------------------------------------------------------------------------
+# --- one tree -----------------------------------------------------------------------------------------------
 
 
 def run_all(out: Path, names: list[str]) -> None:
@@ -145,13 +147,17 @@ def _objects(kind: str | None) -> Fields:
     made: dict[str, Callable[[], nn.Module]] = {
         "sequential": lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)),
         "per_node": lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)),
-        "batchnorm": lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3)),
+        "batchnorm": lambda: nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3)
+        ),
         "regression": lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0)),
         "odd": Odd,
     }
     source = np.random.default_rng(0)
     x = source.normal(size=(400, 5)).astype(np.float32)
-    y: Any = x[:, 0].astype(np.float32) if kind == "regression" else (x[:, :3].argmax(axis=1)).astype(np.int64)
+    y: Any = (
+        x[:, 0].astype(np.float32) if kind == "regression" else (x[:, :3].argmax(axis=1)).astype(np.int64)
+    )
     train: Any = (x[:320], y[:320])
     if kind == "per_node":
         train = [(x[40 * i : 40 * (i + 1)], y[40 * i : 40 * (i + 1)]) for i in range(8)]
@@ -159,7 +165,7 @@ def _objects(kind: str | None) -> Fields:
     return {"model": made[kind](), "train": train, "test": (x[320:], y[320:]), **more}
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
+# --- comparing ----------------------------------------------------------------------------------------------
 
 
 def differences(base: Path, head: Path) -> Iterator[str]:
@@ -180,7 +186,9 @@ def differences(base: Path, head: Path) -> Iterator[str]:
     if len(rows[0]) != len(rows[1]):
         yield f"metrics.jsonl: {len(rows[0])} and {len(rows[1])} rows"
     for number, (before, after) in enumerate(zip(*rows, strict=False), 1):
-        yield from _keys(f"metrics.jsonl, round {number}", json.loads(before), json.loads(after), ("seconds",))
+        yield from _keys(
+            f"metrics.jsonl, round {number}", json.loads(before), json.loads(after), ("seconds",)
+        )
     names = [folder.name for folder in (base, head)]
     if names[0][-12:] != names[1][-12:]:
         yield f"the hash: {names[0]} and {names[1]}"
@@ -223,7 +231,9 @@ def compare(out: Path, names: list[str]) -> int:
             more |= gained(base, head)
             if changes:
                 changed += 1
-                print(f"{name}: {changes[0]}" + (f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""))
+                print(
+                    f"{name}: {changes[0]}" + (f" (and {len(changes) - 1} more)" if len(changes) > 1 else "")
+                )
     if more:
         print("written only now:", ", ".join(sorted(more)))
     print(f"{len(names) - changed} of {len(names)} runs have the same bytes")
@@ -235,7 +245,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("base", help="a commit")
     parser.add_argument("--only", nargs="+", default=None, help="names of runs, or their beginnings")
-    parser.add_argument("--keep", type=Path, default=None, help="a folder for the runs; those of BASE there are reused")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="a folder for the runs; those of BASE there are reused"
+    )
     given = parser.parse_args()
     names = [name for name in cases() if given.only is None or name.startswith(tuple(given.only))]
     with tempfile.TemporaryDirectory(prefix="same-bytes-") as scratch:
@@ -264,7 +276,9 @@ def _made(source: Path, out: Path, names: list[str]) -> None:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The numbers and figures of docs/scale.md: python tools/scale_results.py [FOLDER…] [--measured FILE].
 
-A FOLDER holds finished runs of the presets scale-100k and scale-1m; their small files (spec, metrics, certificate)
-are kept in docs/results/scale/runs.tar.xz, for others to check. FILE is what `benchmarks/scale.py --json` wrote.
-Figures and tables are then made from what is kept and from nothing else, so that without arguments the page stays as
-it is. A table stands between <!-- KIND --> and <!-- end -->.
+A FOLDER holds finished runs of the presets scale-100k and scale-1m; their small files (spec, metrics,
+certificate) are kept in docs/results/scale/runs.tar.xz, for others to check. FILE is what
+`benchmarks/scale.py --json` wrote. Figures and tables are then made from what is kept and from nothing else,
+so that without arguments the page stays as it is. A table stands between <!-- KIND --> and <!-- end -->.
 """
 
 import argparse
@@ -35,7 +35,9 @@ def curves(runs: list[KeptRun]) -> None:
     lines: list[tuple[str, str, str, list[int], NDArray[np.float64]]] = []
     for colour, run in zip(plots.COLOURS, runs, strict=False):
         rounds = [row["round"] for row in run.evaluated]
-        mean, worst = (np.array([row[f"accuracy_{key}"] for row in run.evaluated]) for key in ("mean", "worst"))
+        mean, worst = (
+            np.array([row[f"accuracy_{key}"] for row in run.evaluated]) for key in ("mean", "worst")
+        )
         if np.abs(mean - worst).max() < 0.04:
             lines.append((f"{label(run)}: mean and worst node", colour, "-", rounds, worst))
         else:
@@ -75,26 +77,32 @@ def costs(sizes: list[dict[str, Any]]) -> None:
 
 def run_table(runs: list[KeptRun]) -> list[str]:
     head = [
-        "| run | rounds | mean accuracy | worst node | most hostile answers met | planned for | s a round | in all |",
+        "| run | rounds | mean accuracy | worst node | most hostile answers met | planned for | s a round | "
+        "in all |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         last, seconds = run.rows[-1], [row["seconds"] for row in run.rows]
         head.append(
-            f"| {label(run)} | {len(run.rows)} | {last['accuracy_mean']:.4f} | {last['accuracy_worst']:.4f} | "
-            f"{run.proof['max_observed']} | {run.proof['plan']['b_hat']} | {sorted(seconds)[len(seconds) // 2]:.1f} | "
-            f"{sum(seconds) / 60:.0f} min |"
+            f"| {label(run)} | {len(run.rows)} | {last['accuracy_mean']:.4f} | {last['accuracy_worst']:.4f} "
+            f"| {run.proof['max_observed']} | {run.proof['plan']['b_hat']} | "
+            f"{sorted(seconds)[len(seconds) // 2]:.1f} | {sum(seconds) / 60:.0f} min |"
         )
     return head
 
 
 def cost_table(sizes: list[dict[str, Any]]) -> list[str]:
-    rows = ["| nodes | s a round | ms a node | memory | × the models | " + " | ".join(PARTS) + " |", "|---" * 10 + "|"]
+    rows = [
+        "| nodes | s a round | ms a node | memory | × the models | " + " | ".join(PARTS) + " |",
+        "|---" * 10 + "|",
+    ]
     for size in sizes:
         far = (f"{seconds / least:.1f}" for seconds, least in (size["parts"][name] for name in PARTS))
         rows.append(
             f"| {size['nodes']:,} | {size['seconds']:.2f} | {size['seconds'] / size['honest'] * 1e3:.3f} | "
-            f"{size['bytes'] / 1e9:.1f} GB | {size['bytes'] / size['model_bytes']:.1f} | " + " | ".join(far) + " |"
+            f"{size['bytes'] / 1e9:.1f} GB | {size['bytes'] / size['model_bytes']:.1f} | "
+            + " | ".join(far)
+            + " |"
         )
     return rows
 

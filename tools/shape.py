@@ -1,8 +1,8 @@
 """The shape of src/rpel: modules, lines, import cycles, the longest files and functions.
 
-Run from anywhere: python tools/shape.py [--json]. Lines are all lines of a file; a function's go from ``def`` to its
-end, docstring included. A cycle is a set of modules that import each other, directly or not; a package's ``__init__``
-that re-exports its own modules is not counted.
+Run from anywhere: python tools/shape.py [--json]. Lines are all lines of a file; a function's go from ``def``
+to its end, docstring included. A cycle is a set of modules that import each other, directly or not; a
+package's ``__init__`` that re-exports its own modules is not counted.
 """
 
 import ast
@@ -52,7 +52,9 @@ def cycles() -> list[list[str]]:
         for imported in graph.find_modules_directly_imported_by(module)
         if not (imported.startswith(f"{module}.") or module.startswith(f"{imported}."))
     ]
-    return sorted(sorted(cycle) for cycle in nx.strongly_connected_components(nx.DiGraph(edges)) if len(cycle) > 1)
+    return sorted(
+        sorted(cycle) for cycle in nx.strongly_connected_components(nx.DiGraph(edges)) if len(cycle) > 1
+    )
 
 
 def measure() -> Shape:
@@ -65,7 +67,9 @@ def measure() -> Shape:
         name = inside[0] + "/" if len(inside) > 1 else "(modules of their own)"
         count, total = packages.get(name, (0, 0))
         packages[name] = count + 1, total + length
-    files_by_length = sorted(((n, str(path.relative_to(SOURCE.parent))) for path, n in lengths.items()), reverse=True)
+    files_by_length = sorted(
+        ((n, str(path.relative_to(SOURCE.parent))) for path, n in lengths.items()), reverse=True
+    )
     longest = sorted((one for path in files for one in functions(path)), reverse=True)
     return Shape(
         modules=len(files),
@@ -82,7 +86,9 @@ def measure() -> Shape:
 def text(shape: Shape) -> str:
     """For people."""
     rows = [f"{shape.modules} modules, {shape.lines:,} lines"]
-    rows += [f"  {name:<24}{count:>4} modules {lines:>6,} lines" for name, (count, lines) in shape.packages.items()]
+    rows += [
+        f"  {name:<24}{count:>4} modules {lines:>6,} lines" for name, (count, lines) in shape.packages.items()
+    ]
     rows += ["import cycles: none" if not shape.cycles else "import cycles:"]
     rows += [f"  {' · '.join(cycle)}" for cycle in shape.cycles]
     rows += ["longest files", *(f"  {n:>5} {path}" for n, path in shape.longest_files)]

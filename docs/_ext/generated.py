@@ -1,4 +1,5 @@
-"""Tables made from the program itself, so that they cannot fall behind it, and how cells of notebooks are shown."""
+"""Tables made from the program itself, so that they cannot fall behind it,
+and how cells of notebooks are shown."""
 
 import re
 import time
@@ -18,7 +19,11 @@ def spec_fields() -> str:
     """Every field of a run with its default and its meaning."""
     rows = ["| field | values | default | meaning |", "|---|---|---|---|"]
     for name, field in Spec.model_fields.items():
-        kind = ", ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is not None else ""
+        kind = (
+            ", ".join(map(str, get_args(field.annotation)))
+            if get_origin(field.annotation) is not None
+            else ""
+        )
         values = kind.replace("|", "or") if "<class" not in kind and "typing" not in kind else ""
         rows.append(f"| `{name}` | {values} | `{field.default}` | {field.description} |")
     return "\n".join(rows) + "\n"
@@ -28,7 +33,8 @@ def column_table() -> str:
     """Every column of metrics.jsonl with its meaning."""
     rows = ["| key | meaning | |", "|---|---|---|"]
     rows += [
-        f"| `{one.name}` | {one.meaning} | {'' if one.when is When.ALWAYS else one.when.value} |" for one in DECLARED
+        f"| `{one.name}` | {one.meaning} | {'' if one.when is When.ALWAYS else one.when.value} |"
+        for one in DECLARED
     ]
     return "\n".join(rows) + "\n"
 
@@ -46,14 +52,18 @@ def commands() -> str:
     """The help of every command, under a heading of its own."""
     parts = []
     for name, command in typer.main.get_command(cli).commands.items():  # type: ignore[attr-defined]
-        for path, one in [(name, command), *((f"{name} {n}", c) for n, c in getattr(command, "commands", {}).items())]:
+        for path, one in [
+            (name, command),
+            *((f"{name} {n}", c) for n, c in getattr(command, "commands", {}).items()),
+        ]:
             context = one.make_context(f"rpel {path}", [], resilient_parsing=True, max_content_width=96)
             parts.append(f"## rpel {path}\n\n```text\n{context.get_help()}\n```\n")
     return "\n".join(parts)
 
 
 def listed_arguments(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """In a docstring, ``name: what it is`` in the lines below ``Heading:`` as a list; elsewhere nothing changes."""
+    """In a docstring, ``name: what it is`` in the lines below ``Heading:`` as a list;
+    elsewhere nothing changes."""
     below: int | None = None
     listed: list[str] = []
     for i, line in enumerate(lines):
@@ -82,7 +92,8 @@ def write(app: Any) -> None:
 
 
 def plain_cells(app: Any, document: Any) -> None:
-    """Cells of shell commands and of files as a reader would type them, without the notebook's words for them."""
+    """Cells of shell commands and of files as a reader would type them,
+    without the notebook's words for them."""
     for block in document.findall(literal_block):
         head, _, rest = block.astext().partition("\n")
         if head == "%%bash":

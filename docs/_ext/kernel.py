@@ -1,4 +1,5 @@
-"""Run when a notebook's kernel starts: commands write plain text, in one piece, and one that fails fails the page."""
+"""Run when a notebook's kernel starts: commands write plain text, in one piece,
+and one that fails fails the page."""
 
 import os
 import re

@@ -19,7 +19,8 @@ Array = NDArray[Any]
 
 
 def winsorized_mean(x: Array, f: int) -> Array:
-    """Per coordinate, the mean after pulling the f lowest and highest values in to the next one (winsorized)."""
+    """Per coordinate, the mean after pulling the f lowest and highest values in to the next one
+    (winsorized)."""
     ordered = np.sort(x, axis=0)
     low, high = ordered[f], ordered[len(x) - 1 - f]
     return np.asarray(np.clip(x, low, high).mean(axis=0))

@@ -1,4 +1,5 @@
-"""rpel: Robust Pull-based Epidemic Learning. Machine learning among peers, some of them hostile, with no server.
+"""rpel: Robust Pull-based Epidemic Learning. Machine learning among peers, some of them hostile,
+with no server.
 
 The public names below are loaded when first used, so that ``rpel plan`` answers without importing torch.
 """

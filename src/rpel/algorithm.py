@@ -9,15 +9,16 @@ A problem is four things that can be exchanged for others:
 
 Laws:
 
-1. Nothing in :func:`step` knows where peers live, who is hostile, what arrays are made of, or what time it is. A
-   simulator with a million nodes, a cluster and a hospital's peer differ in what is plugged in.
-2. State is what the next step needs, info what a reader wants. Models are large: a step may write into the arrays of
-   the state it was given, which is then spent, and the arrays of an info are good until the next step.
-3. The trim of line 9 is b̂ of the number of peers *asked*, never of those that answered, so that silence cannot raise
-   the hostile share. A node with too few answers keeps its half-step.
+1. Nothing in :func:`step` knows where peers live, who is hostile, what arrays are made of, or what time it
+   is. A simulator with a million nodes, a cluster and a hospital's peer differ in what is plugged in.
+2. State is what the next step needs, info what a reader wants. Models are large: a step may write into the
+   arrays of the state it was given, which is then spent,
+   and the arrays of an info are good until the next step.
+3. The trim of line 9 is b̂ of the number of peers *asked*, never of those that answered, so that silence
+   cannot raise the hostile share. A node with too few answers keeps its half-step.
 
-Below :func:`step` stands the paper's problem in plain NumPy, one node at a time. What runs fast (`rpel.learning`,
-`rpel.simulation`) equals it, and tests say so.
+Below :func:`step` stands the paper's problem in plain NumPy, one node at a time. What runs fast
+(`rpel.learning`, `rpel.simulation`) equals it, and tests say so.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs: x (h, d) the models, and what `local`, `deliver` and `outer` remember, by name."""
+    """What the next round needs: x (h, d) the models, and what `local`, `deliver` and `outer` remember,
+    by name."""
 
     round: int
     x: Models
@@ -47,7 +49,8 @@ Spent = State
 
 @dataclass(frozen=True)
 class Info:
-    """What a reader wants to know of a round: half (h, d) the half-step models, what was received, what line 9 did."""
+    """What a reader wants to know of a round: half (h, d) the half-step models, what was received,
+    what line 9 did."""
 
     round: int
     half: Models
@@ -56,13 +59,15 @@ class Info:
 
 
 class Local(Protocol):
-    """Lines 3-6. What it remembers are arrays with one row for each node: momenta, statistics, moments of Adam."""
+    """Lines 3-6. What it remembers are arrays with one row for each node: momenta, statistics,
+    moments of Adam."""
 
     def init(self) -> tuple[Models, Arrays]:
         """The models that all nodes begin with (h, d), and the local state."""
 
     def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
-        """The half-step models of the ``nodes`` that act in round t, x and state being theirs; x is left as it is."""
+        """The half-step models of the ``nodes`` that act in round t, x and state being theirs;
+        x is left as it is."""
 
 
 class Deliver(Protocol):
@@ -74,7 +79,9 @@ class Deliver(Protocol):
     def nodes(self, t: int) -> Integers:
         """(h,) the nodes that act in round t."""
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         """What each of the nodes received; ``before`` are their models x^t, which an adversary may know."""
 
 
@@ -135,7 +142,7 @@ def step(problem: Problem, state: Spent) -> tuple[State, Info]:
     return State(t, x, local, network, outer), Info(t, half, received, aggregated)
 
 
-# --- the paper's problem, in plain NumPy -----------------------------------------------------------------------------
+# --- the paper's problem, in plain NumPy --------------------------------------------------------------------
 
 Gradient = Callable[[Models, int, int, int], Models]
 """(x (d,), node, round, local step) → a stochastic gradient (d,)."""
@@ -171,7 +178,8 @@ class PlainMomentumSGD:
 
 @dataclass(frozen=True)
 class PlainPull:
-    """Lines 7-8: every honest node asks ``draw(t, i)``; nodes from ``honest`` on are hostile and answer ``forge``."""
+    """Lines 7-8: every honest node asks ``draw(t, i)``;
+    nodes from ``honest`` on are hostile and answer ``forge``."""
 
     honest: int
     draw: Callable[[int, int], Integers]
@@ -183,7 +191,9 @@ class PlainPull:
     def nodes(self, t: int) -> Integers:
         return np.arange(self.honest)
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         table, index, met = list(half), [], []
         for i in nodes:
             asked = self.draw(t, int(i))  # line 7
@@ -210,7 +220,8 @@ class PlainRule:
 
 
 def nnm_trimmed_mean(vectors: Models, f: int) -> Models:
-    """(d,) of (m, d): each vector becomes the mean of the m − f nearest to it; then f are trimmed on either side.
+    """(d,) of (m, d): each vector becomes the mean of the m − f nearest to it;
+    then f are trimmed on either side.
 
     >>> nnm_trimmed_mean(np.array([[0.0], [1.0], [2.0], [50.0]]), f=1).round(2)
     array([1.])
@@ -240,7 +251,8 @@ def plain(
     draw: Callable[[int, int], Integers] | None = None,
     seed: int = 0,
 ) -> Problem:
-    """The paper's problem; the last ``byzantine`` of the nodes are hostile and answer as Fall of Empires does.
+    """The paper's problem; the last ``byzantine`` of the nodes are hostile and answer as Fall of Empires
+    does.
 
     draw(t, i): the s peers of node i in round t; drawn uniformly from the n − 1 others if left out.
     """

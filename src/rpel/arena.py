@@ -1,7 +1,8 @@
 """The arena: every rule against every attack in one setting and budget. A sweep, then one page.
 
-Invariants: a trial is one run of :mod:`rpel.experiments.sweep`, so it is resumed and never repeated; what cannot run is
-shown with its sentence and stops nothing; a rule's rank is its worst case over attacks, never its average.
+Invariants: a trial is one run of :mod:`rpel.experiments.sweep`, so it is resumed and never repeated; what
+cannot run is shown with its sentence and stops nothing; a rule's rank is its worst case over attacks,
+never its average.
 """
 
 import re
@@ -79,11 +80,12 @@ class Trial:
     cell: Cell
 
 
-# --- who takes part --------------------------------------------------------------------------------------------------
+# --- who takes part -----------------------------------------------------------------------------------------
 
 
 def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Contestant]:
-    """The rules under rpel, then the other methods; without any of both, all rules that make one model of several.
+    """The rules under rpel, then the other methods; without any of both,
+    all rules that make one model of several.
 
     >>> [c.label for c in contestants(["median"], ["gts"])]
     ['median', 'gts (gts)']
@@ -98,11 +100,15 @@ def contestants(rules: Sequence[str] = (), methods: Sequence[str] = ()) -> list[
     if not rules:
         rules = [ROBUST_RULE] if "rpel" in methods else [] if methods else every_rule()
     rivals = [name for name in methods if name != "rpel"]
-    return [*(Contestant("rpel", r) for r in rules), *(Contestant(name, METHODS[name].rule) for name in rivals)]
+    return [
+        *(Contestant("rpel", r) for r in rules),
+        *(Contestant(name, METHODS[name].rule) for name in rivals),
+    ]
 
 
 def every_rule() -> list[str]:
-    """nnm+trimmed_mean, and every rule by itself that takes models from anybody, not from a graph's neighbours."""
+    """nnm+trimmed_mean, and every rule by itself that takes models from anybody,
+    not from a graph's neighbours."""
     from rpel.rules.registry import about
 
     return [ROBUST_RULE, *(name for name, _ in about() if _takes_models(name))]
@@ -138,7 +144,9 @@ def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Oppo
     return list({one.label: one for one in attackers}.values())
 
 
-def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], seeds: str = "0") -> list[Trial]:
+def trials(
+    base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], seeds: str = "0"
+) -> list[Trial]:
     """Every contestant against every opponent with every seed; what cannot run has its sentence already."""
     combined = product(parse_seeds(seeds), who, against)
     return [Trial(one, other, seed, _cell(base, one, other, seed)) for seed, one, other in combined]
@@ -147,7 +155,13 @@ def trials(base: Spec, who: Iterable[Contestant], against: Sequence[Opponent], s
 def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
     from rpel.simulation.methods import resolve
 
-    values = {"method": one.method, "rule": one.rule, "attack": other.name, "attack_params": other.params, "seed": seed}
+    values = {
+        "method": one.method,
+        "rule": one.rule,
+        "attack": other.name,
+        "attack_params": other.params,
+        "seed": seed,
+    }
     name = f"{one.label} against {other.label}, seed {seed}"
     try:
         spec = base.replace(**values, seeds=None, name=f"arena-{base.name}".removeprefix("arena-arena-"))
@@ -157,7 +171,7 @@ def _cell(base: Spec, one: Contestant, other: Opponent, seed: int) -> Cell:
     return Cell(values, spec, "", name)
 
 
-# --- what came out ---------------------------------------------------------------------------------------------------
+# --- what came out ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -191,7 +205,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Rank:
-    """A contestant's place: its worst case over attacks by seed, and its leads over the next in the seeds of both."""
+    """A contestant's place: its worst case over attacks by seed,
+    and its leads over the next in the seeds of both."""
 
     contestant: Contestant
     cases: dict[int, float]
@@ -237,11 +252,14 @@ class Standings:
         return next(s for s in self.scores if (s.contestant, s.opponent) == (one, other))
 
     def ranking(self) -> list[Rank]:
-        """From the best worst case to the least; who did not finish against some attack comes after all who did."""
+        """From the best worst case to the least;
+        who did not finish against some attack comes after all who did."""
         ranks = [self._rank(one) for one in self.contestants]
         ranks.sort(key=lambda rank: (rank.unable > 0, not rank.cases, -(rank.worst_case or 0.0)))
         return [
-            replace(rank, leads=tuple(case - after.cases[s] for s, case in rank.cases.items() if s in after.cases))
+            replace(
+                rank, leads=tuple(case - after.cases[s] for s, case in rank.cases.items() if s in after.cases)
+            )
             for rank, after in pairwise(ranks)
         ] + ranks[-1:]
 
@@ -294,10 +312,12 @@ def standings(base: Spec, played: Sequence[Trial], ends: Sequence[Run | str]) ->
 
 def _score(pairs: Sequence[tuple[Trial, Run | str]]) -> Score:
     trial, runs = pairs[0][0], tuple(end for _, end in pairs if isinstance(end, Run))
-    return Score(trial.contestant, trial.opponent, runs, next((end for _, end in pairs if isinstance(end, str)), ""))
+    return Score(
+        trial.contestant, trial.opponent, runs, next((end for _, end in pairs if isinstance(end, str)), "")
+    )
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def to_csv(results: Standings) -> str:
@@ -321,7 +341,9 @@ def latex(results: Standings) -> str:
         numbers = [results.score(rank.contestant, other).number("worst") for other in results.opponents]
         cells = ["--" if value is None else f"{value:.3f}" for value in (*numbers, rank.worst_case)]
         rows.append([rank.contestant.label, *cells])
-    return latex_table(["rule", *(other.label for other in results.opponents), "worst case"], rows, facts(results.base))
+    return latex_table(
+        ["rule", *(other.label for other in results.opponents), "worst case"], rows, facts(results.base)
+    )
 
 
 def facts(base: Spec) -> str:
@@ -333,7 +355,9 @@ def facts(base: Spec) -> str:
     from rpel.simulation.methods import resolve
 
     size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {resolve(base).pull}"
-    return f"{size}, {base.rounds} rounds, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
+    return (
+        f"{size}, {base.rounds} rounds, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
+    )
 
 
 def page(results: Standings) -> str:
@@ -362,7 +386,8 @@ def page(results: Standings) -> str:
 
 def _heat(results: Standings, ranks: Sequence[Rank], column: str) -> list[list[HeatCell]]:
     return [
-        [_heat_cell(results.score(rank.contestant, other), column) for other in results.opponents] for rank in ranks
+        [_heat_cell(results.score(rank.contestant, other), column) for other in results.opponents]
+        for rank in ranks
     ]
 
 
@@ -370,7 +395,9 @@ def _heat_cell(score: Score, column: str) -> HeatCell:
     who = f"{score.contestant.label} against {score.opponent.label}: "
     if not score.ends:
         return HeatCell(None, who + score.error, score.missing)
-    numbers = [f"seed {seed}: mean {mean:.4f}, worst {worst:.4f}" for seed, (mean, worst) in score.ends.items()]
+    numbers = [
+        f"seed {seed}: mean {mean:.4f}, worst {worst:.4f}" for seed, (mean, worst) in score.ends.items()
+    ]
     return HeatCell(score.number(column), who + "; ".join(numbers))
 
 

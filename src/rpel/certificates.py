@@ -1,7 +1,8 @@
 """A member's certificate: self-signed, P-256, known to the others by its fingerprint.
 
-Invariants: the fingerprint (SHA-256 of the DER bytes) identifies a member, never the name; a certificate that could
-sign others (CA:TRUE) is refused. Members' files are read with this module, so it opens no socket and no key.
+Invariants: the fingerprint (SHA-256 of the DER bytes) identifies a member, never the name; a certificate that
+could sign others (CA:TRUE) is refused. Members' files are read with this module,
+so it opens no socket and no key.
 """
 
 import hashlib
@@ -31,7 +32,8 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the others need to know of a certificate; ``pem`` is rewritten from the parsed bytes, so it is one."""
+    """What the others need to know of a certificate; ``pem`` is rewritten from the parsed bytes,
+    so it is one."""
 
     name: str
     fingerprint: str
@@ -48,14 +50,17 @@ def check_id(member: str) -> str:
     """
     if not _ID.fullmatch(member):
         near = re.sub(r"[^A-Za-z0-9._-]+", "-", member).strip("-._")[:64] or "peer-1"
-        raise ValueError(f"id {member!r} is not valid: letters, digits and . _ - (at most 64), such as {near!r}")
+        raise ValueError(
+            f"id {member!r} is not valid: letters, digits and . _ - (at most 64), such as {near!r}"
+        )
     return member
 
 
 def create(
     member: str, days: int = VALID_DAYS, now: datetime | None = None, passphrase: bytes = b""
 ) -> tuple[bytes, str]:
-    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on, so that clocks may differ a little.
+    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on,
+    so that clocks may differ a little.
 
     With a passphrase the key is encrypted by it.
     """
@@ -74,7 +79,9 @@ def create(
         .not_valid_before(start)
         .not_valid_after(start + timedelta(days=days + 1))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(sorted(_PURPOSES, key=lambda oid: oid.dotted_string)), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage(sorted(_PURPOSES, key=lambda oid: oid.dotted_string)), critical=False
+        )
         .sign(key, hashes.SHA256())
     )
     secret = key.private_bytes(
@@ -94,10 +101,14 @@ def read_certificate(pem: str) -> Certificate:
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = certificate.public_key()
     except _UNREADABLE:
-        raise ValueError("a member's certificate must be one PEM block as `rpel peer init` makes it") from None
+        raise ValueError(
+            "a member's certificate must be one PEM block as `rpel peer init` makes it"
+        ) from None
     name = str(names[0].value) if names else ""
     if basic.ca:
-        raise ValueError(f"the certificate of {name!r} is a CA's (CA:TRUE): it could sign for others, so it is refused")
+        raise ValueError(
+            f"the certificate of {name!r} is a CA's (CA:TRUE): it could sign for others, so it is refused"
+        )
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError(f"the certificate of {name!r} has a key that is not on the curve P-256")
     if not set(usage) >= _PURPOSES:
@@ -108,7 +119,9 @@ def read_certificate(pem: str) -> Certificate:
         raise ValueError(f"the certificate of {name!r} is not signed by its own key") from None
     der = certificate.public_bytes(serialization.Encoding.DER)
     text = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    return Certificate(name, fingerprint(der), certificate.not_valid_before_utc, certificate.not_valid_after_utc, text)
+    return Certificate(
+        name, fingerprint(der), certificate.not_valid_before_utc, certificate.not_valid_after_utc, text
+    )
 
 
 def check_certificate(pem: str, now: datetime | None = None) -> Certificate:
@@ -120,7 +133,8 @@ def check_certificate(pem: str, now: datetime | None = None) -> Certificate:
         )
     if now < certificate.not_before:
         raise ValueError(
-            f"the certificate of {certificate.name!r} is valid only from {certificate.not_before:%Y-%m-%d %H:%M} UTC"
+            f"the certificate of {certificate.name!r} is valid only from "
+            f"{certificate.not_before:%Y-%m-%d %H:%M} UTC"
         )
     return certificate
 

@@ -1,4 +1,5 @@
-"""A run's picture as SVG, in the look of `plots` but written here: importing matplotlib takes as long as rounds do."""
+"""A run's picture as SVG, in the look of `plots` but written here:
+importing matplotlib takes as long as rounds do."""
 
 import math
 from collections.abc import Mapping
@@ -93,7 +94,9 @@ def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
 
 
 def _stroke(k: int) -> str:
-    return f"stroke: {COLOURS[k]}; fill: none; stroke-width: 1.7" + ("; stroke-dasharray: 6 4" if k > 1 else "")
+    return f"stroke: {COLOURS[k]}; fill: none; stroke-width: 1.7" + (
+        "; stroke-dasharray: 6 4" if k > 1 else ""
+    )
 
 
 def _mark(k: int, x: float, y: float) -> str:

@@ -27,7 +27,8 @@ _SOON = 30
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, whether it is well, what was found, and, if it is not well, what to do."""
+    """One line: what was looked at, whether it is well, what was found, and, if it is not well,
+    what to do."""
 
     check: str
     ok: bool
@@ -35,8 +36,11 @@ class Check:
     remedy: str = ""
 
 
-def examine(preset: str | None = None, config: Path | None = None, data_dir: str | None = None) -> list[Check]:
-    """All checks: of the machine; of the memory that a preset needs; of a peer's files, port and certificate."""
+def examine(
+    preset: str | None = None, config: Path | None = None, data_dir: str | None = None
+) -> list[Check]:
+    """All checks: of the machine; of the memory that a preset needs; of a peer's files,
+    port and certificate."""
     looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", _python), ("packages", _packages), ("threads", _threads), ("vector units", _vectors),
         ("bfloat16", _bfloat16), ("devices", _devices), ("kernels", _kernels), ("kernel cache", _cache),
@@ -46,10 +50,16 @@ def examine(preset: str | None = None, config: Path | None = None, data_dir: str
     if config is not None:
         looks += [("peer", lambda: _peer(config))]
     remedies = {"peer": "rpel peer init writes one", "data sets": "give a --data-dir that exists"}
-    return [check for name, look in looks for check in _guarded(name, look, remedies.get(name, "python -m pip check"))]
+    return [
+        check
+        for name, look in looks
+        for check in _guarded(name, look, remedies.get(name, "python -m pip check"))
+    ]
 
 
-def _guarded(name: str, look: Callable[[], Iterator[Check]], remedy: str = "python -m pip check") -> list[Check]:
+def _guarded(
+    name: str, look: Callable[[], Iterator[Check]], remedy: str = "python -m pip check"
+) -> list[Check]:
     try:
         return [replace(check, remedy="" if check.ok else check.remedy) for check in look()]
     except ValueError as error:  # one of our own sentences, which says what would be right
@@ -58,7 +68,7 @@ def _guarded(name: str, look: Callable[[], Iterator[Check]], remedy: str = "pyth
         return [Check(name, False, f"{type(error).__name__}: {error}", remedy)]
 
 
-# --- the machine -----------------------------------------------------------------------------------------------------
+# --- the machine --------------------------------------------------------------------------------------------
 
 
 def _python() -> Iterator[Check]:
@@ -85,7 +95,8 @@ def _packages() -> Iterator[Check]:
             have = "0"
         if _numbers(have) < _numbers(requirement[2]):
             wrong.append(
-                f"{requirement[1]} {'is missing' if have == '0' else f'{have} is older than {requirement[2]}'}"
+                f"{requirement[1]} "
+                f"{'is missing' if have == '0' else f'{have} is older than {requirement[2]}'}"
             )
     detail = "; ".join(wrong) or f"all {seen} that rpel needs"
     yield Check("packages", not wrong, detail, "python -m pip install --upgrade rpel")
@@ -101,8 +112,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _threads() -> Iterator[Check]:
-    limits = [f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ]
-    yield Check("threads", True, f"{cores()} of {os.cpu_count()} cores" + (f"; {', '.join(limits)}" if limits else ""))
+    limits = [
+        f"{key}={os.environ[key]}" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if key in os.environ
+    ]
+    yield Check(
+        "threads", True, f"{cores()} of {os.cpu_count()} cores" + (f"; {', '.join(limits)}" if limits else "")
+    )
 
 
 def _devices() -> Iterator[Check]:
@@ -110,7 +125,9 @@ def _devices() -> Iterator[Check]:
     from rpel.backend.torch import missing
 
     reasons = {device: missing(device) for device in ("cuda", "mps")}
-    yield Check("devices", True, "; ".join(["cpu", *(f"{name}: {why or 'there'}" for name, why in reasons.items())]))
+    yield Check(
+        "devices", True, "; ".join(["cpu", *(f"{name}: {why or 'there'}" for name, why in reasons.items())])
+    )
 
 
 def _vectors() -> Iterator[Check]:
@@ -124,15 +141,23 @@ def _vectors() -> Iterator[Check]:
 
 
 def _bfloat16() -> Iterator[Check]:
-    """Whether precision = "bfloat16" pays; that it does not, or not even works, is no fault of the machine."""
+    """Whether precision = "bfloat16" pays; that it does not, or not even works,
+    is no fault of the machine."""
     import llvmlite.binding
 
     from rpel.tasks.checks import bfloat16_gain
 
     features = llvmlite.binding.get_host_cpu_features()
-    units = ", ".join(name for name in ("amx-bf16", "avx512bf16", "bf16") if features.get(name)) or "no unit for it"
+    units = (
+        ", ".join(name for name in ("amx-bf16", "avx512bf16", "bf16") if features.get(name))
+        or "no unit for it"
+    )
     gain = bfloat16_gain()
-    finding = "fails here, only float32 works" if gain is None else f"a wide convolution runs {gain:.2f} times as fast"
+    finding = (
+        "fails here, only float32 works"
+        if gain is None
+        else f"a wide convolution runs {gain:.2f} times as fast"
+    )
     yield Check("bfloat16", True, f"{units}: {finding}")
 
 
@@ -162,7 +187,8 @@ def _cache() -> Iterator[Check]:
 
 
 def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
-    """Data sets that are there. One that is not is downloaded when first used, so that is no fault if it can be."""
+    """Data sets that are there. One that is not is downloaded when first used,
+    so that is no fault if it can be."""
 
     from rpel.config.record import choices
     from rpel.config.spec import DatasetName, load
@@ -199,7 +225,9 @@ def _there(name: str, data_dir: str | None) -> str | None:
 
 def _disk() -> Iterator[Check]:
     free = shutil.disk_usage(Path.cwd()).free
-    yield Check("disk", free >= _LOW_DISK, f"{human_bytes(free)} free here", "make room, or give --out elsewhere")
+    yield Check(
+        "disk", free >= _LOW_DISK, f"{human_bytes(free)} free here", "make room, or give --out elsewhere"
+    )
 
 
 def _memory(preset: str | None) -> Iterator[Check]:
@@ -213,7 +241,8 @@ def _memory(preset: str | None) -> Iterator[Check]:
     spec = load(preset)
     shape = (1, 8, 8) if "8x8" in spec.dataset else NETWORKS[spec.model].input_shape
     d, honest = parameter_count(model(spec.model, shape)), spec.nodes - spec.byzantine
-    needed = 16 * honest * d + 1e9  # models, momenta and a table of two rows a node, 4 bytes each; and the libraries
+    # models, momenta and a table of two rows a node, 4 bytes each; and the libraries
+    needed = 16 * honest * d + 1e9
     enough = not total or needed < total
     detail = f"{preset} needs about {human_bytes(needed)} (d = {d:,}); {human_bytes(total)} are free"
     yield Check("memory", enough, detail, "fewer --nodes, a smaller --model, or a larger machine")
@@ -246,7 +275,7 @@ def _synchronised() -> bool | None:
     return None if state < 0 else bool(state != 5)  # TIME_ERROR
 
 
-# --- a peer ----------------------------------------------------------------------------------------------------------
+# --- a peer -------------------------------------------------------------------------------------------------
 
 
 def _peer(path: Path) -> Iterator[Check]:
@@ -254,8 +283,12 @@ def _peer(path: Path) -> Iterator[Check]:
 
     config = Config.load(path)
     yield Check("peer.toml", True, f"{path}: {config.id}")
-    yield from _guarded("members", lambda: _members(config), "rpel network new writes it; all members hold the same")
-    yield from _guarded("certificate", lambda: _certificate(config), "rpel peer init makes a key and a certificate")
+    yield from _guarded(
+        "members", lambda: _members(config), "rpel network new writes it; all members hold the same"
+    )
+    yield from _guarded(
+        "certificate", lambda: _certificate(config), "rpel peer init makes a key and a certificate"
+    )
     yield from _guarded("port", lambda: _port(config.listen), "choose another listen in peer.toml")
 
 
@@ -275,7 +308,11 @@ def _certificate(config: Any) -> Iterator[Check]:
     certificate = read_certificate(config.certificate.read_text("utf-8"))
     left = certificate.not_after - datetime.now(UTC)
     remedy = "rpel peer init --dir new makes another; all members need its entry (rotating a key)"
-    state = f"valid for {left.days} more days" if left.days >= 0 else f"expired on {certificate.not_after:%Y-%m-%d}"
+    state = (
+        f"valid for {left.days} more days"
+        if left.days >= 0
+        else f"expired on {certificate.not_after:%Y-%m-%d}"
+    )
     yield Check("certificate", left.days > _SOON, f"{config.certificate}: {state}", remedy)
     mode = config.key.stat().st_mode & 0o077
     detail = f"{config.key} is {'readable by others' if mode else 'private'}"

@@ -12,7 +12,8 @@ class BudgetSpentError(RuntimeError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The rest of a sentence about an unknown word: the choice that was meant, or all of them when none is near.
+    """The rest of a sentence about an unknown word: the choice that was meant,
+    or all of them when none is near.
 
     >>> nearest("alei", ["alie", "foe"])
     "the nearest is 'alie' (of alie, foe)"
@@ -22,5 +23,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     options = list(choices)
     close = get_close_matches(word, options, n=1, cutoff=0.6)
     if close:
-        return f"the nearest is {close[0]!r}" + (f" (of {', '.join(options)})" if len(options) <= _FEW else "")
+        return f"the nearest is {close[0]!r}" + (
+            f" (of {', '.join(options)})" if len(options) <= _FEW else ""
+        )
     return f"choose one of {', '.join(options[:_LISTED])}{', …' if len(options) > _LISTED else ''}"

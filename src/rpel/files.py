@@ -1,4 +1,5 @@
-"""Files that are complete or not there: temporary file, fsync, rename, fsync of the folder. Locks between processes."""
+"""Files that are complete or not there: temporary file, fsync, rename, fsync of the folder.
+Locks between processes."""
 
 import contextlib
 import fcntl
@@ -50,7 +51,8 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold a lock file, made if need be, against other processes and threads; freed even by a process that is killed.
+    """Hold a lock file, made if need be, against other processes and threads;
+    freed even by a process that is killed.
 
     Without ``wait``: BlockingIOError if another holds it.
 
@@ -66,4 +68,5 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open, too: closing would not do
+            # a child forked meanwhile has the file open, too: closing would not do
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,7 +1,8 @@
-"""Fixed graphs for the baselines: connected, with as many edges as RPEL sends messages for, and their weights.
+"""Fixed graphs for the baselines: connected, with as many edges as RPEL sends messages for,
+and their weights.
 
-K = ⌊ns/2⌋ edges: a uniform random labelled tree first, then uniform extra edges, so that the graph is connected and
-otherwise as random as its size allows.
+K = ⌊ns/2⌋ edges: a uniform random labelled tree first, then uniform extra edges, so that the graph is
+connected and otherwise as random as its size allows.
 """
 
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ class Graph:
     def neighbour_weights(self) -> Floats:
         """(n, largest degree) the Metropolis weights of the neighbours, 0 padded."""
         near = np.maximum(self.neighbours, 0)
-        return np.asarray((self.neighbours >= 0) / (1.0 + np.maximum(self.degree[:, None], self.degree[near])))
+        return np.asarray(
+            (self.neighbours >= 0) / (1.0 + np.maximum(self.degree[:, None], self.degree[near]))
+        )
 
     @cached_property
     def own_weights(self) -> Floats:
@@ -136,7 +139,8 @@ def _tree(nodes: list[int], coins: np.random.Generator) -> list[tuple[int, int]]
 
 
 class _Pairs:
-    """All pairs i < j of nodes that may become neighbours, in ascending order, by their number; none is ever listed.
+    """All pairs i < j of nodes that may become neighbours, in ascending order, by their number;
+    none is ever listed.
 
     partners: for the nodes of each kind (n,), in ascending order, those they may be joined to.
     """
@@ -181,9 +185,13 @@ def _array(pairs: list[tuple[int, int]]) -> Integers:
 def _check(nodes: int, edges: int, pull: int) -> None:
     if edges < nodes - 1:
         least = -(-2 * (nodes - 1) // nodes)
-        raise ValueError(f"pull {pull} gives {edges} edges, too few to connect {nodes} nodes: at least pull {least}")
+        raise ValueError(
+            f"pull {pull} gives {edges} edges, too few to connect {nodes} nodes: at least pull {least}"
+        )
     if edges > nodes * (nodes - 1) // 2:
-        raise ValueError(f"pull {pull} gives {edges} edges, more than {nodes} nodes can have: at most pull {nodes - 1}")
+        raise ValueError(
+            f"pull {pull} gives {edges} edges, more than {nodes} nodes can have: at most pull {nodes - 1}"
+        )
 
 
 def random_graph(nodes: int, pull: int, seed: int) -> Graph:
@@ -201,9 +209,11 @@ def random_graph(nodes: int, pull: int, seed: int) -> Graph:
 
 
 def honest_first(nodes: int, pull: int, hostile: NDArray[np.bool_], seed: int) -> Graph:
-    """As in the earlier works: a connected honest part first, then the hostile nodes attached; ⌊n·s/2⌋ edges in all.
+    """As in the earlier works: a connected honest part first, then the hostile nodes attached;
+    ⌊n·s/2⌋ edges in all.
 
-    The honest part gets its share of the edges (that of the pairs), at least a tree; each hostile node at least one.
+    The honest part gets its share of the edges (that of the pairs), at least a tree;
+    each hostile node at least one.
 
     >>> graph = honest_first(30, 3, np.arange(30) >= 28, seed=0)
     >>> graph.edges, graph.honest_connected(np.arange(30) >= 28)
@@ -222,7 +232,8 @@ def honest_first(nodes: int, pull: int, hostile: NDArray[np.bool_], seed: int) -
 
 
 def most_central(graph: Graph, count: int) -> NDArray[np.bool_]:
-    """(n,) the ``count`` nodes that adversarial placement takes: greedily those that touch the most honest nodes.
+    """(n,) the ``count`` nodes that adversarial placement takes:
+    greedily those that touch the most honest nodes.
 
     >>> star = Graph.of(np.array([[False, True, True], [True, False, False], [True, False, False]]))
     >>> most_central(star, 1)

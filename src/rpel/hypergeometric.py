@@ -1,8 +1,8 @@
 """The hypergeometric law with tails that can be trusted: how many of the pulled peers are hostile.
 
 Invariant: a tail is a sum of positive terms, made by ratios from the mode outwards and added smallest first,
-never a difference of large logarithms. So its relative error stays near 1e-13 even for a population of 10⁹, where
-scipy's tail is about 1e-7 off.
+never a difference of large logarithms. So its relative error stays near 1e-13 even for a population of 10⁹,
+where scipy's tail is about 1e-7 off.
 """
 
 import math
@@ -30,14 +30,16 @@ def pmf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     ratio = (marked - k) * (draws - k) / ((k + 1) * (population - marked - draws + k + 1))
     at = mode - low
     upward = np.cumprod(ratio[at:])
-    with np.errstate(divide="ignore"):  # far below the mode the weights underflow to zero, which is what they are
+    # far below the mode the weights underflow to zero, which is what they are
+    with np.errstate(divide="ignore"):
         downward = np.cumprod(1 / ratio[:at][::-1])[::-1]
     weights = np.concatenate([downward, [1.0], upward])
     return low, weights / weights.sum()
 
 
 def tail(population: int, marked: int, draws: int) -> tuple[int, Floats]:
-    """P(X > k) for k in the window of :func:`pmf`, smallest terms added first; 1 below the window and 0 above it.
+    """P(X > k) for k in the window of :func:`pmf`, smallest terms added first;
+    1 below the window and 0 above it.
 
     >>> float(tail(population=99, marked=10, draws=15)[1][7].round(9))
     1.467e-06
@@ -59,4 +61,6 @@ def log_cdf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     low, p = pmf(population, marked, draws)
     above = _above(p)
     with np.errstate(divide="ignore"):
-        return low, np.where(above < 0.5, np.log1p(-np.minimum(above, 0.5)), np.log(np.minimum(np.cumsum(p), 1.0)))
+        return low, np.where(
+            above < 0.5, np.log1p(-np.minimum(above, 0.5)), np.log(np.minimum(np.cumsum(p), 1.0))
+        )

@@ -1,9 +1,10 @@
-"""How much somebody who guesses who was there gives away of a mechanism: scores of those who were and who were not.
+"""How much somebody who guesses who was there gives away of a mechanism:
+scores of those who were and who were not.
 
-The lower bound on ε is that of Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (2023),
-theorem 5.2: each of m canaries is there by a fair coin of its own, r of them are guessed, v of the guesses are right.
-Under (ε, δ) so many right guesses have at most a certain probability; the ε at which it passes 1 − confidence is the
-bound. Invariant: how many are guessed never depends on which guesses are right.
+The lower bound on ε is that of Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run"
+(2023), theorem 5.2: each of m canaries is there by a fair coin of its own, r of them are guessed, v of the
+guesses are right. Under (ε, δ) so many right guesses have at most a certain probability; the ε at which it
+passes 1 − confidence is the bound. Invariant: how many are guessed never depends on which guesses are right.
 """
 
 import math
@@ -17,12 +18,14 @@ from rpel.types import Floats
 
 CONFIDENCE = 0.999
 _GUESSES = ((2, 2), (8, 8), (4, 0), (16, 0))
-"""One in so many canaries is guessed to be there, and one in so many (0: none) not to be; the most telling ones. Weak
-signals show in few guesses, strong ones in many; who was never drawn into a batch looks as if it were not there."""
+"""One in so many canaries is guessed to be there, and one in so many (0: none) not to be; the most telling
+ones. Weak signals show in few guesses, strong ones in many;
+who was never drawn into a batch looks as if it were not there."""
 
 
 def auc(inside: Floats, outside: Floats) -> float:
-    """The probability that a member scores higher than a non-member, ties counting half; NaN where one is missing.
+    """The probability that a member scores higher than a non-member, ties counting half;
+    NaN where one is missing.
 
     >>> auc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
     0.875
@@ -55,10 +58,11 @@ class Audit:
 
 
 def audit(scores: Floats, included: NDArray[np.bool_], delta: float, confidence: float = CONFIDENCE) -> Audit:
-    """The lower bound on ε that holds with that confidence, from canaries' scores (m,) and whether each was there.
+    """The lower bound on ε that holds with that confidence, from canaries' scores (m,)
+    and whether each was there.
 
-    The highest scores are guessed to be there and the lowest not to be, in several numbers of guesses that are fixed
-    beforehand; each has its share of the doubt.
+    The highest scores are guessed to be there and the lowest not to be, in several numbers of guesses that
+    are fixed beforehand; each has its share of the doubt.
 
     >>> coins = np.arange(200) % 2 == 0
     >>> round(audit(coins + 0.0, coins, 1e-5).epsilon, 2), audit(np.zeros(200), coins, 1e-5).epsilon
@@ -75,13 +79,17 @@ def audit(scores: Floats, included: NDArray[np.bool_], delta: float, confidence:
 
 
 def most(canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The lower bound that :func:`audit` would give if every guess were right: no more can be shown with so many."""
+    """The lower bound that :func:`audit` would give if every guess were right:
+    no more can be shown with so many."""
     coins = np.arange(canaries) % 2 == 0
     return audit(coins + 0.0, coins, delta, confidence).epsilon
 
 
-def least_epsilon(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest ε under which so many right guesses of so many would still have a probability below 1 − confidence.
+def least_epsilon(
+    canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """The largest ε under which so many right guesses of so many would still have a probability below 1 −
+    confidence.
 
     >>> round(least_epsilon(100, 100, 100, 0.0), 2), least_epsilon(100, 100, 50, 0.0)
     (2.64, 0.0)
@@ -94,7 +102,9 @@ def least_epsilon(canaries: int, guesses: int, right: int, delta: float, confide
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if _probability(canaries, guesses, right, middle, delta) < doubt else (low, middle)
+        low, high = (
+            (middle, high) if _probability(canaries, guesses, right, middle, delta) < doubt else (low, middle)
+        )
     return low
 
 

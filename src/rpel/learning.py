@@ -22,7 +22,8 @@ class Gradients(Protocol):
         """The common initial model (d,)."""
 
     def local_state(self, h: int) -> Models:
-        """(h, q) what stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first."""
+        """(h, q) what stays with h nodes and is never exchanged (BatchNorm's statistics),
+        as it is at first."""
 
     def gradient(
         self, x: Models, local: Models, ids: Integers, t: int, k: int, out: Models | None = None
@@ -43,7 +44,8 @@ class LocalSteps:
         return x, self.remembers(x)
 
     def remembers(self, x: Models) -> Arrays:
-        """What nodes with these models remember before their first step; all but the task's buffers is zero."""
+        """What nodes with these models remember before their first step;
+        all but the task's buffers is zero."""
         return self._zeros(x) | {"buffers": self.backend.array(self.task.local_state(len(x)))}
 
     def _zeros(self, x: Models) -> Arrays:
@@ -76,8 +78,10 @@ class MomentumSGD(LocalSteps):
         half, at = self.backend.empty(len(x), x) if out is None else out, x
         scratch = None if self.scratch is None else self.scratch[: len(x)]
         for k in range(self.steps if len(nodes) else 0):
-            g, state["buffers"][:] = self.task.gradient(at, state["buffers"], nodes, t, k, out=scratch)  # lines 3-4
-            self.backend.momentum_step(at, state["momentum"], g, self.beta, self.lr(t), self.decay, out=half)  # 5-6
+            # lines 3-4
+            g, state["buffers"][:] = self.task.gradient(at, state["buffers"], nodes, t, k, out=scratch)
+            # 5-6
+            self.backend.momentum_step(at, state["momentum"], g, self.beta, self.lr(t), self.decay, out=half)
             at = half
         return half, state
 
@@ -86,8 +90,8 @@ class MomentumSGD(LocalSteps):
 class NesterovOuter:
     """An outer step for many local steps (DiLoCo): Δ = x − z, v ← μv + Δ, x ← x − η(Δ + μv).
 
-    x is a node's model before its local steps, z what line 9 returned. A node that could not aggregate goes on from its
-    half-step and keeps its v.
+    x is a node's model before its local steps, z what line 9 returned. A node that could not aggregate goes
+    on from its half-step and keeps its v.
     """
 
     lr: float = 0.7
@@ -106,7 +110,8 @@ class NesterovOuter:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Line 9 for a rule that may draw at random or change over time: it is told the round and the nodes' numbers.
+    """Line 9 for a rule that may draw at random or change over time:
+    it is told the round and the nodes' numbers.
 
     ids(t): (n,) the numbers of all nodes in round t, of which ``nodes`` are some.
     """
@@ -143,7 +148,9 @@ def aggregate(
     kernels, context = kernels or backend("numba"), context or rule.context
     if received.moves is not None:
         kernels = cast(Backend, Moving(kernels, received.moves))
-    known = received.finite if received.finite is not None and received.moves is None else np.empty(0, np.bool_)
+    known = (
+        received.finite if received.finite is not None and received.moves is None else np.empty(0, np.bool_)
+    )
     finite = np.concatenate([known, np.asarray(kernels.finite_rows(received.table[len(known) :]))])
     present = received.index >= 0
     usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
@@ -159,7 +166,11 @@ def aggregate(
     kernels.put(x, unfit, kernels.take(half, unfit))
     if not unfit.all():
         some = ~unfit
-        given |= {key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))}
-        aggregates = rule.aggregate(received.table, received.index[some], context=context.among(some), **given)
+        given |= {
+            key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))
+        }
+        aggregates = rule.aggregate(
+            received.table, received.index[some], context=context.among(some), **given
+        )
         kernels.put(x, some, aggregates)
     return x, done

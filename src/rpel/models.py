@@ -1,10 +1,11 @@
 """The paper's networks, built from its own notation, and their parameters as one vector.
 
-``C(20)-R-M-C(20)-R-M-L(500)-R-L(10)-S`` reads: C(n) convolution to n channels, R rectifier, M max pooling by 2, B batch
-normalisation, D dropout, L(n) linear to n values (images are flattened before the first), S log-softmax.
+``C(20)-R-M-C(20)-R-M-L(500)-R-L(10)-S`` reads: C(n) convolution to n channels, R rectifier, M max pooling by
+2, B batch normalisation, D dropout, L(n) linear to n values (images are flattened before the first),
+S log-softmax.
 
-Invariant: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay with their
-node.
+Invariant: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay
+with their node.
 """
 
 import re
@@ -23,7 +24,8 @@ _LAST_WIDTH = re.compile(r"L\(\d+\)(?!.*L\()")
 
 @dataclass(frozen=True)
 class Network:
-    """A named network: the paper's notation, the kernel and padding of its convolutions, and the images it expects."""
+    """A named network: the paper's notation, the kernel and padding of its convolutions,
+    and the images it expects."""
 
     notation: str
     input_shape: tuple[int, ...]
@@ -51,7 +53,8 @@ def model(
     dropout: float = 0.25,
     seed: int = 0,
 ) -> nn.Module:
-    """A network by name (see NETWORKS) or notation; what is left out is the named network's, or kernel 5 padding 0.
+    """A network by name (see NETWORKS) or notation; what is left out is the named network's,
+    or kernel 5 padding 0.
 
     A named network takes the number of classes given; a notation must already say it.
 
@@ -101,7 +104,8 @@ def build(
     dropout: float = 0.25,
     seed: int = 0,
 ) -> nn.Module:
-    """The network a notation describes, for inputs of shape (C, H, W) or (features,), with PyTorch's initialisation.
+    """The network a notation describes, for inputs of shape (C, H, W) or (features,),
+    with PyTorch's initialisation.
 
     The initial values come from (seed, "init") alone; PyTorch's global generator is neither read nor moved.
 
@@ -133,7 +137,9 @@ def _seeded(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 class _Builder:
     """Walks over the tokens, keeping the shape that the next layer will see."""
 
-    def __init__(self, notation: str, shape: tuple[int, ...], kernel: int, padding: int, dropout: float) -> None:
+    def __init__(
+        self, notation: str, shape: tuple[int, ...], kernel: int, padding: int, dropout: float
+    ) -> None:
         self.notation, self.shape = notation, shape
         self.kernel, self.padding, self.dropout = kernel, padding, dropout
         self.layers: list[nn.Module] = []
@@ -169,7 +175,9 @@ class _Builder:
 
     def _fits(self, channels: int, height: int, width: int) -> None:
         if min(height, width) < 1:
-            raise ValueError(f"{self.where}: the image of {self.shape[1]} × {self.shape[2]} is too small for it")
+            raise ValueError(
+                f"{self.where}: the image of {self.shape[1]} × {self.shape[2]} is too small for it"
+            )
         self.shape = (channels, height, width)
 
     def convolution(self, width: int) -> None:
@@ -248,7 +256,8 @@ class _Block(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Texts as numbers of characters (N, length): scores of the next character after each, (N, characters, length).
+    """Texts as numbers of characters (N, length): scores of the next character after each, (N, characters,
+    length).
 
     >>> network = CausalTransformer()
     >>> network(torch.zeros(2, 64, dtype=torch.int64)).shape, parameter_count(network)
@@ -280,7 +289,9 @@ class _Residual(nn.Module):
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(_normed(inside, outside, 3, stride), nn.ReLU(), _normed(outside, outside, 3, 1))
+        self.layers = nn.Sequential(
+            _normed(inside, outside, 3, stride), nn.ReLU(), _normed(outside, outside, 3, 1)
+        )
         same = stride == 1 and inside == outside
         self.around = nn.Identity() if same else _normed(inside, outside, 1, stride)
 
@@ -289,7 +300,8 @@ class _Residual(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for images of 32 × 32 pixels (N, 3, 32, 32), with GroupNorm, which leaves nothing at its node.
+    """ResNet-18 for images of 32 × 32 pixels (N, 3, 32, 32), with GroupNorm,
+    which leaves nothing at its node.
 
     >>> parameter_count(ResNet18())
     11173962
@@ -353,7 +365,8 @@ def unflatten(module: nn.Module, vector: Tensor) -> None:
     """
     if vector.shape != (parameter_count(module),):
         raise ValueError(
-            f"the module has {parameter_count(module)} parameters, but the vector's shape is {tuple(vector.shape)}"
+            f"the module has {parameter_count(module)} parameters, but the vector's shape is "
+            f"{tuple(vector.shape)}"
         )
     with torch.no_grad():
         parts = torch.split(vector, [parameter.numel() for parameter in module.parameters()])

@@ -1,7 +1,8 @@
 """The paper's local step as a torch optimiser, for those who write their own training loop.
 
-m ← βm + (1 − β)g from m = 0 without bias correction, then x ← x − η(m + λx). The decay acts after the momentum, so it
-is never averaged into m; `torch.optim.SGD` does both differently (m ← βm + g, with λx inside g).
+m ← βm + (1 − β)g from m = 0 without bias correction, then x ← x − η(m + λx). The decay acts after the
+momentum, so it is never averaged into m; `torch.optim.SGD` does both differently (m ← βm + g,
+with λx inside g).
 """
 
 from collections.abc import Callable

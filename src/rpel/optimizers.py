@@ -1,10 +1,10 @@
 """Local steps by other optimisers than the paper's: torch's, for many nodes at once where the form is known.
 
 Invariants:
-- what an optimiser remembers is one row for each node, beside the node's other local state: it is checkpointed and
-  never exchanged, and a resumed run goes on with the same bits;
-- SGD, Adam and AdamW work on each number by itself, so many nodes step at once, as one tensor; with any other class
-  every node has an optimiser of its own over the parameters of its model;
+- what an optimiser remembers is one row for each node, beside the node's other local state: it is
+  checkpointed and never exchanged, and a resumed run goes on with the same bits;
+- SGD, Adam and AdamW work on each number by itself, so many nodes step at once, as one tensor; with any other
+  class every node has an optimiser of its own over the parameters of its model;
 - nothing depends on which nodes stand beside a node, nor on the number of threads or workers.
 
 Plain twin: the torch optimiser itself, in a plain loop.
@@ -35,10 +35,11 @@ _EACH_NUMBER = tuple(BY_NAME.values())
 
 
 def factory(optimizer: Any, lr: float, weight_decay: float, parameters: Mapping[str, Any]) -> Factory:
-    """The maker of optimisers that a name, a class or a maker stands for; ValueError if its parameters do not fit.
+    """The maker of optimisers that a name, a class or a maker stands for;
+    ValueError if its parameters do not fit.
 
-    A class gets lr and, if it takes one and none is among the parameters, weight_decay. A maker is called with the
-    parameters of a model, and with those given here.
+    A class gets lr and, if it takes one and none is among the parameters, weight_decay. A maker is called
+    with the parameters of a model, and with those given here.
 
     >>> made = factory("adamw", 0.1, 0.01, {"betas": (0.9, 0.95)})([nn.Parameter(torch.zeros(2))])
     >>> type(made).__name__, made.defaults["weight_decay"], made.defaults["betas"]
@@ -53,7 +54,9 @@ def factory(optimizer: Any, lr: float, weight_decay: float, parameters: Mapping[
         given = {"lr": lr} | ({"weight_decay": weight_decay} if "weight_decay" in known else {}) | given
         wrong = next((key for key in given if key not in known), None)
         if wrong is not None:
-            raise ValueError(f"optimizer {kind.__name__} has no parameter {wrong!r}: {nearest(wrong, list(known)[1:])}")
+            raise ValueError(
+                f"optimizer {kind.__name__} has no parameter {wrong!r}: {nearest(wrong, list(known)[1:])}"
+            )
 
     def make(some: list[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = kind(some, **given)
@@ -77,7 +80,8 @@ def _check(make: Factory) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor of an optimiser's state lies in a node's row: of which parameter, its name, its numbers."""
+    """Where one tensor of an optimiser's state lies in a node's row: of which parameter, its name,
+    its numbers."""
 
     parameter: int
     name: str
@@ -118,8 +122,8 @@ def _places(make: Factory, shapes: tuple[tuple[int, ...], ...]) -> tuple[Place, 
 class TorchSteps(LocalSteps):
     """Lines 3-6 with a torch optimiser in the place of lines 5 and 6, ``steps`` times a round.
 
-    make: of :func:`factory`. lr(t): the rate of round t; a maker's own rates are multiplied by lr(t)/lr(1), a class has
-    lr(t). shapes: of the model's parameters, in the order of its vector.
+    make: of :func:`factory`. lr(t): the rate of round t; a maker's own rates are multiplied by lr(t)/lr(1), a
+    class has lr(t). shapes: of the model's parameters, in the order of its vector.
     """
 
     task: Gradients
@@ -147,9 +151,13 @@ class TorchSteps(LocalSteps):
         half[:] = x
         scratch = None if self.scratch is None else self.scratch[: len(x)]
         for k in range(self.steps if len(nodes) else 0):
-            g, state["buffers"][:] = self.task.gradient(half, state["buffers"], nodes, t, k, out=scratch)  # lines 3-4
+            # lines 3-4
+            g, state["buffers"][:] = self.task.gradient(half, state["buffers"], nodes, t, k, out=scratch)
             for some in self._alike(state["steps"][:, 0]):
-                kept, taken = (state["optimizer"][some], state["numbers"][some]), int(state["steps"][some][0, 0])
+                kept, taken = (
+                    (state["optimizer"][some], state["numbers"][some]),
+                    int(state["steps"][some][0, 0]),
+                )
                 self._step(half[some], g[some], *kept, taken, t)
             state["steps"] += 1
         return half, state
@@ -195,14 +203,16 @@ class TorchSteps(LocalSteps):
             kept_[:, place.columns] = value.detach().to(kept_.dtype).reshape(rows, -1)
 
     def _cut(self, rows: Tensor) -> list[nn.Parameter]:
-        """The parameters of these nodes, as views: of many nodes their rows, of one the tensors of its model."""
+        """The parameters of these nodes, as views: of many nodes their rows,
+        of one the tensors of its model."""
         if self.together:
             return [nn.Parameter(rows)]
         parts = torch.split(rows[0], [int(np.prod(shape)) for shape in self.shapes])
         return [nn.Parameter(part.view(shape)) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _restored(self, kept: Models, numbers: Floats, place: Place) -> Any:
-        """A tensor of the state, as the optimiser left it; counts of steps are common to nodes that step together."""
+        """A tensor of the state, as the optimiser left it;
+        counts of steps are common to nodes that step together."""
         if place.alone:
             return torch.tensor(numbers[0, place.columns.start], dtype=place.dtype)
         values = _tensor(kept)[:, place.columns]

@@ -1,7 +1,8 @@
 """Figures from plain arrays, all by matplotlib, which is imported when something is drawn and not before.
 
-An SVG keeps its text as text and follows the reader's light or dark theme: it is drawn in light colours, and a style
-sheet inside it maps each of them (``DARK``) where the screen is dark. Tools that know no style sheets see it light.
+An SVG keeps its text as text and follows the reader's light or dark theme: it is drawn in light colours, and
+a style sheet inside it maps each of them (``DARK``) where the screen is dark.
+Tools that know no style sheets see it light.
 """
 
 import io
@@ -28,8 +29,9 @@ MARKERS = "osD^vP*X"
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'.replace('"', "'")
 
 DARK = {
-    PAPER: "#14181c", INK: "#e6eaee", SOFT: "#9ba6b1", GRID: "#333b43", "#0072b2": "#59a3cd", "#d55e00": "#f0874a",
-    "#009e73": "#3fc79c", "#cc79a7": "#dfa5c4", "#e69f00": "#f0bd4f", "#56b4e9": "#8fd0f4",
+    PAPER: "#14181c", INK: "#e6eaee", SOFT: "#9ba6b1", GRID: "#333b43", "#0072b2": "#59a3cd",
+    "#d55e00": "#f0874a", "#009e73": "#3fc79c", "#cc79a7": "#dfa5c4", "#e69f00": "#f0bd4f",
+    "#56b4e9": "#8fd0f4",
 }  # fmt: skip
 """Each colour of a drawing, and the one in its place on a dark screen."""
 
@@ -51,7 +53,7 @@ def dark_style() -> str:
     return f"@media screen and (prefers-color-scheme:dark){{{rules}}}"
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures ------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -77,7 +79,9 @@ def canvas(width: float = 7.0, height: float = 4.2) -> "tuple[Figure, Axes]":
     return figure, plain(figure.add_subplot())
 
 
-def panels(width: float, height: float, rows: int, columns: int, **shared: Any) -> "tuple[Figure, NDArray[Any]]":
+def panels(
+    width: float, height: float, rows: int, columns: int, **shared: Any
+) -> "tuple[Figure, NDArray[Any]]":
     """A figure of several axes, (rows, columns) of them."""
     figure = _shown()(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **shared)
@@ -103,14 +107,16 @@ def plain(axes: "Axes") -> "Axes":
 
 
 def curve(axes: "Axes", x: Any, y: "NDArray[Any]", colour: str, alpha: float = 0.2, **style: Any) -> None:
-    """The mean of y (k, e) over its rows, and a band from the lowest to the highest where there are several."""
+    """The mean of y (k, e) over its rows, and a band from the lowest to the highest where there are
+    several."""
     axes.plot(x, y.mean(axis=0), color=colour, **style)
     if len(y) > 1:
         axes.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=alpha, linewidth=0)
 
 
 def widths(curves: "Sequence[tuple[Sequence[float], NDArray[Any]]]", height: float = 1.0) -> list[float]:
-    """A line width for each curve (x, y), in the order in which they are drawn: wider where later ones cover it.
+    """A line width for each curve (x, y), in the order in which they are drawn:
+    wider where later ones cover it.
 
     >>> import numpy as np
     >>> rounds, flat = [0, 10], np.array([0.1, 0.1])
@@ -123,14 +129,17 @@ def widths(curves: "Sequence[tuple[Sequence[float], NDArray[Any]]]", height: flo
         (x, y), (other, values) = curves[i], curves[j]
         with np.errstate(invalid="ignore"):
             apart = np.abs(np.interp(x, other, values) - y)
-        return bool(np.median(apart[np.isfinite(apart)]) < _NEAR * height) if np.isfinite(apart).any() else False
+        return (
+            bool(np.median(apart[np.isfinite(apart)]) < _NEAR * height) if np.isfinite(apart).any() else False
+        )
 
     above = [sum(covers(j, i) for j in range(i + 1, len(curves))) for i in range(len(curves))]
     return [1.8 + 2.4 * min(count, 3) for count in above]
 
 
 def shade(value: float) -> tuple[str, str]:
-    """The colour of a cell with a value from 0 to 1, and of letters on it: cividis, alike for the colour-blind.
+    """The colour of a cell with a value from 0 to 1, and of letters on it: cividis,
+    alike for the colour-blind.
 
     >>> shade(0.0), shade(1.0)
     (('#00224e', '#fdfdfd'), ('#fee838', '#010101'))
@@ -153,15 +162,15 @@ def stamp(axes: "Axes", words: str) -> None:
         name(text, "stamp")
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def save(figure: "Figure", path: str | Path, style: Style = "screen") -> None:
     """Write the figure in the format of its suffix (.svg, .png, .pdf), making the folder when it is missing.
 
-    ``style="paper"`` sets it for one column of a paper: 3.4 inches wide, 8-point Times-like letters, no title (a paper
-    has a caption). Equal data give equal bytes: no dates, and the names inside an SVG come from its content alone.
-    Raises ValueError for a format matplotlib cannot write, and for a name without suffix.
+    ``style="paper"`` sets it for one column of a paper: 3.4 inches wide, 8-point Times-like letters, no title
+    (a paper has a caption). Equal data give equal bytes: no dates, and the names inside an SVG come from its
+    content alone. Raises ValueError for a format matplotlib cannot write, and for a name without suffix.
     """
     import matplotlib
 
@@ -196,7 +205,8 @@ def svg(figure: "Figure", follows: bool = True, salt: str = "rpel") -> str:
 
 
 def name(artist: Any, kind: str, curve: int | None = None, title: str = "") -> None:
-    """Give a drawn thing a class, the number of its curve, and words under the pointer, for pages that show it."""
+    """Give a drawn thing a class, the number of its curve, and words under the pointer,
+    for pages that show it."""
     artist.set_gid("rpel-" + "|".join([quote(kind), "" if curve is None else str(curve), quote(title)]))
 
 
@@ -209,13 +219,16 @@ def _named(match: re.Match[str]) -> str:
 
 
 def inline(figure: "Figure", salt: str) -> str:
-    """What is inside the SVG, for a page that has the style sheet: no names that another drawing may have, no links.
+    """What is inside the SVG, for a page that has the style sheet: no names that another drawing may have,
+    no links.
 
     Nothing is clipped, so what is drawn must stay within its axes. ``salt`` tells drawings of one page apart.
     """
     figure.patch.set_visible(False)
     inside = svg(figure, salt=salt).partition("</metadata>")[2].rpartition("</svg>")[0]
-    inside = re.sub(r"<style.*?</style>|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"", "", inside, flags=re.DOTALL)
+    inside = re.sub(
+        r"<style.*?</style>|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"", "", inside, flags=re.DOTALL
+    )
     return re.sub(r' id="(?!m[0-9a-f]{10}")[^"]*"|<!--.*?-->', "", inside)
 
 
@@ -253,7 +266,7 @@ def _for_paper(figure: "Figure") -> None:
         line.set(linewidth=line.get_linewidth() * 0.6, markersize=line.get_markersize() * 0.6)
 
 
-# --- drawings --------------------------------------------------------------------------------------------------------
+# --- drawings -----------------------------------------------------------------------------------------------
 
 
 def accuracy(

@@ -95,7 +95,8 @@ def _look_here(package: str, here: Path) -> None:
 
 @cache
 def registered(group: str) -> dict[str, EntryPoint]:
-    """What installed packages register under an entry point group such as ``rpel.rules``, not yet imported."""
+    """What installed packages register under an entry point group such as ``rpel.rules``,
+    not yet imported."""
     return {point.name: point for point in entry_points(group=group)}
 
 
@@ -109,7 +110,8 @@ def load_registered(group: str, name: str) -> Any:
 
 
 def find(group: str, name: str, ours: Iterable[str], folder: Path | None = None) -> Any:
-    """What a name stands for that is not one of ours: ``module:object`` (see :func:`load`), or registered by a package.
+    """What a name stands for that is not one of ours: ``module:object`` (see :func:`load`),
+    or registered by a package.
 
     >>> find("rpel.rules", "medien", ["mean", "median"])
     Traceback (most recent call last):
@@ -135,14 +137,19 @@ def about(group: str, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def origins(group: str, names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """(name, object, package and version) of those of the names that are not the library's own, already loadable."""
+    """(name, object, package and version) of those of the names that are not the library's own,
+    already loadable."""
     for name in names:
         if is_own(name):
             thing = load(name, group.rpartition(".")[2])
             yield name, thing, _version(getattr(thing, "__module__", None) or type(thing).__module__)
         elif name in registered(group):
             point = registered(group)[name]
-            yield name, load_registered(group, name), f"{point.dist.name} {point.dist.version}" if point.dist else ""
+            yield (
+                name,
+                load_registered(group, name),
+                f"{point.dist.name} {point.dist.version}" if point.dist else "",
+            )
 
 
 def _version(module: str) -> str:
@@ -152,16 +159,17 @@ def _version(module: str) -> str:
     return ""
 
 
-# --- which code that is ----------------------------------------------------------------------------------------------
+# --- which code that is -------------------------------------------------------------------------------------
 
 _SEEN: dict[str, tuple[Any, str]] = {}
 
 
 def code_digest(name: str, thing: Any) -> str:
-    """Twelve digits of the files that define an object: its module, and those that it imports from the same folder.
+    """Twelve digits of the files that define an object: its module,
+    and those that it imports from the same folder.
 
-    In one process they stay what they were as long as the object does: a file that is edited after its import has not
-    changed what runs.
+    In one process they stay what they were as long as the object does: a file that is edited after its import
+    has not changed what runs.
     """
     if name not in _SEEN or _SEEN[name][0] is not thing:
         digest = hashlib.sha256()
@@ -173,7 +181,8 @@ def code_digest(name: str, thing: Any) -> str:
 
 
 def _files(module: str) -> list[Path]:
-    """The source files of a module and of what it imports from the folder that it lies in, in a fixed order."""
+    """The source files of a module and of what it imports from the folder that it lies in,
+    in a fixed order."""
     top = sys.modules.get(module.partition(".")[0])
     start = Path(getattr(top, "__file__", None) or "")
     if not start.is_file():

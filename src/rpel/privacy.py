@@ -1,12 +1,14 @@
-"""How much a node's examples are protected: the (ε, δ) of private local steps, and the noise that a target needs.
+"""How much a node's examples are protected: the (ε, δ) of private local steps,
+and the noise that a target needs.
 
-What is counted: all half-steps of a node, which others see, as one mechanism: the T·k-fold composition of Gaussian
-noise σ·C on the sum of gradients clipped to C, over a batch in which each of the node's N examples is with probability
-q = B₀/N, independently of all others (Poisson sampling). Unit: one example of one node, added or removed.
+What is counted: all half-steps of a node, which others see, as one mechanism: the T·k-fold composition of
+Gaussian noise σ·C on the sum of gradients clipped to C, over a batch in which each of the node's N examples
+is with probability q = B₀/N, independently of all others (Poisson sampling). Unit: one example of one node,
+added or removed.
 
-The accountant is Google's dp-accounting (its privacy loss distributions); nothing is counted by formulas of our own,
-and it is imported only when something is counted. Its answers are upper bounds, and they rise with the rate and the
-number of steps and fall with the noise; that is all that is relied on here.
+The accountant is Google's dp-accounting (its privacy loss distributions); nothing is counted by formulas of
+our own, and it is imported only when something is counted. Its answers are upper bounds, and they rise with
+the rate and the number of steps and fall with the noise; that is all that is relied on here.
 """
 
 import math
@@ -25,18 +27,23 @@ from rpel.types import Floats
 RELATION = "add or remove one example"
 ACCOUNTANT = "dp-accounting PLD"
 LEAST, MOST = 0.1, 1e4
-"""Noise multipliers that are looked at: with less there is no protection worth counting, with more no learning."""
+"""Noise multipliers that are looked at: with less there is no protection worth counting,
+with more no learning."""
 
 _FINE, _COARSE, _ROUGH = 1e-4, 1e-3, 1e-2
-"""Steps of the privacy loss in which the accountant counts: its own default, ten times and a hundred times faster."""
+"""Steps of the privacy loss in which the accountant counts: its own default,
+ten times and a hundred times faster."""
 _LARGE = 50.0
-"""From this ε on the steps grow with it: a direct call would need gigabytes, and nobody needs the fourth digit."""
+"""From this ε on the steps grow with it: a direct call would need gigabytes,
+and nobody needs the fourth digit."""
 
 
 def library() -> Any:
     """dp-accounting; ValueError, with what to do, where it is not installed."""
     if find_spec("dp_accounting") is None:
-        raise ValueError("differential privacy is counted by Google's dp-accounting: pip install 'rpel[privacy]'")
+        raise ValueError(
+            "differential privacy is counted by Google's dp-accounting: pip install 'rpel[privacy]'"
+        )
     import dp_accounting.pld
 
     return dp_accounting
@@ -49,7 +56,8 @@ def version() -> str:
 
 
 def rate(batch: int, examples: int) -> float:
-    """q = B₀/N, the probability with which each example of a node is in a batch; ValueError where that is none.
+    """q = B₀/N, the probability with which each example of a node is in a batch;
+    ValueError where that is none.
 
     >>> rate(31, 310)
     0.1
@@ -57,7 +65,9 @@ def rate(batch: int, examples: int) -> float:
     if batch < 1 or examples < 1:
         raise ValueError(f"a batch of {batch} from {examples} examples is none: both must be at least 1")
     if batch > examples:
-        raise ValueError(f"batch {batch} is larger than the {examples} examples of a node: the nearest is {examples}")
+        raise ValueError(
+            f"batch {batch} is larger than the {examples} examples of a node: the nearest is {examples}"
+        )
     return batch / examples
 
 
@@ -73,7 +83,8 @@ def epsilon(noise_multiplier: float, rate: float, steps: int, delta: float) -> f
 
 
 def epsilon_quickly(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
-    """The same in a tenth of the time: never below :func:`epsilon`, nor above it by more than a hundredth and 0.01."""
+    """The same in a tenth of the time: never below :func:`epsilon`,
+    nor above it by more than a hundredth and 0.01."""
     return _epsilon(noise_multiplier, rate, steps, delta, _COARSE)
 
 
@@ -87,7 +98,8 @@ def epsilons(noise_multiplier: float, rates: Sequence[float] | Floats, steps: in
 def largest_and_median(
     noise_multiplier: float, rates: Sequence[float] | Floats, steps: int, delta: float
 ) -> tuple[float, float]:
-    """The largest and the median of :func:`epsilons`; ε rises with the rate, so at most three nodes are counted."""
+    """The largest and the median of :func:`epsilons`; ε rises with the rate,
+    so at most three nodes are counted."""
     ordered = np.sort(np.asarray(rates, np.float64))
     middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
     values = epsilons(noise_multiplier, [ordered[-1], *middle], steps, delta)
@@ -97,7 +109,8 @@ def largest_and_median(
 def noise_for(target_epsilon: float, rate: float, steps: int, delta: float) -> float:
     """The least noise multiplier, to four digits, with which ε stays at or below the target.
 
-    One noise holds for several nodes when it holds for the largest of their rates. ValueError where none does.
+    One noise holds for several nodes when it holds for the largest of their rates.
+    ValueError where none does.
 
     >>> sigma = noise_for(0.5, rate(31, 310), steps=45, delta=1e-4)
     >>> epsilon(sigma, rate(31, 310), steps=45, delta=1e-4) <= 0.5
@@ -115,12 +128,15 @@ def noise_for(target_epsilon: float, rate: float, steps: int, delta: float) -> f
         return high
 
     high = halve(low, high, _COARSE)
-    if epsilon(high, rate, steps, delta) < 0.999 * target_epsilon:  # where counting quickly is not good enough
+    # where counting quickly is not good enough
+    if epsilon(high, rate, steps, delta) < 0.999 * target_epsilon:
         high = halve(max(LEAST, 0.98 * high), high, _FINE)
     return _rounded_up(high)
 
 
-def steps_within(target_epsilon: float, noise_multiplier: float, rate: float, steps: int, delta: float) -> int:
+def steps_within(
+    target_epsilon: float, noise_multiplier: float, rate: float, steps: int, delta: float
+) -> int:
     """How many of so many steps keep ε at or below the target.
 
     >>> steps_within(1.0, 4.0, 0.1, 12, 1e-4)
@@ -140,8 +156,8 @@ def weak_delta(delta: float, examples: int) -> str | None:
     if delta < 1 / examples:
         return None
     return (
-        f"target_delta {delta:g} is not below 1/{examples}, one over the examples of a node: a mechanism that gives "
-        f"one example away would pass; the usual is at most {1 / examples / 10:.0e}"
+        f"target_delta {delta:g} is not below 1/{examples}, one over the examples of a node: a mechanism "
+        f"that gives one example away would pass; the usual is at most {1 / examples / 10:.0e}"
     )
 
 
@@ -172,7 +188,10 @@ class Budget:
         if self.target is None or self.whole[0] <= self.target:
             return self.rounds
         worst, most = float(self.rates.max()), self._steps(self.rounds)
-        return self.first + steps_within(self.target, self.noise_multiplier, worst, most, self.delta) // self.steps
+        return (
+            self.first
+            + steps_within(self.target, self.noise_multiplier, worst, most, self.delta) // self.steps
+        )
 
     def after(self, t: int) -> float:
         """An upper bound of the largest ε after round t; in the last round what the certificate says."""
@@ -189,8 +208,9 @@ class Budget:
         """BudgetSpentError where round t would pass the target."""
         if self.target is not None and t > self.affordable:
             raise BudgetSpentError(
-                f"stopped before round {t} of {self.rounds}, which would pass target_epsilon {self.target:g} (delta "
-                f"{self.delta:g}) with noise_multiplier {self.noise_multiplier:g}: take more noise or {t - 1} rounds"
+                f"stopped before round {t} of {self.rounds}, which would pass target_epsilon {self.target:g} "
+                f"(delta {self.delta:g}) with noise_multiplier {self.noise_multiplier:g}: take more noise or "
+                f"{t - 1} rounds"
             )
 
     def statement(self) -> dict[str, Any]:
@@ -214,7 +234,9 @@ def _epsilon(noise_multiplier: float, rate: float, steps: int, delta: float, pre
     if not noise_multiplier:
         return math.inf
     if noise_multiplier < LEAST:
-        raise ValueError(f"noise_multiplier {noise_multiplier:g} is too little to count: the nearest is {LEAST}, or 0")
+        raise ValueError(
+            f"noise_multiplier {noise_multiplier:g} is too little to count: the nearest is {LEAST}, or 0"
+        )
     rough = _counted(noise_multiplier, rate, steps, delta, _ROUGH)
     return _counted(noise_multiplier, rate, steps, delta, precision * max(1.0, rough / _LARGE))
 
@@ -233,7 +255,9 @@ def _bracket(target: float, rate: float, steps: int, delta: float) -> tuple[floa
     while _epsilon(high, rate, steps, delta, _COARSE) > target:
         high *= 2
         if high > MOST:
-            raise ValueError(f"no noise keeps epsilon at {target:g} over {steps} steps: take more, or fewer steps")
+            raise ValueError(
+                f"no noise keeps epsilon at {target:g} over {steps} steps: take more, or fewer steps"
+            )
     low = max(LEAST, high / 2)
     while _epsilon(low, rate, steps, delta, _COARSE) <= target:
         if low == LEAST:

@@ -1,12 +1,12 @@
 """Processes that start others, and how any of them is told to stop.
 
 Invariants:
-- what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to tell, so
-  the started one looks;
-- on Linux what is heavy is imported once: a process that has done so, the nursery, forks one child for each start. It
-  has a single thread when it forks; there is one for each environment (numbers of threads are read when libraries are
-  loaded), and whatever a child does, what it inherits is as if it had imported it itself. Elsewhere, or where forking
-  fails, children are started the slow way.
+- what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to
+  tell, so the started one looks;
+- on Linux what is heavy is imported once: a process that has done so, the nursery, forks one child for each
+  start. It has a single thread when it forks; there is one for each environment (numbers of threads are read
+  when libraries are loaded), and whatever a child does, what it inherits is as if it had imported it itself.
+  Elsewhere, or where forking fails, children are started the slow way.
 """
 
 import atexit
@@ -45,8 +45,8 @@ def cores() -> int:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports and compilers make a million objects that stay, and each search through
-    them is in vain. It takes a tenth of their time.
+    """Look for no garbage meanwhile: imports and compilers make a million objects that stay, and each search
+    through them is in vain. It takes a tenth of their time.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -69,7 +69,8 @@ def start(
     more: Mapping[str, str] | None = None,
     module: str = "rpel",
 ) -> "subprocess.Popen[bytes]":
-    """Run ``rpel``, or another module, with these arguments on so many threads; what it prints goes to the two files.
+    """Run ``rpel``, or another module, with these arguments on so many threads;
+    what it prints goes to the two files.
 
     more: variables for its environment. Colours are for terminals, so nothing asks it for them.
 
@@ -80,7 +81,9 @@ def start(
     with stdout.open("wb") as out, stderr.open("wb") as err:
         if sys.platform == "linux":
             with suppress(OSError, ValueError):
-                nursery = _nursery({**plain, **limits}, _PRELOADED.get(arguments[0] if arguments else "", _SIMULATOR))
+                nursery = _nursery(
+                    {**plain, **limits}, _PRELOADED.get(arguments[0] if arguments else "", _SIMULATOR)
+                )
                 return nursery.start([*arguments], module, dict(more or {}), (out.fileno(), err.fileno()))
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -93,7 +96,8 @@ def start(
 
 
 def end_with_starter() -> None:
-    """In a process that :func:`start` made: when its starter is gone, SIGTERM, so that it saves and ends as always.
+    """In a process that :func:`start` made: when its starter is gone, SIGTERM,
+    so that it saves and ends as always.
 
     So also in a worker that torchrun started: who kills torchrun itself means its workers, too.
     """
@@ -110,7 +114,7 @@ def _look(starter: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# --- the nursery ------------------------------------------------------------------------------------------------------
+# --- the nursery --------------------------------------------------------------------------------------------
 
 _SIMULATOR = "rpel.cli", "rpel.simulation.run", "matplotlib.figure", "matplotlib.backends.backend_svg"
 _PEER = "rpel.cli", "rpel.peer.ops.join", "rpel.peer.api", "rpel.peer.core.protocol:warm"
@@ -168,16 +172,21 @@ class _Nursery:
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def start(self, arguments: list[str], module: str, more: dict[str, str], files: tuple[int, int]) -> _Forked:
+    def start(
+        self, arguments: list[str], module: str, more: dict[str, str], files: tuple[int, int]
+    ) -> _Forked:
         with self._lock:
-            request = json.dumps({"arguments": arguments, "module": module, "more": more, "folder": os.getcwd()})
+            request = json.dumps(
+                {"arguments": arguments, "module": module, "more": more, "folder": os.getcwd()}
+            )
             socket.send_fds(self.link, [request.encode()], files)
             while "born" not in (told := self._hear(None)):
                 continue
         return _Forked(told["born"], [sys.executable, "-m", module, *arguments], self)
 
     def ended(self, pid: int, timeout: float | None) -> int | None:
-        """The status of a child that has ended within so many seconds; a lost nursery counts as SIGTERM for all."""
+        """The status of a child that has ended within so many seconds;
+        a lost nursery counts as SIGTERM for all."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while pid not in self._gone:
@@ -216,8 +225,8 @@ def _nursery(environment: Mapping[str, str], preloaded: Sequence[str]) -> _Nurse
 
 
 def nurse() -> None:
-    """Run as a process: import what the arguments name, and call what follows a colon; then fork a child for every
-    request."""
+    """Run as a process: import what the arguments name, and call what follows a colon; then fork a child for
+    every request."""
     link = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter
     awake, wake = os.pipe()
@@ -255,7 +264,8 @@ def _reap(link: socket.socket) -> None:
 
 
 def _show(command: list[str]) -> None:
-    """Have ps show this command and not the nursery's: written over the arguments, whose place the kernel tells."""
+    """Have ps show this command and not the nursery's: written over the arguments,
+    whose place the kernel tells."""
     import ctypes
 
     with suppress(OSError, ValueError, IndexError):
@@ -301,10 +311,11 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stop:
-    """The one way to be told to stop. Inside, the first Ctrl-C or SIGTERM sets ``asked``; the next one interrupts.
+    """The one way to be told to stop. Inside, the first Ctrl-C or SIGTERM sets ``asked``;
+    the next one interrupts.
 
-    Whoever works in steps looks at ``asked`` between them. One token serves a whole command: it is handed down, and
-    entering it again changes nothing. Outside the main thread signals are left alone.
+    Whoever works in steps looks at ``asked`` between them. One token serves a whole command: it is handed
+    down, and entering it again changes nothing. Outside the main thread signals are left alone.
 
     >>> with Stop("after this round") as stop, stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -353,7 +364,7 @@ class Stop:
             self._before.clear()
 
 
-# --- several at once -------------------------------------------------------------------------------------------------
+# --- several at once ----------------------------------------------------------------------------------------
 
 
 class ChildError(Exception):
@@ -379,7 +390,8 @@ class Child:
 
 
 class Children:
-    """A context manager: processes started in it are ended, by their own ids, when it is left, whatever happens."""
+    """A context manager: processes started in it are ended, by their own ids, when it is left,
+    whatever happens."""
 
     def __init__(self, stop: Stop) -> None:
         self.all: list[Child] = []
@@ -402,7 +414,9 @@ class Children:
         for child in self.all:
             status = child.process.poll()
             if status:
-                raise ChildError(f"{child.name} died with status {status}; its last lines:\n{child.last_words()}")
+                raise ChildError(
+                    f"{child.name} died with status {status}; its last lines:\n{child.last_words()}"
+                )
 
     def running(self) -> int:
         """How many have not ended yet."""
@@ -426,11 +440,12 @@ class Children:
         self.all = []
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def free_memory() -> int | None:
-    """Bytes that processes of this machine, or of this container, may still take; None where that is not known.
+    """Bytes that processes of this machine, or of this container, may still take;
+    None where that is not known.
 
     >>> (free_memory() or 1) > 0
     True

@@ -1,9 +1,9 @@
 """The only source of randomness: every random number comes from (seed, purpose, round, node).
 
-Laws: equal coordinates give equal numbers whatever was drawn before, so any round replays alone and a resumed run draws
-what it would have drawn; different coordinates never share a number, because the purpose chooses the key of a
-counter-based generator (Philox) and round and node its counter. What is drawn for many nodes at once is, node by node,
-what each would have drawn alone.
+Laws: equal coordinates give equal numbers whatever was drawn before, so any round replays alone and a resumed
+run draws what it would have drawn; different coordinates never share a number, because the purpose chooses
+the key of a counter-based generator (Philox) and round and node its counter. What is drawn for many nodes at
+once is, node by node, what each would have drawn alone.
 
 numba is imported when many nodes are first drawn together, not before: who only plans does not wait for it.
 """
@@ -42,7 +42,8 @@ _FEW = 20  # nodes for which making generators costs less, in hundreds of rounds
 
 
 def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for many nodes: row r equals ``stream(seed, purpose, round, ids[r]).random(size)``.
+    """Uniform numbers in [0, 1) for many nodes: row r equals
+    ``stream(seed, purpose, round, ids[r]).random(size)``.
 
     >>> many = draws(0, "pull", 3, np.arange(100), 5)
     >>> bool((many[7] == stream(0, "pull", round=3, node=7).random(5)).all())
@@ -61,7 +62,8 @@ def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size:
 def sample_without_replacement(
     seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], population: int, size: int
 ) -> NDArray[np.int64]:
-    """For each node of ids (h,): ``size`` different others of 0 … population − 1, every set equally likely; (h, size).
+    """For each node of ids (h,): ``size`` different others of 0 … population − 1, every set equally likely;
+    (h, size).
 
     The order within a row means nothing. A row depends on its own coordinates alone.
 
@@ -124,9 +126,15 @@ def _skip(skipped: Any, chosen: Any) -> None:
 
 
 def _choose_in_blocks(
-    seed: int, purpose: Purpose, round: int, nodes: NDArray[np.int64], population: int, chosen: NDArray[np.int64]
+    seed: int,
+    purpose: Purpose,
+    round: int,
+    nodes: NDArray[np.int64],
+    population: int,
+    chosen: NDArray[np.int64],
 ) -> None:
-    """Rows by blocks, on all threads: the uniform numbers of a block are all that is ever there beside the result."""
+    """Rows by blocks, on all threads: the uniform numbers of a block are all that is ever there beside the
+    result."""
     from rpel.backend import pool
 
     choose, _ = _compiled(_choose), _compiled(_fill)  # before any thread wants them
@@ -149,7 +157,8 @@ def _checked(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _choose(uniform: Any, nodes: Any, owner: Any, chosen: Any) -> None:
-    """Floyd's algorithm on the others, numbered 0 … n − 2: each draw has one value more, and is that one if taken.
+    """Floyd's algorithm on the others, numbered 0 … n − 2: each draw has one value more,
+    and is that one if taken.
 
     owner (n,) holds, for each value, the row that took it last.
     """

@@ -1,6 +1,8 @@
-"""The promises that rules and attacks keep, as checks for your own: ``check_rule(rule)``, ``check_attack(attack)``.
+"""The promises that rules and attacks keep, as checks for your own: ``check_rule(rule)``,
+``check_attack(attack)``.
 
-Both raise AssertionError naming the promise that is broken. With pytest, every promise becomes a test of its own::
+Both raise AssertionError naming the promise that is broken. With pytest,
+every promise becomes a test of its own::
 
     @rpel.testing.parametrize(rules=["my.module:rule"], attacks=["my.module:attack"])
     def test_promises(check):
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# --- rules -----------------------------------------------------------------------------------------------------------
+# --- rules --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class Trial:
         given: dict[str, Any] = {}
         if self.rule.on_graph:
             present = index >= 0
-            given = {"weights": present / present.sum(axis=1, keepdims=True), "hostile": np.zeros(index.shape, bool)}
+            given = {
+                "weights": present / present.sum(axis=1, keepdims=True),
+                "hostile": np.zeros(index.shape, bool),
+            }
         context = RoundContext(round=2, rounds=5, seed=3, ids=np.arange(len(index)))
         return np.asarray(self.rule.aggregate(table, index, context=context, **given))
 
@@ -136,7 +141,9 @@ def _kappa(t: Trial) -> None:
     assert kappa >= 0, f"kappa({t.m}) is {kappa}"
     for seed in range(3):
         reached = _worst_ratio(t, seed)
-        assert reached <= kappa * (1 + 1e-6), f"kappa({t.m}) is {kappa:.4g}, and {reached:.4g} variances were reached"
+        assert reached <= kappa * (1 + 1e-6), (
+            f"kappa({t.m}) is {kappa:.4g}, and {reached:.4g} variances were reached"
+        )
 
 
 def _worst_ratio(t: Trial, seed: int) -> float:
@@ -171,10 +178,12 @@ RULE_PROMISES: dict[str, Callable[[Trial], None]] = {
 
 
 def check_rule(rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any) -> None:
-    """Hold a rule (whatever :func:`rpel.rule` takes) to what all rules promise; AssertionError names the promise.
+    """Hold a rule (whatever :func:`rpel.rule` takes) to what all rules promise;
+    AssertionError names the promise.
 
-    ``moves=False`` for a rule that measures from the origin, so that moving all vectors does not move its result;
-    ``m`` is the number of vectors to try it with. The order of vectors is not checked for rules that draw at random.
+    ``moves=False`` for a rule that measures from the origin, so that moving all vectors does not move its
+    result; ``m`` is the number of vectors to try it with.
+    The order of vectors is not checked for rules that draw at random.
 
     >>> check_rule("nnm+trimmed_mean", f=2)
     >>> check_rule(lambda x: x[-1])
@@ -185,7 +194,9 @@ def check_rule(rule: Any, *, moves: bool = True, m: int | None = None, **paramet
         check()
 
 
-def _rule_checks(rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any) -> Iterator[partial[None]]:
+def _rule_checks(
+    rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any
+) -> Iterator[partial[None]]:
     made = rule_by_name(rule, **parameters)
     if isinstance(made, PreAggregation):
         raise ValueError(f"{made.name} gives all its rows: check it in a chain such as {made.name}+median")
@@ -195,11 +206,12 @@ def _rule_checks(rule: Any, *, moves: bool = True, m: int | None = None, **param
         yield partial(_held, f"rule {made.name}", promise, check, trial)
 
 
-# --- attacks ---------------------------------------------------------------------------------------------------------
+# --- attacks ------------------------------------------------------------------------------------------------
 
 
 def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alone: bool = False) -> View:
-    """Five victims among twelve honest nodes, one to three of their seven peers hostile; what it declares to need."""
+    """Five victims among twelve honest nodes, one to three of their seven peers hostile;
+    what it declares to need."""
     coins, hostile = np.random.default_rng(4), np.array([1, 2, 3, 1, 2])
     peers = np.full((5, 7), -1)
     for i, b in enumerate(hostile):
@@ -229,7 +241,9 @@ def _one(view: View, i: int) -> View:
     assert view.rule is not None
     table = np.concatenate([view.honest, np.full((1, view.table.shape[1]), np.nan, view.table.dtype)])
     victim = slice(i, i + 1)
-    return replace(view, table=table, own=view.own[victim], peers=view.peers[victim], hostile=view.hostile[victim])
+    return replace(
+        view, table=table, own=view.own[victim], peers=view.peers[victim], hostile=view.hostile[victim]
+    )
 
 
 def _rows(attack: Attack, per_victim: bool) -> None:
@@ -248,7 +262,9 @@ def _repeats(attack: Attack, per_victim: bool) -> None:
     again, _ = attack(_view(attack), {})
     assert np.array_equal(first, again), "equal views gave different rows: draw from rpel.randomness.stream"
     for key, value in state.items():
-        assert np.asarray(value).dtype.kind in "fiub", f"state {key!r} is no number or array, for a checkpoint to keep"
+        assert np.asarray(value).dtype.kind in "fiub", (
+            f"state {key!r} is no number or array, for a checkpoint to keep"
+        )
 
 
 def _singly(attack: Attack, per_victim: bool) -> None:
@@ -279,10 +295,11 @@ ATTACK_PROMISES: dict[str, Callable[[Attack, bool], None]] = {
 
 
 def check_attack(attack: Any, *, per_victim: bool | None = None, **parameters: Any) -> None:
-    """Hold an attack (whatever :func:`rpel.attack` takes) to what all promise; AssertionError names the promise.
+    """Hold an attack (whatever :func:`rpel.attack` takes) to what all promise;
+    AssertionError names the promise.
 
-    What it declares (:func:`rpel.attacks.declare`) is checked, too, and it is shown nothing that it does not declare to
-    need. ``per_victim`` True or False: hold it to that promise, or do not, whatever it declares.
+    What it declares (:func:`rpel.attacks.declare`) is checked, too, and it is shown nothing that it does not
+    declare to need. ``per_victim`` True or False: hold it to that promise, or do not, whatever it declares.
 
     >>> check_attack("alie", z=2.0)
     >>> check_attack(lambda view: view.out * 0)
@@ -293,7 +310,9 @@ def check_attack(attack: Any, *, per_victim: bool | None = None, **parameters: A
         check()
 
 
-def _attack_checks(attack: Any, *, per_victim: bool | None = None, **parameters: Any) -> Iterator[partial[None]]:
+def _attack_checks(
+    attack: Any, *, per_victim: bool | None = None, **parameters: Any
+) -> Iterator[partial[None]]:
     made = attack_by_name(attack, **parameters)
     alone = made.per_victim if per_victim is None else per_victim
     if made.trains:
@@ -302,7 +321,7 @@ def _attack_checks(attack: Any, *, per_victim: bool | None = None, **parameters:
         yield partial(_held, f"attack {made.name}", promise, check, made, alone)
 
 
-# --- both ------------------------------------------------------------------------------------------------------------
+# --- both ---------------------------------------------------------------------------------------------------
 
 
 def _same(a: Any, b: Any, what: str) -> None:
@@ -321,7 +340,9 @@ def _held(who: str, promise: str, check: Callable[..., None], *given: Any) -> No
     except AssertionError as error:
         raise AssertionError(f'{who} breaks "{promise}": {error}') from None
     except Exception as error:
-        raise AssertionError(f'{who} breaks "{promise}": it raised {type(error).__name__}: {error}') from error
+        raise AssertionError(
+            f'{who} breaks "{promise}": it raised {type(error).__name__}: {error}'
+        ) from error
 
 
 def parametrize(rules: Iterable[Any] = (), attacks: Iterable[Any] = ()) -> "pytest.MarkDecorator":
@@ -335,5 +356,7 @@ def parametrize(rules: Iterable[Any] = (), attacks: Iterable[Any] = ()) -> "pyte
     for makers, entries in ((_rule_checks, rules), (_attack_checks, attacks)):
         for entry in entries:
             what, given = entry if isinstance(entry, tuple) else (entry, {})
-            cases += [pytest.param(check, id=f"{check.args[0]}: {check.args[1]}") for check in makers(what, **given)]
+            cases += [
+                pytest.param(check, id=f"{check.args[0]}: {check.args[1]}") for check in makers(what, **given)
+            ]
     return pytest.mark.parametrize("check", cases)

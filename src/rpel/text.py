@@ -59,7 +59,8 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
 
 
 def visible(text: str) -> str:
-    """Text that others wrote, for a terminal: what that would obey or not show (escapes, line ends, marks) as its code.
+    """Text that others wrote, for a terminal: what that would obey or not show (escapes, line ends, marks)
+    as its code.
 
     >>> print(visible("Klinik Süd\\x1b[2K\\n\\u202e"))
     Klinik Süd\\x1b[2K\\n\\u202e
@@ -74,17 +75,26 @@ def value_text(value: Any) -> str:
     ('500:0.5,1000:0.1', 'z=1.5,of=foe', '{"of": "a,b"}')
     """
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={item}" for key, item in value.items()) if _plain(value) else json.dumps(dict(value))
+        return (
+            ",".join(f"{key}={item}" for key, item in value.items())
+            if _plain(value)
+            else json.dumps(dict(value))
+        )
     if isinstance(value, tuple | list):
         return ",".join(f"{last}:{rate}" for last, rate in value)
     return str(value)
 
 
 def _plain(table: Mapping[str, Any]) -> bool:
-    """Whether key=value, … reads back as the same table: numbers, and words that are no numbers themselves."""
+    """Whether key=value, … reads back as the same table: numbers,
+    and words that are no numbers themselves."""
     words = [item for item in table.values() if isinstance(item, str)]
-    numbers = [item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)]
-    return len(words) + len(numbers) == len(table) > 0 and all(word.replace("_", "").isalpha() for word in words)
+    numbers = [
+        item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)
+    ]
+    return len(words) + len(numbers) == len(table) > 0 and all(
+        word.replace("_", "").isalpha() for word in words
+    )
 
 
 def count(number: int, word: str) -> str:

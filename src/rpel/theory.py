@@ -1,7 +1,9 @@
-"""The paper's formulas and nothing else: κ of each rule, the reduction (α, λ), both sampling lemmas, the theorem.
+"""The paper's formulas and nothing else: κ of each rule, the reduction (α, λ), both sampling lemmas,
+the theorem.
 
-Letters as in the paper: n nodes, b Byzantine, h = n − b honest, s pulled, m = s + 1 aggregated, b̂ (``b_hat``) hostile
-answers survived, ĥ = m − b̂, T rounds. Where the paper slips, the corrected form stands here and says so.
+Letters as in the paper: n nodes, b Byzantine, h = n − b honest, s pulled, m = s + 1 aggregated, b̂ (``b_hat``)
+hostile answers survived, ĥ = m − b̂, T rounds. Where the paper slips,
+the corrected form stands here and says so.
 """
 
 import math
@@ -52,7 +54,8 @@ def kappa_nnm(m: int, f: int, kappa: float) -> float:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one round does to the honest models: spread shrinks by α, their mean moves by at most λ · spread."""
+    """What one round does to the honest models: spread shrinks by α,
+    their mean moves by at most λ · spread."""
 
     kappa: float
     alpha: float
@@ -71,7 +74,8 @@ class Reduction:
 
 
 def reduction(nodes: int, byzantine: int, pull: int, b_hat: int) -> Reduction | None:
-    """(α, λ)-reduction of one RPEL round with NNM + trimmed mean (Lemma "rag"); None when b̂ is not a minority.
+    """(α, λ)-reduction of one RPEL round with NNM + trimmed mean (Lemma "rag");
+    None when b̂ is not a minority.
 
     >>> round(reduction(nodes=30, byzantine=0, pull=6, b_hat=0).alpha, 2)
     0.68
@@ -81,7 +85,8 @@ def reduction(nodes: int, byzantine: int, pull: int, b_hat: int) -> Reduction | 
         return None
     h_hat = m - b_hat
     kappa = kappa_nnm(m, b_hat, kappa_trimmed_mean(m, b_hat))
-    v = (h - h_hat) / ((h - 1) * h_hat) if h > 1 else 0.0  # variance of a mean of ĥ drawn from h without replacement
+    # variance of a mean of ĥ drawn from h without replacement
+    v = (h - h_hat) / ((h - 1) * h_hat) if h > 1 else 0.0
     return Reduction(kappa, alpha=6 * kappa + 6 * v, lambda_=kappa + v / h, h_hat=h_hat)
 
 
@@ -99,7 +104,8 @@ def bernoulli_divergence(a: float, p: float) -> float:
 
 
 def lemma_noptlog(nodes: int, byzantine: int, rounds: int, p: float) -> float:
-    """Lemma "noptlog": a pull that suffices with probability p; infinite for b = 0, vacuous where it exceeds n − 1.
+    """Lemma "noptlog": a pull that suffices with probability p; infinite for b = 0,
+    vacuous where it exceeds n − 1.
 
     >>> lemma_noptlog(100, 10, 200, 0.9)
     407
@@ -114,8 +120,8 @@ def lemma_noptlog(nodes: int, byzantine: int, rounds: int, p: float) -> float:
 def lemma_effective_byzantine(nodes: int, byzantine: int, pull: int, b_hat: int, rounds: int) -> float:
     """Lemma "effectiveByz" read as a lower bound on P(no honest node ever meets more than b̂ hostile peers).
 
-    Zero where the lemma says nothing: b̂/s at or below b/(n−1), or outside b/n < b̂/(s+1) < 1/2. The paper's event
-    {b_i ≥ b̂} is kept, although > b̂ would suffice. Pulling everyone is certain as soon as b̂ ≥ b.
+    Zero where the lemma says nothing: b̂/s at or below b/(n−1), or outside b/n < b̂/(s+1) < 1/2. The paper's
+    event {b_i ≥ b̂} is kept, although > b̂ would suffice. Pulling everyone is certain as soon as b̂ ≥ b.
 
     >>> round(lemma_effective_byzantine(100, 10, pull=24, b_hat=12, rounds=200), 3)
     0.905
@@ -158,11 +164,13 @@ def convergence(
 ) -> Convergence | None:
     """Theorem "BEL_cv" with its misprints corrected; None when it does not apply (α ≥ 1).
 
-    Corrected: the last term is c₃G² (printed G³), c₂ carries no L (printed 72L, and the bound multiplies by L again).
-    ``corollary`` is the order of ε in the corollary, without its constants: √((b̂+1)σ²/((s+1)T)) + (b̂+1)/(s+1)·G².
+    Corrected: the last term is c₃G² (printed G³), c₂ carries no L (printed 72L, and the bound multiplies by L
+    again). ``corollary`` is the order of ε in the corollary, without its constants: √((b̂+1)σ²/((s+1)T))
+    + (b̂+1)/(s+1)·G².
 
     >>> red = reduction(nodes=100, byzantine=0, pull=99, b_hat=0)
-    >>> convergence(red, nodes=100, byzantine=0, pull=99, b_hat=0, rounds=1000, L=1, sigma=0, G=0, gap=1).bound
+    >>> convergence(red, nodes=100, byzantine=0, pull=99, b_hat=0, rounds=1000, L=1, sigma=0, G=0,
+    ...     gap=1).bound
     0.144
     """
     if not red.contracts:
@@ -180,6 +188,8 @@ def convergence(
         (c0 / (T * drift)) ** (1 / 3) if drift else math.inf,
         math.sqrt(c0 / (T * noise)) if noise else math.inf,
     )
-    bound = 2 * math.sqrt(noise * c0 / T) + 2 * (c0**2 * drift / T**2) ** (1 / 3) + 12 * L * c0 / T + c3 * G**2
+    bound = (
+        2 * math.sqrt(noise * c0 / T) + 2 * (c0**2 * drift / T**2) ** (1 / 3) + 12 * L * c0 / T + c3 * G**2
+    )
     share = (b_hat + 1) / (pull + 1)
     return Convergence(c0, c1, c2, c3, eta_max, bound, corollary=math.sqrt(share / T) * sigma + share * G**2)

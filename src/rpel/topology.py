@@ -1,7 +1,9 @@
-"""Who hears whom in a round. Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where fewer,
-``widest`` says how many that can be for one node, so that the memory of a round is known before the first.
+"""Who hears whom in a round. Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where
+fewer, ``widest`` says how many that can be for one node,
+so that the memory of a round is known before the first.
 
-On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, self first; elsewhere all count alike.
+On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, self first;
+elsewhere all count alike.
 """
 
 from collections.abc import Callable
@@ -80,9 +82,11 @@ class FixedGraph:
 
 @dataclass(frozen=True)
 class Push(Unweighted):
-    """Epidemic Learning by push (EL-Local): every node sends to s random others, so a sender decides who hears it.
+    """Epidemic Learning by push (EL-Local): every node sends to s random others,
+    so a sender decides who hears it.
 
-    ``flooders(t)`` send to everybody in round t: what a hostile node does when nobody has to ask for its model.
+    ``flooders(t)`` send to everybody in round t:
+    what a hostile node does when nobody has to ask for its model.
 
     >>> heard = Push(nodes=6, pull=2, seed=0, flooders=lambda t: np.array([5])).sample(1, np.arange(5))
     >>> bool((heard == 5).any(axis=1).all())
@@ -108,8 +112,12 @@ class Push(Unweighted):
         position[ids] = np.arange(len(ids))
         sender, receiver = np.repeat(others, self.pull), position[targets.ravel()]
         flood, all_ = np.tile(flooders, len(ids)), np.repeat(np.arange(len(ids)), len(flooders))
-        sender, receiver = np.append(sender, flood[flood != ids[all_]]), np.append(receiver, all_[flood != ids[all_]])
-        order = np.lexsort((sender, receiver))[int((receiver < 0).sum()) :]  # without those who ask nothing here
+        sender, receiver = (
+            np.append(sender, flood[flood != ids[all_]]),
+            np.append(receiver, all_[flood != ids[all_]]),
+        )
+        # without those who ask nothing here
+        order = np.lexsort((sender, receiver))[int((receiver < 0).sum()) :]
         sender, receiver = sender[order], receiver[order]
         count = np.bincount(receiver, minlength=len(ids))
         heard = np.full((len(ids), int(count.max(initial=0))), -1, dtype=np.int64)

@@ -1,5 +1,5 @@
-"""Records and enumerations that cross packages. Records are frozen: state is what the next step needs, info what a
-reader wants."""
+"""Records and enumerations that cross packages. Records are frozen: state is what the next step needs, info
+what a reader wants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ Schedule = Callable[[int], float]
 
 
 class Outcome(StrEnum):
-    """What a peer's round came to: aggregated; too few answers; a robust aggregate of the others instead of its own."""
+    """What a peer's round came to: aggregated; too few answers;
+    a robust aggregate of the others instead of its own."""
 
     AGGREGATED = "aggregated"
     LOCAL_ONLY = "local_only"
@@ -70,7 +71,8 @@ class Guarantee(StrEnum):
         """The word as a sentence."""
         return {
             Guarantee.PLAN: "the plan's probability",
-            Guarantee.NONE: "none: neighbours are fixed, so the plan's probability does not apply; counts are as met",
+            Guarantee.NONE: "none: neighbours are fixed, so the plan's probability does not apply; counts "
+            "are as met",
             Guarantee.VOID: "void: whoever pushes chooses whom it reaches",
         }[self]
 
@@ -84,7 +86,8 @@ class Seal(StrEnum):
 
 
 class Scale(StrEnum):
-    """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds, full is the paper's."""
+    """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds,
+    full is the paper's."""
 
     SMOKE = "smoke"
     SHORT = "short"
@@ -113,12 +116,12 @@ class Health(StrEnum):
 
 @dataclass(frozen=True)
 class Moves:
-    """Remembered answers, moved along with the node that remembers them; row r is past[base[r]] + (x[own[r]] −
-    past[back[r]]).
+    """Remembered answers, moved along with the node that remembers them; row r is past[base[r]] + (x[own[r]]
+    − past[back[r]]).
 
-    x is the table beside which they stand, past (p, d) what earlier rounds left: base (r,) the answers, back (r,) the
-    half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞ if not finite, and
-    now (n,) the same of x, where somebody has looked already.
+    x is the table beside which they stand, past (p, d) what earlier rounds left: base (r,) the answers, back
+    (r,) the half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞
+    if not finite, and now (n,) the same of x, where somebody has looked already.
     """
 
     past: Models
@@ -131,13 +134,15 @@ class Moves:
 
 @dataclass(frozen=True)
 class Received:
-    """What the network returned: a table of models and, for each node, the rows it has (h, m), own first, −1 absent.
+    """What the network returned: a table of models and, for each node, the rows it has (h, m), own first,
+    −1 absent.
 
     ``moves`` are remembered answers, which the index names as rows behind the table.
 
-    ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for the one
-    baseline that is told; ``met`` (h,) counts the hostile peers that each node asked. ``finite`` (k,) says of the first
-    k rows of the table which hold nothing but finite numbers, where somebody has looked already.
+    ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for
+    the one baseline that is told; ``met`` (h,) counts the hostile peers that each node asked. ``finite`` (k,)
+    says of the first k rows of the table which hold nothing but finite numbers,
+    where somebody has looked already.
     """
 
     table: Models
@@ -151,8 +156,9 @@ class Received:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What line 9 did: ``degraded`` (h,) nodes that could not aggregate and kept their half-step, ``trimmed`` (h,) how
-    many more hostile vectors the rule allowed for after leaving out those with non-finite entries."""
+    """What line 9 did: ``degraded`` (h,) nodes that could not aggregate and kept their half-step, ``trimmed``
+    (h,) how many more hostile vectors the rule allowed for after leaving out those with non-finite
+    entries."""
 
     degraded: NDArray[np.bool_]
     trimmed: Integers
@@ -162,8 +168,8 @@ class Aggregated:
 class RoundInfo:
     """What a reader wants to know of one round.
 
-    ``hostile`` (h,) counts hostile peers pulled by each honest node; ``degraded`` nodes kept their half-step, and the
-    models of ``diverged`` ones are not finite.
+    ``hostile`` (h,) counts hostile peers pulled by each honest node; ``degraded`` nodes kept their half-step,
+    and the models of ``diverged`` ones are not finite.
     """
 
     round: int

@@ -1,3 +1,4 @@
-"""The version, written once: the package's metadata, ``rpel.__version__`` and certificates take it from here."""
+"""The version, written once: the package's metadata,
+``rpel.__version__`` and certificates take it from here."""
 
 __version__ = "0.3.0"

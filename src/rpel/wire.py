@@ -5,8 +5,9 @@
     A message is d code bytes, then the scales as little-endian float32: d + 4⌈d/256⌉ bytes.
 
 Everybody decodes alike, to the bit: one IEEE division, one multiplication, nothing contracted. A block with a
-non-finite entry has the scale NaN. What is not a message (a scale that is negative, NaN or infinite, a code of −128, a
-decoded value that is not finite) makes the whole model non-finite, which rules count as one of the b̂.
+non-finite entry has the scale NaN. What is not a message (a scale that is negative, NaN or infinite, a code
+of −128, a decoded value that is not finite) makes the whole model non-finite,
+which rules count as one of the b̂.
 
 `Wire.through` is what a model becomes on its way: the simulator's shortcut, equal to decoding its message.
 """
@@ -61,7 +62,9 @@ class Wire:
     def decode(self, message: bytes, d: int) -> NDArray[np.float32]:
         """The model (d,) of a message; all NaN where it is not one. ValueError for another length."""
         if len(message) != self.nbytes(d):
-            raise ValueError(f"a {self.name} message of {d} parameters has {self.nbytes(d)} bytes, not {len(message)}")
+            raise ValueError(
+                f"a {self.name} message of {d} parameters has {self.nbytes(d)} bytes, not {len(message)}"
+            )
         if self.name == "float32":
             return np.frombuffer(message, "<f4").astype(np.float32)
         out = np.empty(d, np.float32)
@@ -69,7 +72,8 @@ class Wire:
         return out
 
     def unpack(self, message: bytes | memoryview, out: Models) -> None:
-        """Decode a bfloat16 or int8 message into ``out`` (d,), at whose own beginning it may lie: the last come first.
+        """Decode a bfloat16 or int8 message into ``out`` (d,), at whose own beginning it may lie:
+        the last come first.
 
         Nothing but a few blocks is ever held twice, so that a model needs no more memory than its row.
         """

@@ -1,4 +1,5 @@
-"""rpel's rules as a Flower strategy, in Flower's own simulation runtime. Run by `make test-all` where flwr is."""
+"""rpel's rules as a Flower strategy, in Flower's own simulation runtime.
+Run by `make test-all` where flwr is."""
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ TARGET = np.array([[1.0, -2.0], [3.0, 0.5]], np.float32)
 
 
 def trained(strategy: FedAvg) -> np.ndarray:
-    """Ten rounds among seven clients of which two answer with 100 times nonsense and one with the wrong shape."""
+    """Ten rounds among seven clients of which two answer with 100 times nonsense and one with the wrong
+    shape."""
     client, kept = ClientApp(), {}
 
     @client.train()  # type: ignore[untyped-decorator]
@@ -29,7 +31,9 @@ def trained(strategy: FedAvg) -> np.ndarray:
         step = x + 0.5 * (TARGET + 0.01 * number - x)
         answer = [-100 * step] if number < 2 else [np.zeros(3, np.float32)] if number == 2 else [step]
         metrics = MetricRecord({"num-examples": 10**6 if number < 2 else 10})
-        return Message(content=RecordDict({"arrays": ArrayRecord(answer), "metrics": metrics}), reply_to=message)
+        return Message(
+            content=RecordDict({"arrays": ArrayRecord(answer), "metrics": metrics}), reply_to=message
+        )
 
     server = ServerApp()
 

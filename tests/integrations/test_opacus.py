@@ -1,4 +1,5 @@
-"""Opacus counts the same steps by Rényi divergences: never less than what rpel states. Run by `make test-all`."""
+"""Opacus counts the same steps by Rényi divergences: never less than what rpel states.
+Run by `make test-all`."""
 
 import pytest
 

@@ -30,7 +30,8 @@ READY = "import {modules}; print('ready', flush=True); import sys; sys.argv = ['
 
 
 def finished(modules: str, program: str, make: Callable[[], NetworkFiles]) -> list[str]:
-    """Three processes, one for each peer, whose network is founded when all of them are ready; what they printed."""
+    """Three processes, one for each peer, whose network is founded when all of them are ready;
+    what they printed."""
     command = [sys.executable, "-c", READY.format(modules=modules) + program]
     pipe = subprocess.PIPE
     processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
@@ -41,7 +42,8 @@ def finished(modules: str, program: str, make: Callable[[], NetworkFiles]) -> li
     for i, process in enumerate(processes):  # all of them before the first is waited for
         assert process.stdin is not None
         print(files.folder / f"peer-{i}" / "peer.toml", file=process.stdin, flush=True)
-    patience = files.membership.rounds * files.membership.period + PATIENCE  # periods are stretched on a busy machine
+    # periods are stretched on a busy machine
+    patience = files.membership.rounds * files.membership.period + PATIENCE
     ends = [process.communicate(timeout=patience) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], [error[-2000:] for _, error in ends]
     return [out for out, _ in ends]
@@ -104,5 +106,6 @@ def test_each_optimiser_step_of_lightning_is_a_round(tmp_path: Path) -> None:
         lambda: found(tmp_path, 3, rounds=15, period=3.0, soon=8.0, layout=layout, initial=flat(layer)),
     )
     ends = [re.findall(r"steps (\d+) rounds (\d+) weight (\S+) (\S+)", out)[-1] for out in printed]
-    assert all(8 <= int(steps) == int(rounds) <= 15 for steps, rounds, *_ in ends)  # a busy machine may miss a few
+    # a busy machine may miss a few
+    assert all(8 <= int(steps) == int(rounds) <= 15 for steps, rounds, *_ in ends)
     assert all(abs(float(a) - 1) < 0.5 and abs(float(b) + 2) < 0.5 for *_, a, b in ends)

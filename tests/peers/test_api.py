@@ -1,4 +1,5 @@
-"""rpel.Peer in the user's own loop, the examples built on it, and `rpel peer run` as operators start and stop it."""
+"""rpel.Peer in the user's own loop, the examples built on it,
+and `rpel peer run` as operators start and stop it."""
 
 import json
 import logging
@@ -109,7 +110,7 @@ def together(n: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-# --- the loop --------------------------------------------------------------------------------------------------------
+# --- the loop -----------------------------------------------------------------------------------------------
 
 
 def test_user_training_loop_ends_with_the_aggregate(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> N
         peer.rounds(nn.Linear(3, 1))
 
 
-# --- the examples ----------------------------------------------------------------------------------------------------
+# --- the examples -------------------------------------------------------------------------------------------
 
 
 def example(name: str) -> ModuleType:
@@ -259,7 +260,7 @@ def test_trainer_callback_makes_each_optimiser_step_a_round(tmp_path: Path) -> N
         np.testing.assert_allclose(x, results[0][1], rtol=1e-6)
 
 
-# --- rpel peer run ---------------------------------------------------------------------------------------------------
+# --- rpel peer run ------------------------------------------------------------------------------------------
 
 
 def started(files: NetworkFiles, number: int, *more: str) -> "subprocess.Popen[str]":
@@ -294,7 +295,9 @@ def test_peer_run_prints_a_summary_and_writes_the_final_model(
     together(3, work)
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    (ended,) = [line for line in lines if line.startswith("peer-0: finished with round 3 of 3; rounds here: ")]
+    (ended,) = [
+        line for line in lines if line.startswith("peer-0: finished with round 3 of 3; rounds here: ")
+    ]
     assert ended.endswith(f"the model is {files.configs[0].state_dir / 'model.safetensors'}")
     for summary in map(json.loads, [line for line in lines if line != ended]):
         assert (summary["round"], summary["rounds"], summary["over"]) == (3, 3, False)
@@ -309,25 +312,37 @@ def test_peer_run_prints_a_summary_and_writes_the_final_model(
             assert file.metadata()["digest"] == digest(SAMPLE, flatten(module).numpy())
         with pytest.raises(SystemExit, match="0"):
             cli.main(["peer", "run", "--config", str(path(files, i))])
-        assert f"peer-{i}: the run is over, after 3 rounds; the model is {exported}" in capsys.readouterr().out
+        assert (
+            f"peer-{i}: the run is over, after 3 rounds; the model is {exported}" in capsys.readouterr().out
+        )
 
 
-def test_stored_round_can_be_exported_at_any_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stored_round_can_be_exported_at_any_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = a_network(tmp_path, 3)
     x = np.arange(3.0, dtype=np.float32)
 
     def export(status: int, *more: str) -> str:
         with pytest.raises(SystemExit, match=str(status)):
-            cli.main(["peer", "export", "--config", str(path(files, 0)), "-o", str(tmp_path / "m.safetensors"), *more])
+            cli.main(
+                [
+                    "peer",
+                    "export",
+                    "--config",
+                    str(path(files, 0)),
+                    "-o",
+                    str(tmp_path / "m.safetensors"),
+                    *more,
+                ]
+            )
         said = capsys.readouterr()
         return said.out + said.err
 
     assert "no round has ended here yet" in export(2)
     with Store(files.configs[0].state_dir, LAYOUT) as store:  # as if the peer ran
         for t in (1, 2, 3):
-            store.save(Checkpoint(t, x + t, fresh=False, degraded=0, outcome=Outcome.AGGREGATED), {"n": np.array(t)})
+            store.save(
+                Checkpoint(t, x + t, fresh=False, degraded=0, outcome=Outcome.AGGREGATED), {"n": np.array(t)}
+            )
         assert "peer-0's model after round 3 of 3" in export(0)
         assert "round 1 is not kept" in export(2, "--round", "1")
         assert "choose 2 or 3" in export(2, "--round", "1")
@@ -347,7 +362,8 @@ def test_sigterm_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, st
     files = a_sample(tmp_path, rounds=1000, soon=1.0)
     process = started(files, 0)
     assert process.stderr is not None
-    said = list(takewhile(lambda line: not line.startswith("round "), process.stderr))  # then a round has ended
+    # then a round has ended
+    said = list(takewhile(lambda line: not line.startswith("round "), process.stderr))
     assert "peer-0 listens at 127.0.0.1:" in said[0]
     assert "one of 3 members" in said[0]
     process.send_signal(number)
@@ -379,7 +395,9 @@ class Heard(logging.Handler):
             self.event.set()
 
 
-def test_starting_peer_names_members_whose_clocks_are_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_starting_peer_names_members_whose_clocks_are_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files = a_network(tmp_path, byzantine=1, period=600.0, soon=600.0)
     heard = Heard("waiting until 2 members tell their clocks; 0 did, not yet: peer-1, peer-2, peer-3")
     log = logging.getLogger("rpel")

@@ -1,4 +1,5 @@
-"""Members come and go by command, and the clock changes by command, while rounds go on; nobody edits a file by hand."""
+"""Members come and go by command, and the clock changes by command, while rounds go on;
+nobody edits a file by hand."""
 
 import asyncio
 import json
@@ -64,7 +65,14 @@ def test_membership_commands_report_changes_and_keep_pending_ones(
     }  # fmt: skip
     assert (said["joined"], said["left"], said["altered"]) == (["clinic-7"], ["peer-2"], ["peer-1"])
     after = Membership.load(tmp_path / "members.next.toml")
-    assert [member.id for member in after.members] == ["peer-0", "peer-1", "peer-3", "peer-4", "peer-5", "clinic-7"]
+    assert [member.id for member in after.members] == [
+        "peer-0",
+        "peer-1",
+        "peer-3",
+        "peer-4",
+        "peer-5",
+        "clinic-7",
+    ]
     assert after.timetable.before(30) == net.membership.timetable.paces
     assert after.hash == said["membership"]
     assert after.timetable.start(30) >= net.membership.timetable.end(29) + 7200
@@ -95,7 +103,9 @@ def test_add_to_a_complete_membership_points_to_join(
     net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
-    _, err = rpel("network", "add", str(new), "--members", str(tmp_path / "members.toml"), capsys=capsys, code=2)
+    _, err = rpel(
+        "network", "add", str(new), "--members", str(tmp_path / "members.toml"), capsys=capsys, code=2
+    )
     assert "rpel network join ENTRY --from-round 11" in err
 
 
@@ -108,7 +118,7 @@ def test_pending_change_and_its_period_move_with_the_next_change(net: NetworkFil
         change(path, 30, leaving("peer-4"))
 
 
-# --- while rounds go on ----------------------------------------------------------------------------------------------
+# --- while rounds go on -------------------------------------------------------------------------------------
 
 
 def hand_out(net: ProcessNetwork, *members: Member) -> None:
@@ -158,7 +168,9 @@ def test_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         in_force(net, *net.members, since=int(round[1]) + 1)
         assert "joins with round" in newcomer.errors
         assert watched() == {member.id: "training" for member in net.members}
-        assert turning.id in {id for line in newcomer.lines for id, how in line["results"].items() if how == "ok"}
+        assert turning.id in {
+            id for line in newcomer.lines for id, how in line["results"].items() if how == "ok"
+        }
 
         round = ahead()
         rpel("network", "leave", leaver.id, *round, *files, capsys=capsys)

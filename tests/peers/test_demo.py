@@ -122,10 +122,18 @@ def test_dead_demo_peer_is_named_with_its_last_output(tmp_path: Path) -> None:
 def test_late_demo_peers_are_restarted_with_a_longer_lead(tmp_path: Path) -> None:
     shown: list[Scene] = []
     said: list[str] = []
-    lead = 0.04  # doubled twice it is below .2 s, before which nobody is asked: too short on the fastest machine
+    # doubled twice it is below .2 s, before which nobody is asked: too short on the fastest machine
+    lead = 0.04
     with pytest.raises(ChildError, match=r"4 peers.*0\.16 s"):
         demo._network(
-            Demonstration(4, 0, 2), ROBUST_RULE, tmp_path / "robust", 1.0, lead, shown.append, said.append, Stop()
+            Demonstration(4, 0, 2),
+            ROBUST_RULE,
+            tmp_path / "robust",
+            1.0,
+            lead,
+            shown.append,
+            said.append,
+            Stop(),
         )
     assert [sentence.partition(":")[0] for sentence in said] == ["not all peers were up in time"] * 2
     assert shown == []

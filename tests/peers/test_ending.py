@@ -1,4 +1,5 @@
-"""The end of a run: peers serve their last round until everybody has it, and who missed it ends like the others."""
+"""The end of a run: peers serve their last round until everybody has it,
+and who missed it ends like the others."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def test_member_that_missed_the_last_round_ends_like_the_others_while_they_linge
         assert (net.peers[0].reports[-1].round, net.outcomes(0)[-1]) == (ROUNDS, "caught_up")
         others = np.stack([peer.x for peer in net.peers[1:]])
         assert np.abs(net.peers[0].x - others.mean(axis=0)).max() < 0.2
-        assert all(peer.left for peer in net.peers)  # the hostile never say that they have ended: to the last period
+        # the hostile never say that they have ended: to the last period
+        assert all(peer.left for peer in net.peers)
 
 
 def test_peers_leave_as_soon_as_everybody_has_ended() -> None:
@@ -95,7 +97,10 @@ def test_models_given_out_by_the_protocol_are_never_overwritten() -> None:
 @pytest.mark.integration
 def test_unreachable_member_known_to_have_ended_is_not_waited_for(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=1, period=0.5, soon=0.5, linger=1000.0)
-    peer, other = Running(Node(files.configs[0]), QuadraticLearner(0)), take(files.configs[1], files.membership)
+    peer, other = (
+        Running(Node(files.configs[0]), QuadraticLearner(0)),
+        take(files.configs[1], files.membership),
+    )
 
     async def said() -> bool | None:
         await until(lambda: peer.node.service.ended)

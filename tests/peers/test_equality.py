@@ -1,7 +1,8 @@
 """Fault-free real peers and the simulator are the same algorithm: same coins, same models, to 1e-6.
 
-Twelve peers over real TLS on loopback. Only their clock is the test's: a round begins when all have ended the one
-before it, so that nothing depends on how fast the machine is. Draws are handed in, which only a program can do.
+Twelve peers over real TLS on loopback. Only their clock is the test's: a round begins when all have ended the
+one before it, so that nothing depends on how fast the machine is. Draws are handed in,
+which only a program can do.
 """
 
 import threading
@@ -72,7 +73,9 @@ class SimulatorsDraws:
         if not self._before.size:
             self._me, self._nodes = np.array([me]), nodes
             drawn = sample_without_replacement(0, "pull", round, self._me, nodes, s)
-            asked = np.take_along_axis(drawn, np.argsort(draws(0, "lists", round, self._me, s), axis=1), axis=1)
+            asked = np.take_along_axis(
+                drawn, np.argsort(draws(0, "lists", round, self._me, s), axis=1), axis=1
+            )
             self._before = asked[:, s // 2 :]
             return tuple(asked[0].tolist())
         asked = sample_others(0, "pull", round, self._me, self._nodes, s, self._before)
@@ -199,7 +202,9 @@ def one_thread() -> Iterator[None]:
 def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = built_in("mnist-sample", training(HYPER), NODES, run="consortium")
     layout = Layout.of(task.module.named_parameters())
-    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial())
+    files = found(
+        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial()
+    )
     real, simulated = by_peers(files, task), by_simulator(task, 5)
     assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(real - simulated).max() <= 1e-6
@@ -212,7 +217,13 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
     task = LeastSquares()
     layout = Layout.of({"x": task.initial()})
     files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial()
+        tmp_path,
+        NODES,
+        rounds=rounds,
+        period=PERIOD,
+        byzantine=BYZANTINE,
+        layout=layout,
+        initial=task.initial(),
     )
     real, simulated = by_peers(files, task), by_simulator(task, rounds)
     assert real.dtype == np.float64
@@ -222,7 +233,8 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
 
 @pytest.mark.parametrize("wire", ["int8", "bfloat16"])
 def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread: None, wire: str) -> None:
-    """Three blocks, the last one short: local steps are each node's own here, so that nothing but rounding is left."""
+    """Three blocks, the last one short: local steps are each node's own here,
+    so that nothing but rounding is left."""
     task, rounds = LeastSquares(d=600), 8
     layout = Layout.of({"x": task.initial()})
     files = found(
@@ -235,7 +247,8 @@ def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread:
 
 
 def test_peers_that_remember_answers_have_the_simulators_bits(tmp_path: Path, one_thread: None) -> None:
-    """Answers of two rounds, the older ones moved along, coded, and with answers that might be a round old."""
+    """Answers of two rounds, the older ones moved along, coded,
+    and with answers that might be a round old."""
     task, rounds = LeastSquares(d=300), 6
     files = found(
         tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=1, layout=Layout.of({"x": task.initial()}),
@@ -248,7 +261,9 @@ def test_peers_that_remember_answers_have_the_simulators_bits(tmp_path: Path, on
     assert np.array_equal(real, simulated)
 
 
-def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
+def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(
+    tmp_path: Path, one_thread: None
+) -> None:
     task, rounds = LeastSquares(), 10
     table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}}
     hyper = training({**HYPER, **table}, rounds=rounds)
@@ -271,11 +286,21 @@ def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Pa
     task = Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), parts, parts[0])
     layout = Layout.of(task.module.named_parameters())
     initial = np.concatenate([value.detach().numpy().ravel() for _, value in task.module.named_parameters()])
-    files = found(tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial)
+    files = found(
+        tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial
+    )
     by_peers(files, [task.of_member(i, batch_size=4, seed=0) for i in range(NODES)])
     fields = {key: HYPER[key] for key in ("lr", "momentum", "weight_decay")}
     result = simulate(
-        task=task, nodes=NODES, byzantine=0, pull=PULL, b_hat=B_HAT, rounds=4, batch_size=4, attack="none", **fields
+        task=task,
+        nodes=NODES,
+        byzantine=0,
+        pull=PULL,
+        b_hat=B_HAT,
+        rounds=4,
+        batch_size=4,
+        attack="none",
+        **fields,
     )
     for i, config in enumerate(files.configs):
         handed_over, simulated = load_file(config.state_dir / MODEL_FILE), result.state_dict(i)
@@ -298,7 +323,9 @@ def test_members_tasks_agree_with_one_joint_task_in_the_simulator(tmp_path: Path
     layout = Layout(tuple(shapes), tuple(shapes.values()), np.dtype(np.float32))
     assert list(shapes) != [name for name, _ in module.named_parameters()]
     initial = np.concatenate([module.state_dict()[name].numpy().ravel() for name in shapes])
-    files = found(tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial)
+    files = found(
+        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial
+    )
     common: dict[str, Any] = {"batch_size": 4, "seed": 7}
     tasks: list[Objective] = [Task(module, part, part).of_member(i, **common) for i, part in enumerate(parts)]
     real = by_peers(files, tasks)
@@ -307,5 +334,7 @@ def test_members_tasks_agree_with_one_joint_task_in_the_simulator(tmp_path: Path
     simulated = by_simulator(whole.among(whole.shards, **common), 5)
     order = Reordering(layout, whole.layout, "the task")
     own = np.stack([order.inwards(model, np.empty(layout.d, np.float32)) for model in real])
-    assert np.abs(simulated - whole.among(whole.shards, **common).initial()).max() > 1e-3, "nothing was learned"
+    assert np.abs(simulated - whole.among(whole.shards, **common).initial()).max() > 1e-3, (
+        "nothing was learned"
+    )
     assert np.abs(own - simulated).max() <= 1e-6

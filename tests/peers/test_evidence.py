@@ -59,7 +59,7 @@ def proof(network: Network, member: int = 1, round: int = 4) -> Proof:
     return Proof(member, m.members[member].fingerprint, round, *pair)
 
 
-# --- a proof as a file -----------------------------------------------------------------------------------------------
+# --- a proof as a file --------------------------------------------------------------------------------------
 
 
 def test_two_signed_half_steps_of_one_round_are_a_proof_for_anybody(network: Network, tmp_path: Path) -> None:
@@ -81,7 +81,10 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another member": (lambda e: e.update(member="peer-0"), "certificate is not the one of"),
     "another round": (lambda e: e.update(round=5), "a signature in it is not that of"),
     "no round": (lambda e: e.update(round=0), "two different hashes"),
-    "the same twice": (lambda e: e.update(digests=[e["digests"][0]] * 2, signatures=[e["signatures"][0]] * 2), "two"),
+    "the same twice": (
+        lambda e: e.update(digests=[e["digests"][0]] * 2, signatures=[e["signatures"][0]] * 2),
+        "two",
+    ),
     "a changed hash": (lambda e: e["digests"].__setitem__(1, "ab" * 32), "a signature in it is not that of"),
     "signatures swapped": (lambda e: e["signatures"].reverse(), "a signature in it is not that of"),
     "a damaged signature": (lambda e: e["signatures"].__setitem__(0, "%%%"), "damaged"),
@@ -90,7 +93,10 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "numbers for text": (lambda e: e.update(certificate=7), "damaged"),
     "a round without end": (lambda e: e.update(round=float("inf")), "damaged"),
     "a part of a round": (lambda e: e.update(round=4.5), "damaged"),
-    "a verdict for a key": (lambda e: e.update(fingerprint="\r\x1b[2Kproven: peer-1"), r"'\\r\\x1b\[2Kproven: peer-1'"),
+    "a verdict for a key": (
+        lambda e: e.update(fingerprint="\r\x1b[2Kproven: peer-1"),
+        r"'\\r\\x1b\[2Kproven: peer-1'",
+    ),
 }
 
 
@@ -125,7 +131,7 @@ def test_removed_key_is_cleared_from_exclusions(network: Network, tmp_path: Path
     assert detector.proofs(tmp_path, rotated) == []
 
 
-# --- what a peer makes of what it is told ----------------------------------------------------------------------------
+# --- what a peer makes of what it is told -------------------------------------------------------------------
 
 
 class Under(Witness):
@@ -147,7 +153,9 @@ def witness(network: Network, me: int = 0, last: int = 0) -> Under:
     pins = tuple(member.fingerprint for member in m.members)
 
     def verified(member: int, round: int, digest: bytes, signature: bytes) -> bool:
-        return evidence.signed_by(m.members[member].certificate, of_member(m, member), round, digest, signature)
+        return evidence.signed_by(
+            m.members[member].certificate, of_member(m, member), round, digest, signature
+        )
 
     return Under(Roster(me, pins, verified), last)
 
@@ -183,7 +191,9 @@ def test_two_reported_digests_make_a_proof(network: Network) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["AAAA", "//=="]),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["seen", "proofs", "x"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["seen", "proofs", "x"]), inner)
+    ),
     max_leaves=30,
 )
 
@@ -259,7 +269,8 @@ def test_reported_digests_cost_at_most_170_bytes_per_pulled_peer() -> None:
 
 
 def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_parameters(tmp_path: Path) -> None:
-    """All that travels for one pull, TLS included: a body of 4 MB, and with signatures what eight others signed."""
+    """All that travels for one pull, TLS included: a body of 4 MB,
+    and with signatures what eight others signed."""
     large = flat_layout(1_000_000)
 
     async def carried(folder: Path, signed: bool) -> int:
@@ -292,11 +303,13 @@ def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_paramet
             await asyncio.gather(*proxy.tasks, return_exceptions=True)
             return proxy.carried
 
-    plain, with_signatures = (asyncio.run(carried(tmp_path / str(signed), signed)) for signed in (False, True))
+    plain, with_signatures = (
+        asyncio.run(carried(tmp_path / str(signed), signed)) for signed in (False, True)
+    )
     assert plain < with_signatures < 1.01 * plain
 
 
-# --- the audit log ---------------------------------------------------------------------------------------------------
+# --- the audit log ------------------------------------------------------------------------------------------
 
 
 def test_audit_log_continues_after_a_crash_and_shows_tampering(tmp_path: Path) -> None:
@@ -344,7 +357,7 @@ def compiled() -> None:
     make_ready(rule("nnm+trimmed_mean", f=1), 4, 6, np.float64)
 
 
-# --- whole peers -----------------------------------------------------------------------------------------------------
+# --- whole peers --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -390,7 +403,9 @@ def test_equivocating_member_is_excluded(tmp_path: Path) -> None:
         assert verify(path, files.membership).member == 4
         assert peer.node.service.detector.excluded(peer.node.now) == ("peer-4",)
         assert peer.node.summary()["outcomes"]["aggregated"] >= 3
-        lines = [json.loads(text) for text in (config.state_dir.parent / "rounds.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(text) for text in (config.state_dir.parent / "rounds.jsonl").read_text().splitlines()
+        ]
         assert lines[-1]["results"]["peer-4"] == "refused"
         assert {line["trim"] for line in lines} == {1}
 
@@ -400,7 +415,9 @@ def test_equivocating_member_is_excluded(tmp_path: Path) -> None:
 def test_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None:
     files = found(tmp_path, 4, rounds=8, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs)]
-    copy = files.configs[3].replace(state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl")
+    copy = files.configs[3].replace(
+        state_dir=tmp_path / "copy", listen="127.0.0.1:0", log=tmp_path / "copy.jsonl"
+    )
     second = Running(Node(copy), QuadraticLearner(9))
     with ended([*running, second]):
         for peer in (*running, second):

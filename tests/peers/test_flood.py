@@ -1,4 +1,5 @@
-"""One member that asks a thousand times a second and 300 stalled handshakes: the others still get their models."""
+"""One member that asks a thousand times a second and 300 stalled handshakes:
+the others still get their models."""
 
 import asyncio
 import random
@@ -25,7 +26,9 @@ def test_honest_members_get_models_during_a_flood(tmp_path: Path) -> None:
             store, served = net.stores[1], net.transports[1]
             store.put(1, model(SMALL, 1))
             newest = 1
-            flood = Flood(served.port, asking(net, net.credentials[0]), lambda: wanted(net, f"/v1/model/{newest}"))
+            flood = Flood(
+                served.port, asking(net, net.credentials[0]), lambda: wanted(net, f"/v1/model/{newest}")
+            )
             attacks = [asyncio.create_task(flood.run()), asyncio.create_task(stall(served.port))]
             for newest in range(2, 12):
                 store.put(newest, model(SMALL, newest))
@@ -124,13 +127,14 @@ def test_address_records_are_bounded() -> None:
     assert len(pace) <= 101
 
 
-# --- a member beside strangers, for real -----------------------------------------------------------------------------
+# --- a member beside strangers, for real --------------------------------------------------------------------
 
 HANDSHAKES = 20
 
 
 async def handshake(net: Loopback, way: float) -> bool:
-    """A fresh connection of member 0, whose ClientHello takes so many seconds to arrive: is its request answered?"""
+    """A fresh connection of member 0, whose ClientHello takes so many seconds to arrive:
+    is its request answered?"""
     reached = socket.socket()
     reached.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -178,7 +182,11 @@ async def strangers(port: int, rate: float, address: Callable[[], str], opened: 
     [
         (30.0, 0.0, lambda: "127.0.0.1"),
         (300.0, 0.0, lambda: "127.0.0.1"),
-        (600.0, 0.1, lambda: f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}"),
+        (
+            600.0,
+            0.1,
+            lambda: f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}",
+        ),
     ],
     ids=["from the member's own address", "ten times as many", "from many addresses, a member 100 ms away"],
 )
@@ -216,7 +224,9 @@ def test_membership_that_shrinks_under_load_shuts_out_former_members(tmp_path: P
             await until(lambda: not serving.server.connections(left))
             for asking_member in (2, 3):
                 row = np.zeros(SMALL.d, SMALL.dtype)
-                answer = await net.transports[asking_member].pull(0, 1, row, asyncio.get_running_loop().time() + 30)
+                answer = await net.transports[asking_member].pull(
+                    0, 1, row, asyncio.get_running_loop().time() + 30
+                )
                 assert answer.result == "ok"
                 np.testing.assert_array_equal(row, model(SMALL, 1))
             answered, sent = len(net.stores[1].answered), flood.sent

@@ -1,4 +1,5 @@
-"""docs/howto.md, "Train my own task with real peers": run as it stands there, it hands over what was trained."""
+"""docs/howto.md, "Train my own task with real peers": run as it stands there,
+it hands over what was trained."""
 
 import os
 import re
@@ -29,7 +30,9 @@ def cells() -> list[str]:
 
 def stretched(cell: str) -> str:
     """The same times on a free machine, longer ones beside other work: real peers miss rounds there."""
-    return re.sub(r"(--period |--epoch \+)(\d+)", lambda found: f"{found[1]}{int(found[2]) * pace():.0f}", cell)
+    return re.sub(
+        r"(--period |--epoch \+)(\d+)", lambda found: f"{found[1]}{int(found[2]) * pace():.0f}", cell
+    )
 
 
 def execute(cell: str, names: dict[str, Any]) -> None:
@@ -70,6 +73,8 @@ def test_model_exported_by_the_howto_has_the_accuracy_peers_reported(
         dataset = names["task"](index=index, nodes=4, seed=seed).dataset
         with torch.no_grad():
             right = module(torch.from_numpy(dataset.test_x)).argmax(dim=1).numpy() == dataset.test_y
-        said = float(re.findall(r"accuracy (\d\.\d+)", Path(f"clinic-{index + 1}.log").read_text("utf-8"))[-1])
+        said = float(
+            re.findall(r"accuracy (\d\.\d+)", Path(f"clinic-{index + 1}.log").read_text("utf-8"))[-1]
+        )
         assert right.mean() == pytest.approx(said, abs=1e-4)
         assert said > 0.7

@@ -80,7 +80,9 @@ def signed(
     return key, secret, certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str | ssl.SSLError, str | ssl.SSLError]:
+def handshake(
+    server: ssl.SSLContext, client: ssl.SSLContext
+) -> tuple[str | ssl.SSLError, str | ssl.SSLError]:
     """What each end made of the other, (server, client): the other's pin, or the refusal.
 
     One byte goes each way: in TLS 1.3 a client learns that its certificate was refused only when it reads.
@@ -122,7 +124,7 @@ def contexts(a: Party, b: Party, members: list[str] | None = None) -> tuple[ssl.
     )
 
 
-# --- handshakes ------------------------------------------------------------------------------------------------------
+# --- handshakes ---------------------------------------------------------------------------------------------
 
 
 def test_two_members_meet_and_see_each_others_pin(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
     return context
 
 
-# --- keys and certificates -------------------------------------------------------------------------------------------
+# --- keys and certificates ----------------------------------------------------------------------------------
 
 
 def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
@@ -243,7 +245,9 @@ def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
     begin, end = before.replace(microsecond=0), datetime.now(UTC)
     assert begin - timedelta(days=1) <= found.not_before <= end - timedelta(days=1)
     assert begin + timedelta(days=10) <= found.not_after <= end + timedelta(days=10)
-    basic = x509.load_pem_x509_certificate(a.pem.encode()).extensions.get_extension_for_class(x509.BasicConstraints)
+    basic = x509.load_pem_x509_certificate(a.pem.encode()).extensions.get_extension_for_class(
+        x509.BasicConstraints
+    )
     assert basic.critical
     assert basic.value.ca is False
 
@@ -280,7 +284,11 @@ def test_peer_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     own = ec.generate_private_key(ec.SECP256R1())
-    pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem, pkcs8, plain = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     kinds = {
         "P-256": ec.generate_private_key(ec.SECP384R1()).private_bytes(pem, pkcs8, plain),
         "unencrypted": own.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"secret")),

@@ -10,7 +10,9 @@ from rpel.peer.io.intake import FIRST, Intake, Place
 class Sender:
     """A member that sends one body, at most so fast, once it has begun; ``start`` seconds into the round."""
 
-    def __init__(self, fastest: float = 1e9, start: float = 0.0, size: float = 1.0, way: float = 0.02) -> None:
+    def __init__(
+        self, fastest: float = 1e9, start: float = 0.0, size: float = 1.0, way: float = 0.02
+    ) -> None:
         """``way``: what lies on its way while it is not read."""
         self.fastest, self.start, self.left, self.way = fastest, start, size, way
         self.held = False
@@ -23,9 +25,11 @@ class Sender:
         self.held = False
 
 
-def received(senders: Sequence[Sender], line: float, seconds: float = 3.0, width: int = FIRST) -> tuple[list[int], int]:
-    """Whose models came in time over a line that carries so many models a second, shared alike by all that send; and
-    how many were read at once at the end."""
+def received(
+    senders: Sequence[Sender], line: float, seconds: float = 3.0, width: int = FIRST
+) -> tuple[list[int], int]:
+    """Whose models came in time over a line that carries so many models a second, shared alike by all that
+    send; and how many were read at once at the end."""
     intake, step = Intake(size=1_000_000, seconds=seconds, width=width), 0.005
     places: dict[int, Place] = {}
     came: list[int] = []
@@ -90,7 +94,8 @@ def test_senders_that_stop_at_their_last_bytes_cost_the_others_next_to_nothing()
 
 
 def test_line_that_one_connection_does_not_fill_is_filled_by_several() -> None:
-    far = in_the_third_round(lambda: [Sender(fastest=1.2) for _ in range(12)], line=13.2 / 3.0)  # four fill the line
+    # four fill the line
+    far = in_the_third_round(lambda: [Sender(fastest=1.2) for _ in range(12)], line=13.2 / 3.0)
     assert len(far) >= 10
 
 

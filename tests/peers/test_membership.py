@@ -23,7 +23,9 @@ SPARE = certificates.create("spare")[1]
 
 def network(**changes: Any) -> Membership:
     """Four members, one of them possibly hostile, everybody pulled."""
-    members = tuple(Member.of(f"peer-{i}", f"https://peer-{i}.example:7443", PEMS[i], f"org {i}") for i in range(4))
+    members = tuple(
+        Member.of(f"peer-{i}", f"https://peer-{i}.example:7443", PEMS[i], f"org {i}") for i in range(4)
+    )
     terms: dict[str, Any] = {
         "run": "ward-7", "nodes": 4, "byzantine": 1, "rounds": 50, "epoch": 1.8e9,
         "hyperparameters": {"lr": 0.5, "layers": [3, 4], "net": {"b": True, "a": "x"}},
@@ -36,7 +38,7 @@ def written(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-# --- the same, and not the same --------------------------------------------------------------------------------------
+# --- the same, and not the same -----------------------------------------------------------------------------
 
 
 def test_saved_membership_is_loaded_unchanged(tmp_path: Path) -> None:
@@ -61,7 +63,9 @@ def test_membership_terms_survive_the_file(
     tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], epoch: float, period: float, run: str
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "members.toml"
-    founding = Founding(run=run, nodes=12, byzantine=2, rounds=9, epoch=epoch, period=period, hyperparameters=table)
+    founding = Founding(
+        run=run, nodes=12, byzantine=2, rounds=9, epoch=epoch, period=period, hyperparameters=table
+    )
     m = founding.membership("0" * 64, "1" * 64)
     m.save(path)
     again = Membership.load(path, draft=True)
@@ -78,7 +82,9 @@ def test_membership_of_another_protocol_is_refused() -> None:
 def test_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
     m = network()
     content = m.to_dict()
-    turned = dict(reversed(content.items())) | {"member": [dict(reversed(e.items())) for e in content["member"]]}
+    turned = dict(reversed(content.items())) | {
+        "member": [dict(reversed(e.items())) for e in content["member"]]
+    }
     turned["hyperparameters"] = dict(reversed(content["hyperparameters"].items()))
     turned["epoch"] = datetime.fromtimestamp(m.epoch, UTC)
     turned["period"] = int(m.period)
@@ -98,13 +104,18 @@ def test_hash_sees_every_field_and_every_member() -> None:
     other = Member.of("peer-4", "https://peer-4.example:7443", PEMS[4], "org 4")
     first = m.members[0]
     changes: dict[str, Any] = {
-        key: {str: "other", int: 7, float: 1.25, bool: True, tuple: (Pace(epoch=1.0, period=2.0),)}[type(value)]
+        key: {str: "other", int: 7, float: 1.25, bool: True, tuple: (Pace(epoch=1.0, period=2.0),)}[
+            type(value)
+        ]
         for key, value in m.given().items()
         if key not in ("members", "hyperparameters")
     }
-    versions = [m.model_copy(update={key: value}) for key, value in changes.items()]  # also such as are refused
+    # also such as are refused
+    versions = [m.model_copy(update={key: value}) for key, value in changes.items()]
     versions += [m.replace(hyperparameters=table) for table in ({}, {**m.hyperparameters, "lr": 0.25})]
-    versions += [m.replace(members=(first.replace(**{key: "x"}), *m.members[1:])) for key in Member.model_fields]
+    versions += [
+        m.replace(members=(first.replace(**{key: "x"}), *m.members[1:])) for key in Member.model_fields
+    ]
     versions += [m.replace(members=(other, *m.members[1:])), m.replace(members=tuple(reversed(m.members)))]
     assert len(changes) == len(Membership.model_fields) - 2
     assert len({v.hash for v in [m, *versions]}) == len(versions) + 1
@@ -114,8 +125,8 @@ def test_file_has_the_promised_keys(tmp_path: Path) -> None:
     network().save(tmp_path / "members.toml")
     content = tomllib.loads((tmp_path / "members.toml").read_text())
     promised = {
-        "run", "epoch", "period", "deadline", "nodes", "byzantine", "pull", "b_hat", "confidence", "rounds", "rule",
-        "local_steps", "hyperparameters_sha256", "model_header_sha256", "init_sha256",
+        "run", "epoch", "period", "deadline", "nodes", "byzantine", "pull", "b_hat", "confidence", "rounds",
+        "rule", "local_steps", "hyperparameters_sha256", "model_header_sha256", "init_sha256",
     }  # fmt: skip
     assert content.keys() >= promised
     assert content["member"][0].keys() == {"id", "organisation", "url", "certificate", "fingerprint"}
@@ -142,11 +153,15 @@ def test_members_are_found_by_id_and_by_pin() -> None:
         m.index("peer-9")
 
 
-# --- founding --------------------------------------------------------------------------------------------------------
+# --- founding -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sizes", "plan"), [((12, 2, 200), (9, 2)), ((100, 10, 200), (33, 10)), ((4, 1, 50), (3, 1))])
-def test_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int], plan: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "plan"), [((12, 2, 200), (9, 2)), ((100, 10, 200), (33, 10)), ((4, 1, 50), (3, 1))]
+)
+def test_new_network_survives_silence_and_late_peers(
+    sizes: tuple[int, int, int], plan: tuple[int, int]
+) -> None:
     n, b, rounds = sizes
     founding = Founding(run="x", nodes=n, byzantine=b, rounds=rounds, epoch=1e9)
     m = founding.membership("0" * 64, "0" * 64)
@@ -159,10 +174,12 @@ def test_new_network_survives_silence_and_late_peers(sizes: tuple[int, int, int]
 
 def test_rule_that_would_stall_is_refused_at_the_founding() -> None:
     with pytest.raises(ValueError, match=r"'bulyan'.*10"):
-        Founding(run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan").membership("0" * 64, "0" * 64)
+        Founding(run="x", nodes=40, byzantine=2, rounds=9, epoch=1e9, rule="bulyan").membership(
+            "0" * 64, "0" * 64
+        )
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -253,10 +270,12 @@ def test_oversized_or_deeply_nested_membership_is_refused(tmp_path: Path, text: 
         Membership.load(tmp_path / "members.toml")
 
 
-# --- cautions --------------------------------------------------------------------------------------------------------
+# --- cautions -----------------------------------------------------------------------------------------------
 
 
-def test_several_members_of_one_organisation_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_several_members_of_one_organisation_are_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     m = network()
     m.replace(members=tuple(x.replace(organisation="Trust") for x in m.members)).save(tmp_path / "m.toml")
     with caplog.at_level(logging.WARNING, "rpel"):

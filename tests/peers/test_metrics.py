@@ -1,4 +1,5 @@
-"""What an operator sees: the names dashboards rely on, health pages that tell the truth, lines without weights."""
+"""What an operator sees: the names dashboards rely on, health pages that tell the truth,
+lines without weights."""
 
 import asyncio
 import gc
@@ -96,7 +97,9 @@ def test_summary_counts_outcomes_and_pulls_since_the_start() -> None:
     metrics = Metrics()
     assert metrics.summary()["round"] == 0
     metrics.ended(a_report(3), NAMES)
-    metrics.ended(a_report(4, outcome="local_only", results={0: "late", 1: "refused"}, degraded=1, frozen=True), NAMES)
+    metrics.ended(
+        a_report(4, outcome="local_only", results={0: "late", 1: "refused"}, degraded=1, frozen=True), NAMES
+    )
     metrics.scored(Measured(0.5, 1.5))
     metrics.scored(Measured())
     assert metrics.summary() == {

@@ -38,7 +38,9 @@ def checked(net: NetworkFiles, capsys: pytest.CaptureFixture[str], status: int) 
     return found
 
 
-def test_network_check_of_a_healthy_network_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_of_a_healthy_network_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         told = checked(net, capsys, status=0)
@@ -57,7 +59,9 @@ def test_network_check_of_a_healthy_network_passes(tmp_path: Path, capsys: pytes
     assert told["suggested_period"] == pytest.approx(max(1.0, expected))
 
 
-def test_network_check_prints_a_table_and_a_suggested_period(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_prints_a_table_and_a_suggested_period(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     path = net.configs[3].state_dir.parent / "peer.toml"
     with waiting(net, [0, 1, 2]), pytest.raises(SystemExit, match="0"):
@@ -70,9 +74,7 @@ def test_network_check_prints_a_table_and_a_suggested_period(tmp_path: Path, cap
     assert "600 s is enough" in out
 
 
-def test_network_check_reports_who_can_call_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_network_check_reports_who_can_call_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     path = str(net.configs[3].state_dir.parent / "peer.toml")
     with waiting(net, [0, 1, 2, 3]):
@@ -99,7 +101,9 @@ def test_network_check_names_an_absent_member(tmp_path: Path, capsys: pytest.Cap
     assert told["suggested_period"] > 0
 
 
-def test_network_check_names_a_different_members_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_names_a_different_members_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         net.membership.replace(rounds=7).save(tmp_path / "members.toml")
@@ -128,7 +132,9 @@ def test_network_check_names_a_wrong_clock(
     assert told["members"][1]["clock_offset"] == pytest.approx(-3600, abs=120)
 
 
-def test_network_check_names_a_different_initial_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_check_names_a_different_initial_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     with waiting(net, [0, 1, 2]):
         other = write_init(tmp_path, LAYOUT, np.ones(LAYOUT.d))
@@ -141,7 +147,11 @@ def test_network_check_names_a_different_initial_model(tmp_path: Path, capsys: p
 
 def test_suggested_period_allows_s_of_the_slowest_pulls(tmp_path: Path) -> None:
     m = found(tmp_path, 4, period=10.0).membership
-    rows = [Checked("a", "", seconds=0.1), Checked("b", "", seconds=0.4), Checked("c", "", Health.UNREACHABLE)]
+    rows = [
+        Checked("a", "", seconds=0.1),
+        Checked("b", "", seconds=0.4),
+        Checked("c", "", Health.UNREACHABLE),
+    ]
     assert suggestion(m, rows, step_seconds=1.0) == pytest.approx(2 * (0.4 * m.pull + 1.0) / 0.8)
     assert suggestion(m, rows[:1], step_seconds=0.0) == pytest.approx(1.0)
     assert suggestion(m, rows[2:], step_seconds=1.0) is None

@@ -57,7 +57,7 @@ def test_network_new_says_from_how_many_peers_pulling_saves_messages() -> None:
     assert not any("saves nothing" in note for note in notes(seven.replace(nodes=first)))
 
 
-# --- network new -----------------------------------------------------------------------------------------------------
+# --- network new --------------------------------------------------------------------------------------------
 
 
 def test_network_new_peer_init_and_add_found_a_network(
@@ -97,7 +97,15 @@ def test_network_new_prints_plan_probability_and_tolerance(
     ):
         assert part in text
     facts = json.loads(rpel(capsys, *base, "--json", "--out", str(tmp_path / "b")).out)
-    expected = {"peers": 12, "byzantine": 2, "rounds": 200, "pull": 9, "b_hat": 2, "no_shows": 2, "parameters": 176_050}
+    expected = {
+        "peers": 12,
+        "byzantine": 2,
+        "rounds": 200,
+        "pull": 9,
+        "b_hat": 2,
+        "no_shows": 2,
+        "parameters": 176_050,
+    }
     assert facts.items() >= expected.items()
     assert facts["messages_per_round"] == 108
     assert 1 <= facts["bytes_per_round"] / (108 * 4 * 176_050) <= 1.01
@@ -132,14 +140,24 @@ def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path
 
 def test_schedule_survives_the_file(tmp_path: Path) -> None:
     found(tmp_path, hyperparameters={"lr": [[500, 0.5], [1000, 0.1]]})
-    assert Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [[500, 0.5], [1000, 0.1]]
+    assert Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"] == [
+        [500, 0.5],
+        [1000, 0.1],
+    ]
 
 
 def test_optimiser_rate_by_name_and_outer_step_are_in_the_file_that_all_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--local-steps", "5"]
-    local = ["--optimizer", "adamw", "--optimizer-params", "eps=1e-6", "--hyperparameters", "lr=cosine(0.01, warmup=5)"]
+    local = [
+        "--optimizer",
+        "adamw",
+        "--optimizer-params",
+        "eps=1e-6",
+        "--hyperparameters",
+        "lr=cosine(0.01, warmup=5)",
+    ]
     rpel(capsys, *base, *local, "--outer", "nesterov", "--outer-lr", "0.5", "--out", str(tmp_path))
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert (m.outer, m.outer_lr, m.outer_momentum) == ("nesterov", 0.5, 0.9)
@@ -157,10 +175,23 @@ def test_user_task_starts_from_the_user_model_byte_for_byte(tmp_path: Path) -> N
     assert result.membership.hyperparameters == {"depth": 3}
 
 
-def test_network_for_user_training_loops_needs_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_for_user_training_loops_needs_no_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "mine.safetensors"
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model)
-    plan = ("network", "new", "--peers", "4", "--byzantine", "1", "--rounds", "9", "--out", str(tmp_path / "net"))
+    plan = (
+        "network",
+        "new",
+        "--peers",
+        "4",
+        "--byzantine",
+        "1",
+        "--rounds",
+        "9",
+        "--out",
+        str(tmp_path / "net"),
+    )
     printed = rpel(capsys, *plan, "--task", "none", "--model", str(model))
     assert 'your loop, with rpel.Peer("peer.toml")' in printed.out
     assert "--task" not in printed.out
@@ -176,7 +207,12 @@ def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> Non
     assert layout == wire.Layout.of(module.named_parameters())
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
     with pytest.raises(ValueError, match="'mnist'"):
-        found(tmp_path / "b", task="mnist", model=tmp_path / "trained.safetensors", hyperparameters={"model": "mlp"})
+        found(
+            tmp_path / "b",
+            task="mnist",
+            model=tmp_path / "trained.safetensors",
+            hyperparameters={"model": "mlp"},
+        )
 
 
 def test_default_no_shows_are_lowered_with_a_notice_where_too_many(
@@ -249,7 +285,18 @@ def test_network_new_overwrites_nothing(tmp_path: Path) -> None:
 def test_bad_network_new_options_are_refused_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
-    base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--out", str(tmp_path / "net")]
+    base = [
+        "network",
+        "new",
+        "--peers",
+        "12",
+        "--byzantine",
+        "2",
+        "--rounds",
+        "20",
+        "--out",
+        str(tmp_path / "net"),
+    ]
     printed = rpel(capsys, *base, *options, code=2)
     assert words in printed.err
     assert printed.err.count("\n") == 1
@@ -267,19 +314,25 @@ def test_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
             parse_epoch(text, now)
 
 
-# --- peer init -------------------------------------------------------------------------------------------------------
+# --- peer init ----------------------------------------------------------------------------------------------
 
 
-def test_peer_init_writes_the_key_and_prints_the_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peer_init_writes_the_key_and_prints_the_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     printed = rpel(
-        capsys, "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation", "Clinic",
-        "--members", str(tmp_path / "net" / "members.toml"), "--dir", str(tmp_path / "peer"),
+        capsys, "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation",
+        "Clinic", "--members", str(tmp_path / "net" / "members.toml"), "--dir", str(tmp_path / "peer"),
     )  # fmt: skip
     secret = (tmp_path / "peer" / "peer.key").read_text()
     assert stat.S_IMODE((tmp_path / "peer" / "peer.key").stat().st_mode) == 0o600
     assert secret.splitlines()[1] not in printed.out + printed.err
     (entry,) = tomllib.loads(printed.out)["member"]
-    assert (entry["id"], entry["organisation"], entry["url"]) == ("clinic-3", "Clinic", "https://clinic.example:7443")
+    assert (entry["id"], entry["organisation"], entry["url"]) == (
+        "clinic-3",
+        "Clinic",
+        "https://clinic.example:7443",
+    )
     assert entry["certificate"] == (tmp_path / "peer" / "peer.crt").read_text()
     assert entry["fingerprint"] == certificates.check_certificate(entry["certificate"]).fingerprint
     assert "is not there yet" in printed.err
@@ -288,10 +341,10 @@ def test_peer_init_writes_the_key_and_prints_the_entry(tmp_path: Path, capsys: p
     assert own.listen == "0.0.0.0:7443"
 
 
-def test_peer_init_json_has_the_entry_and_no_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    printed = rpel(capsys, "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json")
+def test_peer_init_json_has_the_entry_and_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = rpel(
+        capsys, "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json"
+    )
     facts = json.loads(printed.out)
     assert tomllib.loads(facts["entry"])["member"][0]["fingerprint"] == facts["fingerprint"]
     assert "PRIVATE" not in printed.out + printed.err
@@ -351,7 +404,9 @@ def test_peers_on_one_machine_get_distinct_metrics_ports(tmp_path: Path) -> None
     assert f"127.0.0.1:{taken}" not in found
 
 
-def test_key_with_passphrase_needs_its_passphrase_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_with_passphrase_needs_its_passphrase_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
     arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "p"))
@@ -374,25 +429,32 @@ def test_key_with_passphrase_needs_its_passphrase_file(tmp_path: Path, capsys: p
         identity.read_key(identity.ProtectedKey(own.key, secret))
 
 
-# --- network add, members --------------------------------------------------------------------------------------------
+# --- network add, members -----------------------------------------------------------------------------------
 
 
 def entry(folder: Path, number: int, **changes: str) -> Path:
     """The file with a new member's entry; changes: other values in it."""
-    member = vars(join(id=f"c{number}", url=f"https://h{number}:1", folder=folder / f"c{number}").member) | changes
+    member = (
+        vars(join(id=f"c{number}", url=f"https://h{number}:1", folder=folder / f"c{number}").member) | changes
+    )
     path = folder / f"c{number}.toml"
     path.write_text(tomli_w.dumps({"member": [member]}))
     return path
 
 
-def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_are_added_until_the_network_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = found(tmp_path, nodes=4, byzantine=1)
     paths = [str(entry(tmp_path, number)) for number in range(5)]
     base, members = ("network", "add"), ("--members", str(result.members))
     text = rpel(capsys, *base, *paths[:3], *members).out
     assert "3 added" in text
     assert "1 of 4 are still missing" in text
-    assert "waits for 1 more of its 4 members, but 2 entries" in rpel(capsys, *base, *paths[3:], *members, code=2).err
+    assert (
+        "waits for 1 more of its 4 members, but 2 entries"
+        in rpel(capsys, *base, *paths[3:], *members, code=2).err
+    )
     assert json.loads(rpel(capsys, *base, paths[3], *members, "--json").out) == {
         "added": ["c3"], "members": 4, "missing": 0
     }  # fmt: skip
@@ -410,10 +472,12 @@ def test_entries_are_added_until_the_network_is_complete(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"organisation": "Clinic\n  0123 4567 89ab\x1b[8m"},  # a fingerprint of its own, and what follows concealed
+        # a fingerprint of its own, and what follows concealed
+        {"organisation": "Clinic\n  0123 4567 89ab\x1b[8m"},
         {"organisation": "\x1b[2A\x1b[2K"},  # over the fingerprint of the member above
         {"organisation": "\u202eclinic\u2028\x9b2J"},
-        {"organisation": "Clinic" + 70 * " " + "0123 4567 " * 8},  # on a line of its own where the terminal breaks it
+        # on a line of its own where the terminal breaks it
+        {"organisation": "Clinic" + 70 * " " + "0123 4567 " * 8},
         {"url": "https://h0\x1bc:1"},
         {"url": f"https://{'0123-4567-' * 8}:1"},
     ],
@@ -453,13 +517,18 @@ def test_network_add_names_a_wrong_entry_and_adds_nothing(
     assert members.read_bytes() == before
 
 
-def test_network_add_refuses_a_file_that_is_no_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_add_refuses_a_file_that_is_no_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     members = found(tmp_path).members
     for text in ("", "[[", "a = 1", "member = 3", 'id = "a"'):
         (tmp_path / "e.toml").write_text(text)
         printed = rpel(capsys, "network", "add", str(tmp_path / "e.toml"), "--members", str(members), code=2)
         assert "is not an entry that `rpel peer init` printed" in printed.err
-    assert "there is no file" in rpel(capsys, "network", "add", "none.toml", "--members", str(members), code=2).err
+    assert (
+        "there is no file"
+        in rpel(capsys, "network", "add", "none.toml", "--members", str(members), code=2).err
+    )
 
 
 @pytest.mark.parametrize(
@@ -475,7 +544,7 @@ def test_peer_listens_on_the_port_of_its_url(url: str, listen: str) -> None:
     assert usual_listen(url) == listen
 
 
-# --- verify ----------------------------------------------------------------------------------------------------------
+# --- verify -------------------------------------------------------------------------------------------------
 
 
 def test_proof_is_verified_by_anybody_who_has_the_members_file(

@@ -1,7 +1,8 @@
-"""Whole peers over real TLS: they train together, survive being stopped, and show nothing of a round left half-done.
+"""Whole peers over real TLS: they train together, survive being stopped,
+and show nothing of a round left half-done.
 
-What depends on how fast this machine is right now is not asserted, except that rounds of two seconds suffice for six
-numbers.
+What depends on how fast this machine is right now is not asserted, except that rounds of two seconds suffice
+for six numbers.
 """
 
 import asyncio
@@ -62,12 +63,15 @@ def compiled() -> None:
     make_ready(rule("nnm+trimmed_mean", f=1), 4, 6, np.float64)
 
 
-# --- a network without faults ----------------------------------------------------------------------------------------
+# --- a network without faults -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NetworkFiles, list[Running], list[str]]]:
-    """Five peers after their last round, and what /readyz of the first said: before its life, and in each round."""
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[NetworkFiles, list[Running], list[str]]]:
+    """Five peers after their last round, and what /readyz of the first said: before its life,
+    and in each round."""
     files = found(tmp_path_factory.mktemp("whole"), 5, rounds=ROUNDS, period=PERIOD, soon=3.0, byzantine=1)
     running = peers(files)
     said: list[str] = []
@@ -146,7 +150,7 @@ def test_after_the_end_a_new_start_gives_the_last_model_and_no_round(finished: F
     assert np.array_equal(again.learner.x, running[1].learner.x)
 
 
-# --- stopping and going on -------------------------------------------------------------------------------------------
+# --- stopping and going on ----------------------------------------------------------------------------------
 
 
 def test_leaving_the_loop_publishes_nothing_and_a_restart_goes_on(tmp_path: Path) -> None:
@@ -286,7 +290,7 @@ def test_request_is_counted_for_its_member_across_a_membership_change(tmp_path: 
     assert b'rpel_serve_total{code="200",peer="peer-2"} 1.0' in node.metrics.text()
 
 
-# --- descriptors and log lines ---------------------------------------------------------------------------------------
+# --- descriptors and log lines ------------------------------------------------------------------------------
 
 RESERVING = """
 import logging, resource, sys
@@ -296,7 +300,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 from rpel.peer.io.limits import reserve_descriptors
 print(reserve_descriptors(members=12), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-NEEDED = 2 * 4 * 12 + 256 + 256 + 64 + 256  # connections of members both ways, mute, waiting, pending, the rest
+# connections of members both ways, mute, waiting, pending, the rest
+NEEDED = 2 * 4 * 12 + 256 + 256 + 64 + 256
 
 
 @pytest.mark.parametrize(
@@ -331,7 +336,8 @@ print(opened)
 
 @contextmanager
 def idling(*ports: int) -> Iterator[list[int]]:
-    """A process that opens connections to these ports, on and on, says nothing on them, and holds 450 of each."""
+    """A process that opens connections to these ports, on and on, says nothing on them,
+    and holds 450 of each."""
     opened: list[int] = []
     command = [sys.executable, "-c", IDLING, *map(str, ports)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -354,7 +360,8 @@ def few_descriptors(soft: int) -> Iterator[None]:
 def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process begins with fewer descriptors than the strangers would take; what it may open, it reserves."""
+    """The process begins with fewer descriptors than the strangers would take; what it may open,
+    it reserves."""
     files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=3.0)
     running = peers(files)
     most: list[int] = []
@@ -375,7 +382,8 @@ def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
         assert running[0].node._client is not None
         assert not running[0].node._client.exhausted
     assert opened[0] > 900
-    assert max(most) <= 3 * 16  # as many as stay, those that were accepted in this turn, and those on their way out
+    # as many as stay, those that were accepted in this turn, and those on their way out
+    assert max(most) <= 3 * 16
     assert [peer.node.summary()["outcomes"]["aggregated"] for peer in running] == [4, 4, 4]
     assert len(caplog.records) < 200
 
@@ -422,7 +430,7 @@ def test_repeated_log_line_does_not_fill_a_running_peers_log(
     assert len(caplog.records) == during + 100
 
 
-# --- a new membership ------------------------------------------------------------------------------------------------
+# --- a new membership ---------------------------------------------------------------------------------------
 
 
 def successor(files: NetworkFiles, from_round: int) -> Membership:
@@ -436,9 +444,7 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
     return old.replace(members=tuple(members), nodes=4, pull=3, from_round=from_round)
 
 
-def test_new_membership_takes_effect_at_its_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_membership_takes_effect_at_its_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
     running = peers(files)
     new = successor(files, from_round=4)
@@ -457,7 +463,9 @@ def test_new_membership_takes_effect_at_its_round(
     assert running[3].node.now.certificate.name == "peer.next.crt"
 
 
-def test_coming_membership_of_another_run_is_refused_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_coming_membership_of_another_run_is_refused_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files = found(tmp_path, 5, byzantine=1)
     now, news = files.membership, MembershipWatcher(files.configs[0])
     assert news.due(now, round=9) is None
@@ -481,7 +489,9 @@ def test_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
         due = news.due(files.membership, round=7)
     assert due is not None
     assert due.hash == new.hash
-    assert "this peer will have to stop at round 7: the entry of 'peer-3' names the fingerprint" in caplog.text
+    assert (
+        "this peer will have to stop at round 7: the entry of 'peer-3' names the fingerprint" in caplog.text
+    )
 
 
 def test_peer_started_after_a_change_uses_the_new_membership(tmp_path: Path) -> None:
@@ -500,7 +510,7 @@ def test_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path
     assert (node.now.membership.hash, node.clock.round(), node.clock.open_round()) == (paused.hash, 1, 2)
 
 
-# --- starting --------------------------------------------------------------------------------------------------------
+# --- starting -----------------------------------------------------------------------------------------------
 
 
 def test_peer_without_key_membership_or_initial_model_does_not_start(tmp_path: Path) -> None:
@@ -550,13 +560,15 @@ def test_injected_sampler_is_used_by_the_peer(tmp_path: Path) -> None:
     assert asked == [["peer-1"], ["peer-2"], ["peer-2"], ["peer-0"], ["peer-0"], ["peer-1"]]
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------------------------
 
 
 def test_initial_model_is_sent_with_the_computed_header(tmp_path: Path) -> None:
     files = found(tmp_path, 2)
     x = np.arange(6.0)
-    header = json.dumps({"__metadata__": {"by": "somebody"}} | json.loads(LAYOUT.header[8:]), indent=1).encode()
+    header = json.dumps(
+        {"__metadata__": {"by": "somebody"}} | json.loads(LAYOUT.header[8:]), indent=1
+    ).encode()
     (tmp_path / "init.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + x.tobytes())
     body = initial_body(files.configs[0], LAYOUT)
     assert body is not None
@@ -578,7 +590,8 @@ def test_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: str)
 
 
 def test_machine_clock_is_monotonic(tmp_path: Path) -> None:
-    files = found(tmp_path, 2, period=60.0, soon=100.0)  # a period so long is not stretched by the machine's load
+    # a period so long is not stretched by the machine's load
+    files = found(tmp_path, 2, period=60.0, soon=100.0)
     node = Node(files.configs[0])
     before = node.service.position()
     assert -101 < before < -90

@@ -87,7 +87,9 @@ def test_process_with_a_key_leaves_no_core_dump() -> None:
 
 def test_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> None:
     for count, words in {1_000_000: "its header would have", 30_000: "30,000 tensors"}.items():
-        entries = {f"t{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)}
+        entries = {
+            f"t{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)
+        }
         header = json.dumps(entries).encode()
         (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * count))
         began = time.process_time()
@@ -112,7 +114,7 @@ def test_certificate_that_ends_while_connected_is_answered_no_more(
     asyncio.run(scenario())
 
 
-# --- memberships ------------------------------------------------------------------------------------------------------
+# --- memberships --------------------------------------------------------------------------------------------
 
 
 def announced(files: NetworkFiles, from_round: int, **changes: object) -> Membership:
@@ -129,7 +131,10 @@ def test_membership_for_a_begun_round_is_refused_unless_others_hold_it(
     with caplog.at_level(logging.WARNING, "rpel"):
         assert MembershipWatcher(files.configs[0]).due(files.membership, 8) is None
     assert "this peer would be split off" in caplog.text
-    assert MembershipWatcher(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8) == later
+    assert (
+        MembershipWatcher(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8)
+        == later
+    )
     assert MembershipWatcher(files.configs[0], force=True).due(files.membership, 8) == later
     assert MembershipWatcher(files.configs[0]).due(files.membership, 8, at_start=True) == later
     assert MembershipWatcher(files.configs[0]).due(files.membership, 5) == later
@@ -186,7 +191,7 @@ def test_private_addresses_need_the_networks_permission(tmp_path: Path) -> None:
     assert open_.hash != files.membership.hash
 
 
-# --- the end, and the start -------------------------------------------------------------------------------------------
+# --- the end, and the start ---------------------------------------------------------------------------------
 
 
 def test_member_stopped_early_reports_the_round_of_its_model(

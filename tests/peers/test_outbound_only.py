@@ -1,7 +1,9 @@
-"""Members behind a firewall that lets nothing in: a reverse tunnel, and TLS passed through by name, both for real.
+"""Members behind a firewall that lets nothing in: a reverse tunnel, and TLS passed through by name,
+both for real.
 
-Five members are on the internet, so to say, and so is a jump host; two are in a hospital behind NAT. One of these is
-reached by a port of the jump host that `ssh -R` made, the other by its name at HAProxy there, which knows the way.
+Five members are on the internet, so to say, and so is a jump host; two are in a hospital behind NAT. One of
+these is reached by a port of the jump host that `ssh -R` made, the other by its name at HAProxy there,
+which knows the way.
 """
 
 import json
@@ -29,7 +31,14 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(WHY), reason=WHY)]
 JUMP, ROUTER, TUNNELLED, NAMED = 5, 6, 5, 6
 NAME = "named.jump.example"
 INSIDE = "192.168.9"
-LOOSE = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "ExitOnForwardFailure=yes")
+LOOSE = (
+    "-o",
+    "StrictHostKeyChecking=no",
+    "-o",
+    "UserKnownHostsFile=/dev/null",
+    "-o",
+    "ExitOnForwardFailure=yes",
+)
 ALIVE = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2", "-o", "ConnectTimeout=5")
 
 SSHD = """\
@@ -81,11 +90,17 @@ class Hospital:
     def make(self) -> None:
         self.net.make()
         for number in [*range(7), "a", "b"]:
-            name = self.net.namespace(ROUTER) + f"-{number}" if isinstance(number, str) else self.net.namespace(number)
+            name = (
+                self.net.namespace(ROUTER) + f"-{number}"
+                if isinstance(number, str)
+                else self.net.namespace(number)
+            )
             Path(f"/etc/netns/{name}").mkdir(parents=True)
             Path(f"/etc/netns/{name}/hosts").write_text(f"127.0.0.1 localhost\n{NET}.{JUMP + 1} {NAME}\n")
         router = self.net.namespace(ROUTER)
-        _ip("link add lan type bridge", f"address add {INSIDE}.1/24 dev lan", "link set lan up", inside=router)
+        _ip(
+            "link add lan type bridge", f"address add {INSIDE}.1/24 dev lan", "link set lan up", inside=router
+        )
         for number, name in self.inside.items():
             _ip(f"netns add {name}")
             _ip(
@@ -137,9 +152,18 @@ class Hospital:
     def tunnel(self) -> None:
         """What each member's operator runs, as systemd would: again and again."""
         for number, there in ((TUNNELLED, f"{NET}.{JUMP + 1}:7505"), (NAMED, "127.0.0.1:7506")):
-            to = ("-N", "-i", str(self.folder / "client"), "-R", f"{there}:127.0.0.1:7443", f"root@{NET}.{JUMP + 1}")
+            to = (
+                "-N",
+                "-i",
+                str(self.folder / "client"),
+                "-R",
+                f"{there}:127.0.0.1:7443",
+                f"root@{NET}.{JUMP + 1}",
+            )
             ssh = " ".join(["ssh", *LOOSE, *ALIVE, *to])
-            self.tunnels.append(self.popen(self.inside[number], "sh", "-c", f"while :; do {ssh}; sleep 1; done"))
+            self.tunnels.append(
+                self.popen(self.inside[number], "sh", "-c", f"while :; do {ssh}; sleep 1; done")
+            )
 
     def remove(self) -> None:
         for process in [*self.tunnels, *self.forwarders]:
@@ -167,7 +191,18 @@ def hospital(tmp_path: Path) -> Iterator[Hospital]:
 def checked(hospital: Hospital, net: ProcessNetwork, number: int) -> dict[str, Any]:
     """What `rpel network check` says in a member's own network."""
     config = str(net.members[number].config)
-    command = (sys.executable, "-m", "rpel", "network", "check", "--config", config, "--step-seconds", "0", "--json")
+    command = (
+        sys.executable,
+        "-m",
+        "rpel",
+        "network",
+        "check",
+        "--config",
+        config,
+        "--step-seconds",
+        "0",
+        "--json",
+    )
     found: dict[str, Any] = json.loads(hospital.run(hospital.namespace(number), *command, check=False).stdout)
     return found
 
@@ -185,7 +220,9 @@ def test_two_members_that_nobody_can_reach_directly_take_part_in_a_whole_run(
     folder.mkdir()
     with ProcessNetwork(folder, plan) as net:
         public, hidden = net.members[:5], net.members[5:]
-        assert hospital.run(hospital.namespace(0), "ping", "-c1", "-W1", f"{INSIDE}.{NAMED}", check=False).returncode
+        assert hospital.run(
+            hospital.namespace(0), "ping", "-c1", "-W1", f"{INSIDE}.{NAMED}", check=False
+        ).returncode
         net.start()
         net.wait(lambda: all("listens at" in member.errors for member in net.members), "all peers to listen")
         for number, way in ((0, "direct"), (TUNNELLED, "tunnel"), (NAMED, "SNI")):
@@ -213,4 +250,6 @@ def test_two_members_that_nobody_can_reach_directly_take_part_in_a_whole_run(
         for member in net.members:
             assert (member.folder / "state" / "model.safetensors").exists()
             assert member.outcome(30) == "aggregated"
-        assert all(line["outcome"] != "local_only" for member in hidden for line in member.lines), net.picture()
+        assert all(line["outcome"] != "local_only" for member in hidden for line in member.lines), (
+            net.picture()
+        )

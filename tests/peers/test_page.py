@@ -1,4 +1,5 @@
-"""The page of a peer: what it says of a running network, in a browser; hostile names among its members run nothing."""
+"""The page of a peer: what it says of a running network, in a browser;
+hostile names among its members run nothing."""
 
 import json
 import urllib.error
@@ -25,8 +26,12 @@ HOSTILE = (
 
 def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     net = found(tmp_path, 5, rounds=10_000, byzantine=1)
-    members = [m.replace(organisation=text) for m, text in zip(net.membership.members[1:4], HOSTILE, strict=True)]
-    net.membership = net.membership.replace(members=(net.membership.members[0], *members, net.membership.members[4]))
+    members = [
+        m.replace(organisation=text) for m, text in zip(net.membership.members[1:4], HOSTILE, strict=True)
+    ]
+    net.membership = net.membership.replace(
+        members=(net.membership.members[0], *members, net.membership.members[4])
+    )
     net.membership.save(tmp_path / "members.toml")
     peers = [Running(Node(config), Measuring(number)) for number, config in enumerate(net.configs[:4])]
     seen: dict[str, str] = {}
@@ -34,10 +39,16 @@ def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     def look(peer: Running, round: Round) -> bool:
         """The first peer's page after three rounds in which all that run answered; then all leave."""
         node, points = peer.node, list(peer.node.metrics.history)
-        if peer is peers[0] and [p.received for p in points if p.outcome is Outcome.AGGREGATED][-3:] == [3, 3, 3]:
+        if peer is peers[0] and [p.received for p in points if p.outcome is Outcome.AGGREGATED][-3:] == [
+            3,
+            3,
+            3,
+        ]:
             host, port = node.pages.address
             with urllib.request.urlopen(f"http://{host}:{port}/", timeout=20) as reply:
-                seen.update({"page": reply.read().decode(), "policy": reply.headers["Content-Security-Policy"]})
+                seen.update(
+                    {"page": reply.read().decode(), "policy": reply.headers["Content-Security-Policy"]}
+                )
             other = urllib.request.Request(f"http://{host}:{port}/", headers={"Host": "rebound.example"})
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(other, timeout=20)
@@ -60,7 +71,9 @@ def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     assert there["versions"] == [__version__] * 3 + [""]
     assert there["width"] <= there["window"]
     log = [json.loads(line) for line in net.configs[0].log.read_text().splitlines()]  # type: ignore[union-attr]
-    assert all((row["accuracy"], row["loss"]) == (1 - 1 / (1 + row["round"]), 1 / row["round"]) for row in log)
+    assert all(
+        (row["accuracy"], row["loss"]) == (1 - 1 / (1 + row["round"]), 1 / row["round"]) for row in log
+    )
     assert [p.round for p in history(net.configs[0].log)] == [row["round"] for row in log]
 
 

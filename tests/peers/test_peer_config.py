@@ -47,7 +47,9 @@ def test_peer_config_needs_only_the_id(tmp_path: Path) -> None:
 
 
 def test_saved_peer_config_is_loaded_unchanged(tmp_path: Path) -> None:
-    first = Config.load(written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml"))
+    first = Config.load(
+        written(tmp_path, task="clinic.training:task", data="scans", next_members="later.toml")
+    )
     (tmp_path / "sub").mkdir()
     first.save(tmp_path / "sub" / "peer.toml")
     again = Config.load(tmp_path / "sub" / "peer.toml")
@@ -77,9 +79,7 @@ def test_peer_config_cannot_fix_the_sampler(tmp_path: Path, key: str) -> None:
         ({"members": ["members.toml"]}, "it takes text"),
     ],
 )
-def test_bad_peer_config_names_file_and_value(
-    tmp_path: Path, keys: dict[str, object], words: str
-) -> None:
+def test_bad_peer_config_names_file_and_value(tmp_path: Path, keys: dict[str, object], words: str) -> None:
     path = written(tmp_path, **keys)
     with pytest.raises(ValueError) as caught:
         Config.load(path)

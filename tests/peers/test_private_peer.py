@@ -1,4 +1,5 @@
-"""Private local steps of real peers: coins of the system, a budget that survives everything, what members.toml asks."""
+"""Private local steps of real peers: coins of the system, a budget that survives everything,
+what members.toml asks."""
 
 import json
 import math
@@ -29,7 +30,9 @@ RATE = privacy.rate(BATCH, 1250)
 
 def config(folder: Path, **said: Any) -> Config:
     file = folder / "peer.toml"
-    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in {"id": "clinic", **said}.items()))
+    file.write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"id": "clinic", **said}.items())
+    )
     return Config.load(file)
 
 
@@ -51,7 +54,8 @@ def half(of: TaskLearner, round: int = 1) -> np.ndarray:
 def test_private_peer_draws_planned_noise_and_batches_from_the_system(tmp_path: Path) -> None:
     settings = config(tmp_path, max_grad_norm=0.8, noise_multiplier=3.0, target_delta=1e-5)
     first, second = (half(learner(settings)) for _ in range(2))
-    z = (first - second) / (0.5 * 0.1 * 3.0 * 0.8 / BATCH * math.sqrt(2))  # lr, 1 - momentum, noise, norm, two of them
+    # lr, 1 - momentum, noise, norm, two of them
+    z = (first - second) / (0.5 * 0.1 * 3.0 * 0.8 / BATCH * math.sqrt(2))
     assert z.std() == pytest.approx(1, abs=0.05)
     assert abs(z.mean()) < 5 / math.sqrt(len(z))
     public = config(tmp_path)
@@ -62,7 +66,8 @@ def test_private_peer_stops_before_exceeding_its_target_epsilon(tmp_path: Path) 
     target = privacy.epsilon(3.0, RATE, 3, 1e-5) + 1e-6
     said = {"max_grad_norm": 1.0, "noise_multiplier": 3.0, "target_delta": 1e-5, "target_epsilon": target}
     half(learner(config(tmp_path, **said)), round=3)
-    for _ in range(2):  # a restart, or an emptied state folder, gives nothing back: the round counts, not the steps
+    # a restart, or an emptied state folder, gives nothing back: the round counts, not the steps
+    for _ in range(2):
         with pytest.raises(BudgetSpentError, match=r"round 4 of 6.*target_epsilon"):
             half(learner(config(tmp_path, **said)), round=4)
     half(learner(config(tmp_path, **said, unspent_rounds=3)), round=6)
@@ -82,7 +87,11 @@ def test_target_epsilon_alone_plans_the_noise_for_all_rounds(tmp_path: Path) -> 
         ({"noise_multiplier": 1.0}, {}, "noise without max_grad_norm"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 1.0}, {}, "noise without target_delta"),
         ({"max_grad_norm": 1.0}, {}, "peer.toml has max_grad_norm, which goes with noise_multiplier"),
-        ({}, {"target_epsilon": 8, "target_delta": 1e-5}, "asks every member for an epsilon of at most 8: put"),
+        (
+            {},
+            {"target_epsilon": 8, "target_delta": 1e-5},
+            "asks every member for an epsilon of at most 8: put",
+        ),
         ({}, {"target_epsilon": 8}, "target_epsilon and target_delta go together"),
         (
             {"noise_multiplier": 0.5, "max_grad_norm": 1.0},
@@ -99,7 +108,9 @@ def test_incomplete_or_too_little_noise_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("key", "value"), [("noise_multiplier", 0), ("target_delta", 1), ("target_epsilon", -1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("noise_multiplier", 0), ("target_delta", 1), ("target_epsilon", -1.0)]
+)
 def test_bad_privacy_numbers_in_peer_toml_are_refused_by_key(key: str, value: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=key):
         config(tmp_path, **{key: value})
@@ -132,7 +143,9 @@ def test_private_peer_logs_epsilon_and_stops_while_others_continue(tmp_path: Pat
     target = privacy.epsilon(3.0, RATE, 3, 1e-5) + 1e-6
     home = tmp_path / "peer-0"
     with (home / "peer.toml").open("a") as file:
-        file.write(f"max_grad_norm = 1.0\nnoise_multiplier = 3.0\ntarget_delta = 1e-5\ntarget_epsilon = {target}\n")
+        file.write(
+            f"max_grad_norm = 1.0\nnoise_multiplier = 3.0\ntarget_delta = 1e-5\ntarget_epsilon = {target}\n"
+        )
     running = []
     for settings in files.configs:
         node = Node(Config.load(settings.key.parent / "peer.toml"))

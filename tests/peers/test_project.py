@@ -21,7 +21,9 @@ def run(folder: Path, *command: str, **extra: str) -> subprocess.CompletedProces
     """A command as a stranger types it, with this environment's python and rpel first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": "", **extra}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 @pytest.mark.integration
@@ -45,7 +47,8 @@ def test_new_project_rehearses_by_its_readme(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_four_members_of_a_new_project_learn_on_this_machine(tmp_path: Path) -> None:
-    """As the guide says, from `rpel new` to a page to look at: ten minutes at most, also on a busy machine."""
+    """As the guide says, from `rpel new` to a page to look at: ten minutes at most,
+    also on a busy machine."""
     began, path = time.monotonic(), f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     assert run(tmp_path, "rpel", "new", "clinic").returncode == 0
     extra = {"START": "120", "PERIOD": "6", "ROUNDS": "5", "PORT": str(free_ports(1)[0])[:-1]}
@@ -68,7 +71,9 @@ def test_four_members_of_a_new_project_learn_on_this_machine(tmp_path: Path) -> 
     assert rest.count("5 aggregated") == 4, rest
 
 
-def test_member_of_a_new_project_needs_its_url_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_member_of_a_new_project_needs_its_url_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     create(tmp_path / "clinic-3")
     settings = (tmp_path / "clinic-3" / "peer.toml").read_text()
     init = ("peer", "init", "--dir", str(tmp_path / "clinic-3"), "--url", "https://clinic.example:7443")
@@ -79,7 +84,9 @@ def test_member_of_a_new_project_needs_its_url_alone(tmp_path: Path, capsys: pyt
     assert (tmp_path / "clinic-3" / "peer.toml").read_text() == settings
     own = Config.load(tmp_path / "clinic-3" / "peer.toml")
     assert (own.task, own.data, own.key.exists()) == ("training:task", tmp_path / "clinic-3" / "data", True)
-    _, err = rpel("peer", "init", "--dir", str(tmp_path), "--url", "https://clinic.example:7443", capsys=capsys, code=2)
+    _, err = rpel(
+        "peer", "init", "--dir", str(tmp_path), "--url", "https://clinic.example:7443", capsys=capsys, code=2
+    )
     assert "--id is missing" in err
 
 

@@ -32,7 +32,7 @@ def outcomes(net: VirtualNetwork) -> set[str]:
     return {outcome for peer in net.peers for outcome in net.outcomes(peer.number)}
 
 
-# --- 1: crashes ------------------------------------------------------------------------------------------------------
+# --- 1: crashes ---------------------------------------------------------------------------------------------
 
 POINTS: dict[str, Callable[[VirtualNetwork], None]] = {
     "before the local step": lambda w: setattr(w.peers[0], "crash_at", ("Step", 3)),
@@ -83,7 +83,7 @@ def test_network_resumes_after_all_peers_were_off() -> None:
     assert {net.outcomes(p.number)[-1] for p in net.peers} == {"aggregated"}
 
 
-# --- 2: stops and partitions -----------------------------------------------------------------------------------------
+# --- 2: stops and partitions --------------------------------------------------------------------------------
 
 
 @cache
@@ -146,7 +146,8 @@ def test_isolated_peer_freezes_and_catches_up() -> None:
     assert [r.round for r in reports] == list(range(1, 31))
     assert [r.outcome for r in reports[5:20]] == ["local_only"] * 15
     assert [r.frozen for r in reports[5:20]] == [False] * 4 + [True] * 11
-    assert net.peers[0].wanted.count("Step") == 30 - 10 - 1  # none while frozen, nor in the round that catches up
+    # none while frozen, nor in the round that catches up
+    assert net.peers[0].wanted.count("Step") == 30 - 10 - 1
     assert reports[20].outcome == "caught_up"
     assert {r.outcome for r in reports[21:]} == {"aggregated"}
 
@@ -162,7 +163,7 @@ def test_peer_that_missed_rounds_catches_up_and_serves_nothing_meanwhile() -> No
     assert {r.outcome for r in back[1:]} == {"aggregated"}
 
 
-# --- 3: silence, slowness, racing ------------------------------------------------------------------------------------
+# --- 3: silence, slowness, racing ---------------------------------------------------------------------------
 
 
 def slow_honest(net: VirtualNetwork) -> None:
@@ -185,7 +186,8 @@ def test_every_round_aggregates_in_time_whatever_b_peers_do(
 
 def test_late_honest_answers_give_fast_hostile_peers_no_advantage() -> None:
     net = hostile(VirtualNetwork(5, rounds=20), forging)
-    net.latency = lambda a, c: net.coins.uniform(1.0, 3.2)  # about half of the honest answers miss the deadline
+    # about half of the honest answers miss the deadline
+    net.latency = lambda a, c: net.coins.uniform(1.0, 3.2)
     net.run()
     assert net.broken == []
     received = [r.received for peer in net.peers for r in peer.reports if r.outcome == "aggregated"]
@@ -204,7 +206,7 @@ def test_non_finite_own_model_is_replaced_and_never_served() -> None:
     assert set(net.outcomes(0)[4:]) == {"aggregated"}
 
 
-# --- 7: disks and clocks ---------------------------------------------------------------------------------------------
+# --- 7: disks and clocks ------------------------------------------------------------------------------------
 
 
 def test_full_disk_publishes_nothing_and_loses_nothing() -> None:
@@ -251,7 +253,7 @@ def test_drifting_clocks_follow_the_median_and_stay_in_the_same_round() -> None:
     assert outcomes(net) == {"aggregated"}
 
 
-# --- 8: everything at once -------------------------------------------------------------------------------------------
+# --- 8: everything at once ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -264,7 +266,10 @@ def test_every_fault_is_really_injected(fault: Fault) -> None:
             net.at(3.5 * PERIOD, partial(net.peers[0].crash, 1.0))
     hit.run()
     calm.run()
-    assert (hit.trace, [peer.roster for peer in hit.peers]) != (calm.trace, [peer.roster for peer in calm.peers])
+    assert (hit.trace, [peer.roster for peer in hit.peers]) != (
+        calm.trace,
+        [peer.roster for peer in calm.peers],
+    )
     assert hit.broken == []
 
 
@@ -303,7 +308,7 @@ def test_peer_with_an_emptied_disk_serves_no_round_twice_and_comes_back(round: i
         assert set(net.outcomes(0)[-4:]) == {"aggregated"}
 
 
-# --- 9: it always comes back -----------------------------------------------------------------------------------------
+# --- 9: it always comes back --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "b", "s", "b_hat"), [(7, 2, 6, 2), (4, 1, 3, 1)])
@@ -333,7 +338,8 @@ def test_liars_who_repeat_the_old_model_hold_a_peer_back_only_while_2_b_hat_answ
     old = victim.x.copy()
     net.hostile = dict.fromkeys(net.hostile, lambda net, me, t: (0.01, old.copy()))
     net.cut(0, 12 * PERIOD, lambda a, c: 0 in (a, c))  # it stands still at its first steps
-    net.cut(12 * PERIOD, 20 * PERIOD, lambda a, c: {a, c} in ({0, 1}, {0, 2}))  # two honest and two liars answer
+    # two honest and two liars answer
+    net.cut(12 * PERIOD, 20 * PERIOD, lambda a, c: {a, c} in ({0, 1}, {0, 2}))
     net.at(11 * PERIOD + 9, lambda: old.__setitem__(slice(None), victim.x))
     net.run(until=20 * PERIOD - 1)
     others = np.mean([peer.x for peer in net.peers[1:]], axis=0)
@@ -373,7 +379,7 @@ def test_peer_with_non_finite_steps_catches_up_and_harms_nobody() -> None:
     assert all(net.outcomes(peer.number) == ["aggregated"] * 12 for peer in net.peers[1:])
 
 
-# --- 10: accountability ----------------------------------------------------------------------------------------------
+# --- 10: accountability -------------------------------------------------------------------------------------
 
 
 def test_equivocating_member_is_excluded_and_its_answers_ignored() -> None:
@@ -401,7 +407,9 @@ def test_member_that_signs_one_model_a_round_is_never_excluded() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD])
+@pytest.mark.parametrize(
+    "fault", [Fault.EMPTIED, Fault.SET_BACK, Fault.CRASH_EVERYBODY, Fault.DAMAGED_RECORD]
+)
 @pytest.mark.parametrize("seeds", [12, pytest.param(40, marks=pytest.mark.full)])
 def test_no_fault_excludes_an_honest_peer(fault: Fault, seeds: int) -> None:
     stops = 0
@@ -413,7 +421,8 @@ def test_no_fault_excludes_an_honest_peer(fault: Fault, seeds: int) -> None:
         stops += net.peers[0].stops
         assert net.broken == []
         assert net.outcomes(0)[-1] == "aggregated"
-    assert (stops > 0) == (fault in (Fault.EMPTIED, Fault.SET_BACK))  # shown its own signature, it starts anew
+    # shown its own signature, it starts anew
+    assert (stops > 0) == (fault in (Fault.EMPTIED, Fault.SET_BACK))
 
 
 LIAR = 11
@@ -468,12 +477,15 @@ def test_new_key_clears_an_exclusion_and_the_old_proof_remains() -> None:
     assert net.broken == []
     assert all(peer.witness.excluded(peer.members) == set() for peer in net.peers)
     assert {str(LIAR)} == {proof.fingerprint for peer in net.peers for proof in peer.proofs}
-    last = [r.results[LIAR] for peer in net.peers for r in peer.reports if r.round == 12 and LIAR in r.results]
+    last = [
+        r.results[LIAR] for peer in net.peers for r in peer.reports if r.round == 12 and LIAR in r.results
+    ]
     assert set(last) == {"ok"}
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault.EMPTIED, *(pytest.param(f, marks=pytest.mark.full) for f in (Fault.SET_BACK, Fault.CRASH))]
+    "fault",
+    [Fault.EMPTIED, *(pytest.param(f, marks=pytest.mark.full) for f in (Fault.SET_BACK, Fault.CRASH))],
 )
 def test_key_rotated_in_the_round_of_a_crash_excludes_nobody(fault: Fault) -> None:
     for seed in range(20):
@@ -489,7 +501,8 @@ def test_key_rotated_in_the_round_of_a_crash_excludes_nobody(fault: Fault) -> No
 
 
 def doubled(seed: int, begin: float) -> VirtualNetwork:
-    """A second peer with the key of peer 0 begins then, at its address: others get its model or the first one's."""
+    """A second peer with the key of peer 0 begins then, at its address:
+    others get its model or the first one's."""
     net = VirtualNetwork(seed, rounds=10)
     net.signs = True
     net.at(begin, lambda: net.double(net.peers[0]))
@@ -540,14 +553,16 @@ def test_fewer_than_2b_clocks_do_not_begin_a_peer() -> None:
     net = VirtualNetwork(2, rounds=6)
     for peer in net.peers[3:]:
         peer.retired = True
-    net.cut(-10, 1000, lambda a, c: max(a, c) >= net.n - net.b + 1)  # two honest others and one hostile: 3 of 4 clocks
+    # two honest others and one hostile: 3 of 4 clocks
+    net.cut(-10, 1000, lambda a, c: max(a, c) >= net.n - net.b + 1)
     net.run()
     assert all(peer.reports == [] for peer in net.peers)
     assert set(net.peers[0].wanted[2:]) == {"AskClocks", "Sleep"}
 
 
 def test_more_clocks_than_2b_are_waited_for_when_they_are_there() -> None:
-    """With exactly 2b clocks, b of them lies, an own clock that is wrong would decide; the others come soon after."""
+    """With exactly 2b clocks, b of them lies, an own clock that is wrong would decide;
+    the others come soon after."""
     net = VirtualNetwork(3, rounds=6)
     net.hostile = dict.fromkeys(net.hostile, silent)
     wrong = net.peers[0]

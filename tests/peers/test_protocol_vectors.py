@@ -1,4 +1,5 @@
-"""docs/protocol_vectors.json is what the code does: whoever implements a peer in another language can rely on it."""
+"""docs/protocol_vectors.json is what the code does:
+whoever implements a peer in another language can rely on it."""
 
 import base64
 import hashlib
@@ -77,12 +78,19 @@ def test_fingerprint_is_the_hash_of_the_certificates_der_bytes(vectors: dict[str
     assert certificates.read_certificate(given["pem"]).fingerprint == given["fingerprint"]
 
 
-def test_signature_is_over_the_bytes_that_are_written_down(vectors: dict[str, Any], membership: Membership) -> None:
+def test_signature_is_over_the_bytes_that_are_written_down(
+    vectors: dict[str, Any], membership: Membership
+) -> None:
     given, digest = vectors["signature"], bytes.fromhex(vectors["signature"]["digest"])
     assert of_member(membership, 0) == given["facts"]
     assert content_hash(given["facts"]) == given["facts_sha256"]
     assert hashlib.sha256(given["facts_canonical_json"].encode()).hexdigest() == given["facts_sha256"]
-    by_hand = b"rpel half-step 3\0" + bytes.fromhex(given["facts_sha256"]) + given["round"].to_bytes(8, "big") + digest
+    by_hand = (
+        b"rpel half-step 3\0"
+        + bytes.fromhex(given["facts_sha256"])
+        + given["round"].to_bytes(8, "big")
+        + digest
+    )
     assert message(given["facts"], given["round"], digest) == by_hand == bytes.fromhex(given["message"])
     signature = base64.b64decode(given["signature_base64"])
     certificate = vectors["certificate"]["pem"]
@@ -90,7 +98,9 @@ def test_signature_is_over_the_bytes_that_are_written_down(vectors: dict[str, An
     assert not signed_by(certificate, given["facts"], given["round"] + 1, digest, signature)
 
 
-def test_evidence_and_what_was_seen_are_read(vectors: dict[str, Any], membership: Membership, tmp_path: Path) -> None:
+def test_evidence_and_what_was_seen_are_read(
+    vectors: dict[str, Any], membership: Membership, tmp_path: Path
+) -> None:
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps(vectors["evidence"]))
     proof = verify(path, membership)

@@ -34,12 +34,18 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessNet
 
 
 def during(
-    net: ProcessNetwork, fault: AbstractContextManager[None], rounds: int, until: Callable[[], bool] = lambda: True
+    net: ProcessNetwork,
+    fault: AbstractContextManager[None],
+    rounds: int,
+    until: Callable[[], bool] = lambda: True,
 ) -> dict[Member, list[dict[str, Any]]]:
-    """The log lines of rounds that began and ended under the fault, which lasts so many rounds and ``until``."""
+    """The log lines of rounds that began and ended under the fault,
+    which lasts so many rounds and ``until``."""
     with fault:
         begin = {member: member.last + 2 for member in net.members}  # these may have begun before it
-        net.wait(lambda: all(m.last > begin[m] + rounds for m in net.members) and until(), "the fault's rounds")
+        net.wait(
+            lambda: all(m.last > begin[m] + rounds for m in net.members) and until(), "the fault's rounds"
+        )
         return {m: [line for line in m.lines if line["round"] > begin[m]] for m in net.members}
 
 
@@ -58,7 +64,9 @@ def test_peer_stopped_for_three_rounds_catches_up(apart: tuple[ProcessNetwork, N
     assert "caught_up" in {line["outcome"] for line in peer.lines[before:]}
 
 
-def test_network_cut_in_halves_goes_on_in_each_and_joins_again(apart: tuple[ProcessNetwork, Namespaces]) -> None:
+def test_network_cut_in_halves_goes_on_in_each_and_joins_again(
+    apart: tuple[ProcessNetwork, Namespaces],
+) -> None:
     net, network = apart
     left, right = net.members[:6], net.members[6:]
     for member, lines in during(net, network.split(), rounds=3).items():

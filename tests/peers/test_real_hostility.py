@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from support.process_network import PORT, Member, Plan, ProcessNetwork, check_invariants, half_step, heard, loopback
+from support.process_network import (
+    PORT,
+    Member,
+    Plan,
+    ProcessNetwork,
+    check_invariants,
+    half_step,
+    heard,
+    loopback,
+)
 from support.proxy import Proxies, Proxy
 
 pytestmark = pytest.mark.integration
@@ -18,8 +27,8 @@ pytestmark = pytest.mark.integration
 def besieged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ProcessNetwork, Proxies]]:
-    """Ten honest peers, the first two behind proxies that can be bad, and two members still to turn hostile; one such
-    network for each number asked for."""
+    """Ten honest peers, the first two behind proxies that can be bad, and two members still to turn hostile;
+    one such network for each number asked for."""
     address = loopback()
     plan = Plan(
         urls=lambda i: f"https://{address}.{i + (101 if i < 2 else 1)}:{PORT}",
@@ -37,8 +46,8 @@ def struck(member: Member) -> bool:
     return any(deed["answered"] for deed in member.process.deeds)
 
 
-# Members that tell their victims different things sign two versions of a round and are excluded for good: alie is the
-# last in its network, and gaussian has one of its own.
+# Members that tell their victims different things sign two versions of a round and are excluded for good:
+# alie is the last in its network, and gaussian has one of its own.
 ATTACKS = [
     *(pytest.param(1, attack, marks=pytest.mark.full) for attack in ("silence", "slow", "nan")),
     (1, "alie"),
@@ -47,13 +56,24 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("besieged", "attack"), ATTACKS, indirect=["besieged"])
-def test_rounds_aggregate_beside_b_hostile_members(besieged: tuple[ProcessNetwork, Proxies], attack: str) -> None:
+def test_rounds_aggregate_beside_b_hostile_members(
+    besieged: tuple[ProcessNetwork, Proxies], attack: str
+) -> None:
     net, proxies = besieged
     honest, hostile = net.members[:10], net.members[10:]
     for proxy in proxies.proxies:
         proxy.delay = 0.15  # honest ones are slow, and the hostile fast
     for member, ally in zip(hostile, reversed(hostile), strict=True):
-        arguments = ["red-team", "--config", str(member.config), "--attack", attack, "--allies", ally.id, "--json"]
+        arguments = [
+            "red-team",
+            "--config",
+            str(member.config),
+            "--attack",
+            attack,
+            "--allies",
+            ally.id,
+            "--json",
+        ]
         net.start(member, arguments=arguments)
     net.wait(lambda: all(struck(member) for member in hostile), f"the first {attack}")
     begin = {member: member.last + 1 for member in honest}
@@ -70,7 +90,8 @@ def test_rounds_aggregate_beside_b_hostile_members(besieged: tuple[ProcessNetwor
     halves = [half for member in honest if (half := half_step(net, member)) is not None]
     assert halves, "no honest member served a model"
     assert np.abs(halves).max() < 10, "an attack got through"
-    net.wait_aggregated(times=2)  # who signs two models for one round is excluded: the next attack begins later
+    # who signs two models for one round is excluded: the next attack begins later
+    net.wait_aggregated(times=2)
     check_invariants(net, *honest)
 
 

@@ -1,7 +1,8 @@
-"""What a network of real processes survives whatever the timing: n = 12, b = 2, s = 9, b_hat = 2, real TLS on loopback.
+"""What a network of real processes survives whatever the timing: n = 12, b = 2, s = 9, b_hat = 2,
+real TLS on loopback.
 
-Nothing here asserts a time. How long things take is measured by benchmarks/reliability.py; that rounds keep their time
-is asserted under the virtual clock (test_protocol.py).
+Nothing here asserts a time. How long things take is measured by benchmarks/reliability.py; that rounds keep
+their time is asserted under the virtual clock (test_protocol.py).
 """
 
 import hashlib
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.integration
 ROOT_NEEDED = "needs root to mount a small disk"
 
 
-# --- 1: kill -9 ------------------------------------------------------------------------------------------------------
+# --- 1: kill -9 ---------------------------------------------------------------------------------------------
 
 
 def records(member: Member) -> dict[int, str]:
@@ -71,19 +72,23 @@ def test_killed_real_peer_never_serves_two_versions_of_a_round(tmp_path: Path) -
 
 @pytest.mark.full
 def test_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
-    with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=0)) as net, Observer(net, net.members[3]) as observer:
+    with (
+        ProcessNetwork(tmp_path, Plan(peers=4, byzantine=0)) as net,
+        Observer(net, net.members[3]) as observer,
+    ):
         liar = net.members[0]
         net.start(*net.members[:3])
         while not observer.caught(liar):
             assert liar.last < 50, "the observer is blind"
             net.wait_round(liar.last + 1, liar)
-            for path in (liar.folder / "state").glob("half-*.rec"):  # what is published changes under the server
+            # what is published changes under the server
+            for path in (liar.folder / "state").glob("half-*.rec"):
                 with path.open("r+b") as file:
                     file.seek(path.read_bytes().index(b"\n") + 1 + net.layout.size - 8)
                     file.write(os.urandom(4))
 
 
-# --- 5: credentials -------------------------------------------------------------------------------------------------
+# --- 5: credentials -----------------------------------------------------------------------------------------
 
 
 def test_real_peer_without_key_refuses_to_start(tmp_path: Path) -> None:
@@ -91,7 +96,9 @@ def test_real_peer_without_key_refuses_to_start(tmp_path: Path) -> None:
     peer = net.members[3]
     (peer.folder / "peer.key").unlink()
     command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(peer.config)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(TESTS)})
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(TESTS)}
+    )
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("rpel: there is no key ")
@@ -99,7 +106,7 @@ def test_real_peer_without_key_refuses_to_start(tmp_path: Path) -> None:
     assert not (peer.folder / "state").exists()
 
 
-# --- 7: disks and clocks ---------------------------------------------------------------------------------------------
+# --- 7: disks and clocks ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -107,7 +114,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 256 KiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "rpel-test", str(place)], capture_output=True)
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "rpel-test", str(place)], capture_output=True
+    )
     if tried.returncode:
         pytest.skip(ROOT_NEEDED)
     yield place
@@ -201,7 +210,7 @@ def _seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-# --- 10: a new membership --------------------------------------------------------------------------------------------
+# --- 10: a new membership -----------------------------------------------------------------------------------
 
 
 def announce(net: ProcessNetwork, coming: membership.Membership, *members: Member) -> None:
@@ -223,8 +232,15 @@ def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.
 
 def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> set[str]:
     """What came of pulls between these members and the other, in rounds after those given."""
-    out = {line["results"].get(other.id, "") for m in members for line in m.lines if line["round"] > after[m.id]}
-    back = {result for line in other.lines if line["round"] > after[other.id] for result in line["results"].values()}
+    out = {
+        line["results"].get(other.id, "") for m in members for line in m.lines if line["round"] > after[m.id]
+    }
+    back = {
+        result
+        for line in other.lines
+        if line["round"] > after[other.id]
+        for result in line["results"].values()
+    }
     return (out | back) - {""}
 
 

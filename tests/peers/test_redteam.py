@@ -1,4 +1,5 @@
-"""The hostile member does what it is told: each attack and misbehaviour reaches its victims, and they go on."""
+"""The hostile member does what it is told: each attack and misbehaviour reaches its victims,
+and they go on."""
 
 import asyncio
 import json
@@ -40,11 +41,14 @@ class Drill:
 
     async def pull(self, victim: int, round: int = 1, within: float = 60.0) -> tuple[str, Models]:
         row = np.zeros(LAYOUT.d, LAYOUT.dtype)
-        answer = await self.transports[victim].pull(HONEST, round, row, asyncio.get_running_loop().time() + within)
+        answer = await self.transports[victim].pull(
+            HONEST, round, row, asyncio.get_running_loop().time() + within
+        )
         return answer.result, row
 
     async def pulls(self, within: float = 60.0) -> tuple[set[str], Models]:
-        """What all victims get in round 1; connections stand already, so that no answer is not "unreachable"."""
+        """What all victims get in round 1; connections stand already,
+        so that no answer is not "unreachable"."""
         assert {(await self.pull(victim, round=0))[0] for victim in range(HONEST)} == {"ok"}
         answers = await asyncio.gather(*(self.pull(victim, within=within) for victim in range(HONEST)))
         return {result for result, _ in answers}, np.stack([row for _, row in answers])
@@ -149,7 +153,8 @@ def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
             answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
             assert answer.result == "ok"
             bodies = [
-                sum(member == HONEST and code == 200 for member, code, _ in store.answered) for store in drill.stores
+                sum(member == HONEST and code == 200 for member, code, _ in store.answered)
+                for store in drill.stores
             ]
             assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
 
@@ -157,7 +162,8 @@ def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
 
 
 def test_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:
-    """Round 1 rose from the common initial model in every coordinate; round 2 fell: the forgery changes sides."""
+    """Round 1 rose from the common initial model in every coordinate; round 2 fell:
+    the forgery changes sides."""
     team = RedTeam(found(tmp_path, HONEST + 1, byzantine=1).configs[HONEST], "fang")
     senders, first = list(range(HONEST)), np.abs(MODELS) + 1
     rose = team.forge(first, senders, 1, {})[0].copy()
@@ -172,7 +178,7 @@ def test_every_misbehaviour_is_drilled_here() -> None:
     assert set(MISBEHAVIOURS) == {"silence", "slow", "old_round", "wrong_size", "nan", "garbage", "flood"}
 
 
-# --- against whole peers ---------------------------------------------------------------------------------------------
+# --- against whole peers ------------------------------------------------------------------------------------
 
 
 class Drilling:
@@ -200,9 +206,15 @@ def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> N
     assert {line["outcome"] for line in lines if line["received"] >= 4} == {"aggregated"}
     asked = [line["results"] for line in lines]
     assert "ok" in {results.get("peer-5") for results in asked}
-    assert {results["peer-6"] for results in asked if "peer-6" in results} <= {"malformed", "late", "unreachable"}
+    assert {results["peer-6"] for results in asked if "peer-6" in results} <= {
+        "malformed",
+        "late",
+        "unreachable",
+    }
     for drilling in drills:
-        assert {victim for deed in drilling.deeds for victim in deed.answered} <= {f"peer-{i}" for i in range(honest)}
+        assert {victim for deed in drilling.deeds for victim in deed.answered} <= {
+            f"peer-{i}" for i in range(honest)
+        }
         assert all(set(deed.pulled) <= {f"peer-{i}" for i in range(honest)} for deed in drilling.deeds)
     served = {(deed.round, victim) for deed in drills[0].deeds for victim in deed.answered}
     got = {
@@ -218,7 +230,7 @@ def _log(net: NetworkFiles, peer: int) -> list[str]:
     return (net.configs[peer].state_dir.parent / "rounds.jsonl").read_text().splitlines()
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 def test_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""`rpel network rehearse`: the network's plan, rule and first model, on this member's data, before anything is real."""
+"""`rpel network rehearse`: the network's plan, rule and first model, on this member's data,
+before anything is real."""
 
 import json
 import sys
@@ -55,7 +56,12 @@ def test_rehearsal_splits_user_data_and_starts_from_the_network_model(
     attack = ("--attack", "foe", "--param", "zeta=10")
     out, _ = rpel("network", "rehearse", "--config", str(config), *attack, "--json", capsys=capsys)
     found = json.loads(out)
-    assert (found["nodes"], found["byzantine"], found["rounds"], found["rule"]) == (8, 2, 20, "nnm+trimmed_mean")
+    assert (found["nodes"], found["byzantine"], found["rounds"], found["rule"]) == (
+        8,
+        2,
+        20,
+        "nnm+trimmed_mean",
+    )
     assert found["batch_size"] == 25, "150 examples for six honest members"
     assert found["measure"] == "accuracy"
     assert found["worst"] > 0.9 > found["mean_averaging"]

@@ -62,7 +62,9 @@ def test_literal_address_is_never_looked_up() -> None:
 
     async def scenario() -> None:
         resolver = Resolver(lookup=refused)
-        assert [str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host, 1)] == [
+        assert [
+            str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host, 1)
+        ] == [
             "10.1.2.3",
             "::1",
         ]
@@ -101,7 +103,7 @@ def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable
     asyncio.run(scenario())
 
 
-# --- with the system's own resolver and real packets, in a namespace -------------------------------------------------
+# --- with the system's own resolver and real packets, in a namespace ----------------------------------------
 
 NAMESPACE = """
 set -e

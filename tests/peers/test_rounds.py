@@ -22,7 +22,8 @@ TERMS = Terms(
 
 
 class Driver:
-    """Answers the effects of one peer: a disk that works, members whose clocks are right, a clock that jumps."""
+    """Answers the effects of one peer: a disk that works, members whose clocks are right,
+    a clock that jumps."""
 
     def __init__(
         self,
@@ -33,8 +34,13 @@ class Driver:
         answers: Callable[[int, Models], None] | None = None,
         clocks: Sequence[float] = (0.0,) * 8,
     ) -> None:
-        """``answers(round, table)`` may change what was pulled; ``clocks``: how far those of members are ahead."""
-        self.now, self._memory, self._answers = now, memory or Memory(), answers or (lambda round, table: None)
+        """``answers(round, table)`` may change what was pulled; ``clocks``:
+        how far those of members are ahead."""
+        self.now, self._memory, self._answers = (
+            now,
+            memory or Memory(),
+            answers or (lambda round, table: None),
+        )
         self._terms, self._clocks = enter or (lambda round: terms), clocks
         clock = RoundClock(Timetable.steady(0.0, PERIOD), wall=lambda: self.now, ticks=lambda: self.now)
         self._effects = protocol.rounds(
@@ -89,14 +95,18 @@ def test_round_resumed_after_a_change_of_plan_trims_by_the_new_plan() -> None:
     driver = Driver(now=41.0, memory=recorded(5), enter=lambda round: later if round >= 5 else TERMS).to(5)
     report = driver.of(protocol.Tell)[0].report
     assert (report.round, report.trim) == (5, 3)
-    few = Driver(now=41.0, memory=recorded(5), enter=lambda round: replace(later, rule=rule("mean", f=0))).to(5)
+    few = Driver(now=41.0, memory=recorded(5), enter=lambda round: replace(later, rule=rule("mean", f=0))).to(
+        5
+    )
     assert few.of(protocol.Save)[0].checkpoint.x == pytest.approx((3 + 7 * 1) / 8)  # by the mean, not trimmed
 
 
 OUTER = replace(TERMS, outer=NesterovOuter(lr=0.5, momentum=0.9))
 
 
-@pytest.mark.parametrize("checkpoint", [None, Checkpoint(2, np.full(1, 9.0), v=np.full(1, 9.0))], ids=["no", "old"])
+@pytest.mark.parametrize(
+    "checkpoint", [None, Checkpoint(2, np.full(1, 9.0), v=np.full(1, 9.0))], ids=["no", "old"]
+)
 def test_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint: Checkpoint | None) -> None:
     """The checkpoint of the round before was refused by the disk: the record alone has both."""
     record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
@@ -161,7 +171,8 @@ FEW = replace(TERMS, nodes=4, byzantine=1, pull=3, rule=rule("nnm+trimmed_mean",
 def test_peer_with_too_few_clock_answers_sits_out_a_whole_round(
     clocks: tuple[float, ...], first: int
 ) -> None:
-    """Its disk may be old and its clock behind: a round that it seems to begin may be one that it has played."""
+    """Its disk may be old and its clock behind:
+    a round that it seems to begin may be one that it has played."""
     driver = Driver(now=72.0, terms=FEW, memory=recorded(7), clocks=clocks).to(first)
     assert [effect.record.round for effect in driver.of(protocol.Persist)] == [first]
     assert 7 in [effect.round for effect in driver.of(protocol.Publish) if effect.served]

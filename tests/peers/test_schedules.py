@@ -1,4 +1,5 @@
-"""Thousands of networks under the virtual clock, each with faults drawn from its seed: no invariant ever breaks."""
+"""Thousands of networks under the virtual clock, each with faults drawn from its seed:
+no invariant ever breaks."""
 
 import hashlib
 from typing import Any
@@ -10,7 +11,9 @@ from support.virtual_faults import healed, scheduled
 
 def blocks(first: int) -> list[Any]:
     """A hundred blocks of seeds, the first of them for ``make test``, all for ``make test-all``."""
-    return [pytest.param(i, marks=pytest.mark.integration if i < first else pytest.mark.full) for i in range(100)]
+    return [
+        pytest.param(i, marks=pytest.mark.integration if i < first else pytest.mark.full) for i in range(100)
+    ]
 
 
 def broken(seed: int) -> list[str]:
@@ -48,7 +51,8 @@ def test_once_faults_end_every_honest_peer_aggregates_within_10_rounds(block: in
 
 
 def test_wrong_clock_and_one_liar_do_not_end_a_peer_early() -> None:
-    """n = 4: a clock far ahead and one liar's outvote the one honest member that answers; the peer refuses to start."""
+    """n = 4: a clock far ahead and one liar's outvote the one honest member that answers;
+    the peer refuses to start."""
     net, waiting = healed(396)
     assert waiting == []
     assert any("is over" in (peer.refused or "") for peer in net.peers)

@@ -28,7 +28,9 @@ def test_initial_models_are_limited_like_half_steps_per_period() -> None:
         desk.done(8, round=0, full=False)
 
 
-@pytest.mark.parametrize(("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)])
+@pytest.mark.parametrize(
+    ("round", "kind", "code"), [(3, "refuse", GONE), (5, "wait", EARLY), (6, "wait", EARLY)]
+)
 def test_next_two_rounds_may_be_waited_for(round: int, kind: str, code: int) -> None:
     desk = ServePolicy()
     desk.skip(3)

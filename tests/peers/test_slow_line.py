@@ -64,7 +64,12 @@ def test_narrow_line_delivers_as_many_models_as_it_carries(tmp_path: Path) -> No
             line = NarrowLine(rate=0.75 * ASKED * BIG.size / within)
             for member in range(1, ASKED + 1):
                 net.stores[member].put(1, model(BIG, member))
-            net.move({i: f"https://127.0.0.1:{await line.open(net.transports[i].port)}" for i in range(1, ASKED + 1)})
+            net.move(
+                {
+                    i: f"https://127.0.0.1:{await line.open(net.transports[i].port)}"
+                    for i in range(1, ASKED + 1)
+                }
+            )
             loop, intake, rows = (
                 asyncio.get_running_loop(),
                 Intake(BIG.size, within),

@@ -91,7 +91,14 @@ def test_stored_record_is_read_back(tmp_path: Path) -> None:
         assert store.state(1) is None
         assert [served(store, t) for t in (2, 3, 4, 5, 6)] == [None, wire(3), wire(4), wire(5), None]
     kept = sorted(path.name for path in (tmp_path / "state").iterdir())
-    assert kept == ["checkpoint-4.ckpt", "checkpoint-5.ckpt", "half-3.rec", "half-4.rec", "half-5.rec", "lock"]
+    assert kept == [
+        "checkpoint-4.ckpt",
+        "checkpoint-5.ckpt",
+        "half-3.rec",
+        "half-4.rec",
+        "half-5.rec",
+        "lock",
+    ]
 
 
 def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -> None:
@@ -150,7 +157,7 @@ def test_evicted_body_in_transfer_is_served_completely(tmp_path: Path) -> None:
         body.close()
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------------------
 
 
 def damages(path: Path) -> Iterator[bytes]:
@@ -212,11 +219,12 @@ def test_model_of_another_layout_is_not_served(tmp_path: Path) -> None:
         assert (memory.last_round, memory.published, memory.record) == (2, (), None)
 
 
-# --- kills -----------------------------------------------------------------------------------------------------------
+# --- kills --------------------------------------------------------------------------------------------------
 
 
 def killed_at(line: int, work: Callable[[], None]) -> bool:
-    """Run work in a child that dies, without clean-up, before that line of the store; False: it came through."""
+    """Run work in a child that dies, without clean-up, before that line of the store; False:
+    it came through."""
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal line
@@ -272,7 +280,7 @@ def test_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None
     assert line > 30  # the injector did inject
 
 
-# --- a disk that is full ---------------------------------------------------------------------------------------------
+# --- a disk that is full ------------------------------------------------------------------------------------
 
 
 def check_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +331,7 @@ def test_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytes
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-# --- one process -----------------------------------------------------------------------------------------------------
+# --- one process --------------------------------------------------------------------------------------------
 
 
 def test_two_peers_never_share_a_folder(tmp_path: Path) -> None:
@@ -338,12 +346,15 @@ def test_two_peers_never_share_a_folder(tmp_path: Path) -> None:
 
 def test_models_are_for_the_owner_alone(tmp_path: Path) -> None:
     fill(tmp_path / "state", range(1, 2))
-    modes = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]}
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]
+    }
     assert modes["state"] == 0o700
     assert modes["half-1.rec"] == modes["checkpoint-1.ckpt"] == 0o600
 
 
-# --- what the disk refuses, and a folder that goes away --------------------------------------------------------------
+# --- what the disk refuses, and a folder that goes away -----------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -418,7 +429,7 @@ def test_folder_that_another_peer_took_meanwhile_is_left_alone(tmp_path: Path) -
             assert other.memory().last_round == 0
 
 
-# --- the disk of networks under the virtual clock --------------------------------------------------------------------
+# --- the disk of networks under the virtual clock -----------------------------------------------------------
 
 
 def cut(path: Path) -> None:
@@ -477,7 +488,9 @@ def test_virtual_networks_disk_remembers_what_a_store_does(
                 t, disk.full = t + coins.randint(1, 2), coins.random() < 0.2
                 drawn = Record(t, (1, 2), some(), some(), some(), "a membership", follows=t - 1)
                 assert store.persist(drawn, b"state") == disk.persist(drawn, model(0))
-                window = (Remembered(t, (3, 4), np.stack([model(1), model(2)]), "a membership"),) * coins.randrange(2)
+                window = (
+                    Remembered(t, (3, 4), np.stack([model(1), model(2)]), "a membership"),
+                ) * coins.randrange(2)
                 ended = Checkpoint(t, model(t), True, 2, "aggregated", coins.random() < 0.5, some(), window)
                 if coins.random() < 0.7:
                     assert store.save(ended) == disk.save(ended)

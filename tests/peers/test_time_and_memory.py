@@ -1,5 +1,5 @@
-"""Slow members are late and not lost (max_age), and remembered answers count (memory): under the virtual clock, on disk
-and over TLS."""
+"""Slow members are late and not lost (max_age), and remembered answers count (memory): under the virtual
+clock, on disk and over TLS."""
 
 import asyncio
 import json
@@ -60,7 +60,8 @@ def test_rounds_skipped_beyond_max_age_are_missed() -> None:
 
 def test_step_too_late_for_its_round_opens_the_next() -> None:
     net = slow(0.35, max_age=1)  # of a deadline of .6: ready before it, and after its half
-    assert [report.round for report in net.peers[0].reports][:3] == [2, 3, 4]  # it began the next steps at once
+    # it began the next steps at once
+    assert [report.round for report in net.peers[0].reports][:3] == [2, 3, 4]
 
 
 class Slow(QuadraticLearner):
@@ -80,7 +81,9 @@ def test_real_peer_slower_than_the_period_aggregates_and_is_pulled(tmp_path: Pat
     files = found(tmp_path, 4, rounds=9, period=1.5, soon=3.0, linger=5.0, max_age=1, memory=1, wire="int8")
     learners = [Slow(i) for i in range(4)]
     learners[0].seconds = 1.2 * files.membership.period
-    running = [Running(Node(config), learner) for config, learner in zip(files.configs, learners, strict=True)]
+    running = [
+        Running(Node(config), learner) for config, learner in zip(files.configs, learners, strict=True)
+    ]
     with ended(running):
         for peer in running:
             peer.start()
@@ -96,7 +99,7 @@ def test_real_peer_slower_than_the_period_aggregates_and_is_pulled(tmp_path: Pat
     assert learners[0].steps == learners[0].restored + len(running[0].rounds)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def remembering(seed: int = 3, rounds: int = 8) -> VirtualNetwork:
@@ -121,8 +124,8 @@ def test_first_round_asks_for_a_whole_window_later_rounds_for_s() -> None:
 def test_restart_uses_what_was_drawn_and_refills_only_for_a_round_never_drawn(
     point: str, down: float, asked: list[int]
 ) -> None:
-    """In round 4: within it the same draw and window; before it was drawn the window; after it, nobody knows what they
-    who were asked would have said: c·s at once."""
+    """In round 4: within it the same draw and window; before it was drawn the window; after it, nobody knows
+    what they who were asked would have said: c·s at once."""
     net = remembering()
     peer = net.peers[0]
     net.coins.uniform = lambda a, b: down if b == 2.5 * PERIOD else a + (b - a) / 2  # type: ignore[method-assign]
@@ -151,17 +154,24 @@ def test_window_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
     rows = np.arange(3 * SMALL.d, dtype=np.float32).reshape(3, -1)
     window = (Remembered(4, (2, 5), rows, "hash"), Remembered(3, (1, 0), rows[:1], "hash"))
     with Store(tmp_path / "state", SMALL) as store:
-        assert store.save(Checkpoint(4, model(SMALL, 1), v=model(SMALL, 2), window=window), {"mean": np.ones(3)})
+        assert store.save(
+            Checkpoint(4, model(SMALL, 1), v=model(SMALL, 2), window=window), {"mean": np.ones(3)}
+        )
         kept = store.memory().checkpoint
     assert kept is not None
     assert kept.v is not None
     assert kept.v.tobytes() == model(SMALL, 2).tobytes()
-    assert [(one.round, one.asked, one.membership) for one in kept.window] == [(4, (2, 5), "hash"), (3, (1, 0), "hash")]
+    assert [(one.round, one.asked, one.membership) for one in kept.window] == [
+        (4, (2, 5), "hash"),
+        (3, (1, 0), "hash"),
+    ]
     assert [one.rows.tobytes() for one in kept.window] == [rows.tobytes(), rows[:1].tobytes()]
 
 
 def test_founding_plans_for_the_window(tmp_path: Path) -> None:
-    one, two = (Founding(run="ward", nodes=30, byzantine=3, rounds=200, epoch=1.8e9, memory=c) for c in (1, 2))
+    one, two = (
+        Founding(run="ward", nodes=30, byzantine=3, rounds=200, epoch=1.8e9, memory=c) for c in (1, 2)
+    )
     assert (one.plan.pull, two.plan.pull) == (12, 8)
     m = two.membership("0" * 64, "0" * 64)
     assert (m.memory, m.window, m.enough) == (2, 16, 2 * m.b_hat)
@@ -170,7 +180,7 @@ def test_founding_plans_for_the_window(tmp_path: Path) -> None:
         Membership.load(tmp_path / "members.toml", draft=True)
 
 
-# --- answers that are older ------------------------------------------------------------------------------------------
+# --- answers that are older ---------------------------------------------------------------------------------
 
 
 def test_older_round_is_given_where_the_one_asked_for_is_late_or_was_passed_over() -> None:
@@ -189,7 +199,11 @@ def test_older_round_is_given_where_the_one_asked_for_is_late_or_was_passed_over
 @pytest.mark.parametrize(("said", "right"), [(7, True), (6, True), (5, True), (4, False), (8, False)])
 def test_answer_within_max_age_is_accepted_and_names_its_round(said: int, right: bool) -> None:
     reply = Reception(SMALL, np.zeros(SMALL.d, np.float32), round=7, max_age=2)
-    headers = {"Content-Length": str(SMALL.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(said)}
+    headers = {
+        "Content-Length": str(SMALL.size),
+        "Content-Type": "application/octet-stream",
+        "RPEL-Round": str(said),
+    }
     if right:
         reply.head(200, headers)
         assert reply.round == said
@@ -213,6 +227,7 @@ def test_late_member_sends_the_newest_half_step_over_tls(tmp_path: Path) -> None
             assert (answer.result, answer.round) == (PullResult.OK, 4)
             assert row.tobytes() == model(SMALL, 4).tobytes()
             answer = await member.fetch(5, row, asyncio.get_running_loop().time() + 60, max_age=0)
-            assert answer.result is PullResult.MALFORMED  # who holds another opinion of max_age holds another file
+            # who holds another opinion of max_age holds another file
+            assert answer.result is PullResult.MALFORMED
 
     asyncio.run(scenario())

@@ -1,4 +1,5 @@
-"""When which round begins, with hours, pauses and other periods: every round once, in order, within its hours."""
+"""When which round begins, with hours, pauses and other periods: every round once, in order,
+within its hours."""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,7 +19,10 @@ def timetables(draw: st.DrawFn) -> Timetable:
     """One to three paces, each from some rounds after the one before."""
     found = Timetable([Pace(epoch=draw(EPOCH), period=draw(st.integers(1, 7000)), hours=draw(HOURS))])
     for _ in range(draw(st.integers(0, 2))):
-        first, pause = found.paces[-1].epoch_round + draw(st.integers(1, 40)), draw(st.sampled_from([0.0, 5.0, 1e5]))
+        first, pause = (
+            found.paces[-1].epoch_round + draw(st.integers(1, 40)),
+            draw(st.sampled_from([0.0, 5.0, 1e5])),
+        )
         found = found.changed(first, draw(st.integers(1, 7000)), draw(HOURS), pause)
     return found
 
@@ -28,7 +32,11 @@ def test_rounds_are_consecutive_and_within_the_hours(times: Timetable) -> None:
     assert list(times.wrong()) == []
     for t, (start, following) in enumerate(pairwise(times.start(t) for t in range(1, 130)), 1):
         assert following >= times.end(t) - 1e-6
-        assert [times.round(start + 1e-6), times.round(times.end(t) - 1e-6), times.round(following - 1e-6)] == [t] * 3
+        assert [
+            times.round(start + 1e-6),
+            times.round(times.end(t) - 1e-6),
+            times.round(following - 1e-6),
+        ] == [t] * 3
         pace = times.paces[times._place(t)]
         if pace.hours:
             first, length = parse_hours(pace.hours)
@@ -42,7 +50,15 @@ def test_night_ends_when_no_whole_round_fits() -> None:
     at = datetime(2030, 1, 7, 21, 30, tzinfo=UTC).timestamp()
     times = Timetable([Pace(epoch=at, period=7200.0, hours="20:00-06:00")])
     begun = [datetime.fromtimestamp(at + times.start(t), UTC).strftime("%d. %H:%M") for t in range(1, 8)]
-    assert begun == ["07. 21:30", "07. 23:30", "08. 01:30", "08. 03:30", "08. 20:00", "08. 22:00", "09. 00:00"]
+    assert begun == [
+        "07. 21:30",
+        "07. 23:30",
+        "08. 01:30",
+        "08. 03:30",
+        "08. 20:00",
+        "08. 22:00",
+        "09. 00:00",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +66,10 @@ def test_night_ends_when_no_whole_round_fits() -> None:
     [
         ([Pace(epoch=0, period=10, epoch_round=2)], "begins with round 1"),
         ([Pace(epoch=0, period=7200, hours="20:00-21:00")], "the longest is 3600"),
-        ([Pace(epoch=0, period=10), Pace(epoch=5, period=10, epoch_round=2)], "before the end of the round before: 10"),
+        (
+            [Pace(epoch=0, period=10), Pace(epoch=5, period=10, epoch_round=2)],
+            "before the end of the round before: 10",
+        ),
         ([Pace(epoch=0, period=10), Pace(epoch=50, period=10, epoch_round=1)], "the nearest is 2"),
     ],
 )

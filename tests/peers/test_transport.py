@@ -142,7 +142,7 @@ def test_clock_status_and_initial_model_are_served(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-# --- who is let in ---------------------------------------------------------------------------------------------------
+# --- who is let in ------------------------------------------------------------------------------------------
 
 
 def test_strangers_reach_no_handler(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_strangers_reach_no_handler(tmp_path: Path) -> None:
                 assert await told(net, context, wanted(net)) == b""
             assert net.transports[1].server.requests == 0
             assert net.stores[1].answered == []
-            assert (await told(net, asking(net, net.credentials[0]), wanted(net, more="Connection: close\r\n")))[
-                :12
-            ] == (b"HTTP/1.1 200")
+            assert (
+                await told(net, asking(net, net.credentials[0]), wanted(net, more="Connection: close\r\n"))
+            )[:12] == (b"HTTP/1.1 200")
 
     asyncio.run(scenario())
 
@@ -205,7 +205,9 @@ def test_request_under_another_membership_gets_409_and_no_model(tmp_path: Path) 
         async with loopback(tmp_path) as net:
             net.stores[1].put(1, model(SMALL, 1))
             own = net.credentials[0]
-            other = membership([*net.membership.members, Member.of("new", "https://127.0.0.1:9", _stranger(tmp_path))])
+            other = membership(
+                [*net.membership.members, Member.of("new", "https://127.0.0.1:9", _stranger(tmp_path))]
+            )
             net.transports[0].rotate(other, own.certificate, own.key)
             row = np.zeros(SMALL.d, SMALL.dtype)
             answer = await net.transports[0].pull(1, 1, row, now() + brief(0.5))
@@ -238,7 +240,8 @@ def test_rotated_key_and_a_removed_member_take_effect_while_connected(tmp_path: 
             assert (await net.pull(1, 0, 1))[0] == "ok"
             assert (await net.pull(2, 1, 1, within=0.5))[0] in ("unreachable", "late")
             answered = len(net.stores[1].answered)
-            net.transports[0].rotate(later, net.credentials[0].certificate, net.credentials[0].key)  # the key of before
+            # the key of before
+            net.transports[0].rotate(later, net.credentials[0].certificate, net.credentials[0].key)
             assert (await net.pull(0, 1, 1, within=0.5))[0] in ("unreachable", "late")
             assert len(net.stores[1].answered) == answered
             assert old.hash != later.hash

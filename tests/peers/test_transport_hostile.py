@@ -1,4 +1,5 @@
-"""Whatever a hostile member answers: nothing is accepted that must not be, nothing read that was not asked for."""
+"""Whatever a hostile member answers: nothing is accepted that must not be,
+nothing read that was not asked for."""
 
 import asyncio
 import gc
@@ -55,20 +56,32 @@ REPLIES: dict[str, tuple[Script, str]] = {
     "a stale round": (sends(head(SMALL, ROUND - 1), BODY), "malformed"),
     "no round": (sends(head(SMALL, ROUND, RPEL_Round=None), BODY), "malformed"),
     "a terabyte announced": (sends(head(SMALL, ROUND, Content_Length=10**12), BODY), "malformed"),
-    "a byte more announced": (sends(head(SMALL, ROUND, Content_Length=SMALL.size + 1), BODY + b"x"), "malformed"),
-    "a byte less announced": (sends(head(SMALL, ROUND, Content_Length=SMALL.size - 1), BODY[:-1]), "malformed"),
+    "a byte more announced": (
+        sends(head(SMALL, ROUND, Content_Length=SMALL.size + 1), BODY + b"x"),
+        "malformed",
+    ),
+    "a byte less announced": (
+        sends(head(SMALL, ROUND, Content_Length=SMALL.size - 1), BODY[:-1]),
+        "malformed",
+    ),
     "no length": (then_cuts(head(SMALL, ROUND, Content_Length=None), BODY), "malformed"),
     "two lengths": (sends(head(SMALL, ROUND, content_length=5), BODY), "malformed"),
     "a signed length": (sends(head(SMALL, ROUND, Content_Length=f"+{SMALL.size}"), BODY), "malformed"),
     "gzip": (sends(head(SMALL, ROUND, Content_Encoding="gzip"), gzip.compress(BODY)), "malformed"),
-    "chunks": (sends(head(SMALL, ROUND, Content_Length=None, Transfer_Encoding="chunked"), b"5\r\nxxxxx"), "malformed"),
+    "chunks": (
+        sends(head(SMALL, ROUND, Content_Length=None, Transfer_Encoding="chunked"), b"5\r\nxxxxx"),
+        "malformed",
+    ),
     "chunks and a length": (sends(head(SMALL, ROUND, Transfer_Encoding="chunked"), BODY), "malformed"),
     "another type": (sends(head(SMALL, ROUND, Content_Type="text/html"), BODY), "malformed"),
     "another kind of model": (sends(head(SMALL, ROUND), OTHER.header + VALUES), "malformed"),
     "a damaged header": (sends(head(SMALL, ROUND), BODY[:9] + b"!" + BODY[10:]), "malformed"),
     "cut in the body": (then_cuts(head(SMALL, ROUND), BODY[:-1]), "malformed"),
     "cut after the head": (then_cuts(head(SMALL, ROUND)), "malformed"),
-    "a redirect": (sends(status("302 Found", "Location: https://127.0.0.1:1/", "Content-Length: 0")), "malformed"),
+    "a redirect": (
+        sends(status("302 Found", "Location: https://127.0.0.1:1/", "Content-Length: 0")),
+        "malformed",
+    ),
     "not modified": (sends(status("304 Not Modified")), "malformed"),
     "an empty success": (sends(status("204 No Content")), "malformed"),
     "a part": (sends(head(SMALL, ROUND).replace(b"200 OK", b"206 Partial"), BODY), "malformed"),
@@ -110,7 +123,9 @@ async def ask(net: Loopback, script: Script, within: float) -> tuple[str, Models
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_is_exactly_a_model_or_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, expected = REPLIES[name]
     pieces = got(monkeypatch)
 

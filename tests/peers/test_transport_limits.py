@@ -39,7 +39,9 @@ pytestmark = pytest.mark.integration
         ("/v1/clock", "NONSENSE", "", 400),
     ],
 )
-def test_only_plain_requests_are_answered(tmp_path: Path, path: str, method: str, more: str, code: int) -> None:
+def test_only_plain_requests_are_answered(
+    tmp_path: Path, path: str, method: str, more: str, code: int
+) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             net.stores[1].put(1, model(SMALL, 1))
@@ -109,7 +111,10 @@ def test_aborted_body_counts_against_the_limit(tmp_path: Path) -> None:
             net.stores[1].put(1, model(large, 1))
             for _ in range(2):
                 reader, writer = await asyncio.open_connection(
-                    "127.0.0.1", net.transports[1].port, ssl=asking(net, net.credentials[0]), server_hostname=""
+                    "127.0.0.1",
+                    net.transports[1].port,
+                    ssl=asking(net, net.credentials[0]),
+                    server_hostname="",
                 )
                 writer.write(wanted(net))
                 await reader.readexactly(1000)
@@ -145,7 +150,8 @@ def test_reader_of_one_byte_at_a_time_is_dropped_at_the_deadline(tmp_path: Path)
             )
             writer.write(wanted(net))
             assert await reader.read(1) == b"H"
-            await until(lambda: not net.transports[1].server.connections())  # the reader stays, the server goes
+            # the reader stays, the server goes
+            await until(lambda: not net.transports[1].server.connections())
             writer.transport.abort()
             assert net.stores[1].policy.open(0) == 0
 
@@ -157,7 +163,8 @@ def test_members_oldest_connection_gives_way(tmp_path: Path) -> None:
         async with loopback(tmp_path) as net:
             context, port = asking(net, net.credentials[0]), net.transports[1].port
             opened = [
-                await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="") for _ in range(7)
+                await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="")
+                for _ in range(7)
             ]
             net.stores[1].put(1, model(SMALL, 1))
             assert (await net.pull(0, 1, 1))[0] == "ok"
@@ -174,7 +181,8 @@ def test_simultaneous_connections_of_a_member_are_limited(tmp_path: Path) -> Non
         async with loopback(tmp_path) as net:
             context, serving = asking(net, net.credentials[0]), net.transports[1]
             opening = (
-                asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="") for _ in range(24)
+                asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="")
+                for _ in range(24)
             )
             opened = await asyncio.gather(*opening, return_exceptions=True)
             net.stores[1].put(1, model(SMALL, 1))
@@ -206,7 +214,8 @@ def test_connections_that_never_shake_hands_give_way_and_end(tmp_path: Path) -> 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="reaches into this interpreter's ssl objects")
 def test_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_path: Path) -> None:
-    """TLS 1.3 lets a client ask for new keys as often as it likes; each answer would wait here for its reader."""
+    """TLS 1.3 lets a client ask for new keys as often as it likes;
+    each answer would wait here for its reader."""
     library = ctypes.CDLL(_ssl.__file__)
     library.SSL_key_update.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.SSL_do_handshake.argtypes = [ctypes.c_void_p]

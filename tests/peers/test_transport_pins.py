@@ -1,4 +1,5 @@
-"""Identity is the pin: a certificate that a member could have minted for others opens nothing, at either end."""
+"""Identity is the pin: a certificate that a member could have minted for others opens nothing,
+at either end."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,9 @@ from support.loopback import SMALL, Credentials, Loopback, loopback, membership,
 from support.waiting import until
 
 
-def minted(folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None, ca: bool):  # type: ignore[no-untyped-def]
+def minted(
+    folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None, ca: bool
+):  # type: ignore[no-untyped-def]
     """A key and a certificate signed by the issuer (None: by itself), with everything that a member's has."""
     folder.mkdir(exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -36,7 +39,8 @@ def minted(folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x5
         .not_valid_after(start + timedelta(days=30))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
+            critical=False,
         )
         .sign(key if issuer is None else issuer[0], hashes.SHA256())
     )
@@ -44,23 +48,30 @@ def minted(folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x5
     files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
     identity.write_key(
         files.key,
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
     )
     files.certificate.write_text(pem)
     return files, (key, made)
 
 
 class Minting:
-    """Member 2 holds a certificate that can sign others (CA:TRUE), and has signed one in the name of peer-0."""
+    """Member 2 holds a certificate that can sign others (CA:TRUE),
+    and has signed one in the name of peer-0."""
 
     def __init__(self, folder: Path, net: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own, issuer = minted(folder / "ca", "peer-2", None, ca=True)
         self.minted, _ = minted(folder / "minted", "peer-0", issuer, ca=False)
-        monkeypatch.setattr(identity, "read_certificate", _lenient)  # let past the reader, who would refuse both
+        # let past the reader, who would refuse both
+        monkeypatch.setattr(identity, "read_certificate", _lenient)
         monkeypatch.setattr(identity, "check_certificate", _lenient)
         url = net.membership.members[2].url
         pin = _lenient(self.own.pem).fingerprint
-        members = [*net.membership.members[:2], Member(id="peer-2", url=url, certificate=self.own.pem, fingerprint=pin)]
+        members = [
+            *net.membership.members[:2],
+            Member(id="peer-2", url=url, certificate=self.own.pem, fingerprint=pin),
+        ]
         self.membership: Membership = membership(members)
 
 
@@ -72,7 +83,9 @@ def _lenient(pem: str) -> certificates.Certificate:
     )
 
 
-def test_minted_client_certificate_is_dropped_before_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minted_client_certificate_is_dropped_before_any_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             minting = Minting(tmp_path, net, monkeypatch)
@@ -146,7 +159,9 @@ def test_open_connections_of_a_member_that_left_are_closed(tmp_path: Path) -> No
         async with loopback(tmp_path) as net:
             own, serving = net.credentials[1], net.transports[1]
             context = identity.client_context(net.credentials[2].certificate, net.credentials[2].key, own.pem)
-            reader, writer = await asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname="")
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", serving.port, ssl=context, server_hostname=""
+            )
             pin = net.membership.members[2].fingerprint
             await until(lambda: serving.server.connections(pin))
             serving.rotate(membership(net.membership.members[:2]), own.certificate, own.key)

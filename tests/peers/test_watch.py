@@ -101,9 +101,14 @@ def test_after_the_last_round_a_member_that_left_is_finished() -> None:
     assert seen("a", Answer(PullResult.MALFORMED), rounds=9, over=True).state == "malformed"
 
 
-def test_table_fits_80_columns_whatever_the_members_are_called_and_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_fits_80_columns_whatever_the_members_are_called_and_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = HONEST | {"round": 99_999, "pulls": dict.fromkeys(HONEST["pulls"], 99_999)}  # type: ignore[call-overload]
-    rows = [seen("hospital-of-the-holy-spirit", said, 10**5), seen("b", Answer(PullResult.REFUSED, membership="0"), 9)]
+    rows = [
+        seen("hospital-of-the-holy-spirit", said, 10**5),
+        seen("b", Answer(PullResult.REFUSED, membership="0"), 9),
+    ]
     stdout().print(members_now("network demo", rows))
     lines = capsys.readouterr().out.splitlines()
     assert "other file" in lines[3]
@@ -174,12 +179,16 @@ def test_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "'stranger' is not a member" in capsys.readouterr().err
 
 
-def test_member_whose_key_has_a_passphrase_can_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_member_whose_key_has_a_passphrase_can_watch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = found(tmp_path, 4)
     own, path = net.configs[3], net.configs[3].state_dir.parent / "peer.toml"
     key = serialization.load_pem_private_key(own.key.read_bytes(), None)
     encryption = serialization.BestAvailableEncryption(b"correct horse")
-    own.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    own.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    )
     with pytest.raises(SystemExit, match="2"):
         cli.main(["watch", "--config", str(path), "--once"])
     assert "has a passphrase: name its file as passphrase_file" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The wire: what is sent is what safetensors reads, and nothing is taken in but a whole model of this network."""
+"""The wire: what is sent is what safetensors reads,
+and nothing is taken in but a whole model of this network."""
 
 import gzip
 import json
@@ -36,14 +37,20 @@ def body(layout: Layout = LAYOUT, flat: Models = VALUES) -> bytes:
 
 def headers(**changes: str) -> dict[str, str]:
     """The right headers, with some changed: underscores stand for hyphens."""
-    right = {"Content-Length": str(LAYOUT.size), "Content-Type": "application/octet-stream", "RPEL-Round": str(ROUND)}
+    right = {
+        "Content-Length": str(LAYOUT.size),
+        "Content-Type": "application/octet-stream",
+        "RPEL-Round": str(ROUND),
+    }
     return right | {name.replace("_", "-"): value for name, value in changes.items()}
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     names = draw(
-        st.lists(st.text(min_size=1).filter(lambda n: n != "__metadata__"), min_size=1, max_size=5, unique=True)
+        st.lists(
+            st.text(min_size=1).filter(lambda n: n != "__metadata__"), min_size=1, max_size=5, unique=True
+        )
     )
     shapes = [tuple(draw(st.lists(st.integers(1, 4), max_size=3))) for _ in names]
     return Layout(tuple(names), tuple(shapes), np.dtype(draw(st.sampled_from(["float32", "float64"]))))
@@ -53,7 +60,7 @@ def some_values(layout: Layout, seed: int = 0) -> Models:
     return np.random.default_rng(seed).normal(size=layout.d).astype(layout.dtype)
 
 
-# --- what a model looks like -----------------------------------------------------------------------------------------
+# --- what a model looks like --------------------------------------------------------------------------------
 
 
 @given(layouts(), st.integers(0, 99))
@@ -80,7 +87,9 @@ def test_split_and_flatten_are_inverse_and_split_copies_nothing(layout: Layout) 
 
 
 @given(layouts())
-def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.TempPathFactory, layout: Layout) -> None:
+def test_files_of_the_library_and_ours_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, layout: Layout
+) -> None:
     folder, flat = tmp_path_factory.mktemp("wire"), some_values(layout)
     model_files.save(folder / "ours", layout, flat)
     again, values = model_files.load(folder / "ours")
@@ -89,7 +98,9 @@ def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.Te
     safetensors.numpy.save_file(wire.split(layout, flat), folder / "theirs", metadata={"format": "np"})
     theirs, values = model_files.load(folder / "theirs")
     assert model_files.read_layout(folder / "theirs") == theirs
-    assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
+    assert dict(zip(theirs.names, theirs.shapes, strict=True)) == dict(
+        zip(layout.names, layout.shapes, strict=True)
+    )
     for name, part in wire.split(theirs, values).items():
         np.testing.assert_array_equal(part, wire.split(layout, flat)[name])
 
@@ -97,7 +108,8 @@ def test_files_of_the_library_and_ours_are_read_back(tmp_path_factory: pytest.Te
 def test_torch_module_has_the_layout_of_its_parameters_in_their_order() -> None:
     module = models.model("cifar10")
     layout = Layout.of(module.named_parameters())
-    assert dict(zip(layout.names, layout.shapes, strict=True)) == models.shapes(module)  # no buffers of BatchNorm
+    # no buffers of BatchNorm
+    assert dict(zip(layout.names, layout.shapes, strict=True)) == models.shapes(module)
     flat = wire.flatten(layout, dict(module.named_parameters()))
     assert torch.equal(torch.from_numpy(flat), models.flatten(module))
 
@@ -188,7 +200,7 @@ def test_file_that_is_no_model_is_refused_by_name(tmp_path: Path, kind: str) -> 
         model_files.load(path)
 
 
-# --- what is taken in ------------------------------------------------------------------------------------------------
+# --- what is taken in ---------------------------------------------------------------------------------------
 
 
 def receive(status: int, head: Any, data: bytes, cuts: list[int] | None = None) -> Models:
@@ -297,7 +309,7 @@ def test_refused_reply_stays_refused() -> None:
         reply.close()
 
 
-# --- mutated replies -------------------------------------------------------------------------------------------------
+# --- mutated replies ----------------------------------------------------------------------------------------
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -342,11 +354,19 @@ def honest_about_a_wrong_length(rng: random.Random, reply: Reply) -> Reply:
 
 def encoded(rng: random.Random, reply: Reply) -> Reply:
     data = rng.choice([gzip.compress(reply[2]), reply[2]])
-    return reply[0], reply[1] | rng.choice([{"Content-Encoding": "gzip"}, {"Transfer-Encoding": "chunked"}]), data
+    return (
+        reply[0],
+        reply[1] | rng.choice([{"Content-Encoding": "gzip"}, {"Transfer-Encoding": "chunked"}]),
+        data,
+    )
 
 
 def redirected(rng: random.Random, reply: Reply) -> Reply:
-    return rng.choice([301, 302, 303, 307, 308]), reply[1] | {"Location": "https://elsewhere.example/"}, reply[2]
+    return (
+        rng.choice([301, 302, 303, 307, 308]),
+        reply[1] | {"Location": "https://elsewhere.example/"},
+        reply[2],
+    )
 
 
 def stale(rng: random.Random, reply: Reply) -> Reply:
@@ -358,8 +378,8 @@ def shuffled(rng: random.Random, reply: Reply) -> Reply:
 
 
 MUTATIONS = [
-    flip, truncate, extend, wrong_header, wrong_length, honest_about_a_wrong_length, encoded, redirected, stale,
-    shuffled,
+    flip, truncate, extend, wrong_header, wrong_length, honest_about_a_wrong_length, encoded, redirected,
+    stale, shuffled,
 ]  # fmt: skip
 
 
@@ -378,7 +398,8 @@ def test_mutated_replies_need_the_exact_header_and_length() -> None:
         reply = mutation(rng, (200, headers(), body()))
         cuts = [rng.randint(0, len(reply[2])) for _ in range(rng.randint(0, 3))]
         if acceptable(reply):
-            assert receive(*reply, cuts).tobytes() == reply[2][len(LAYOUT.header) :]  # exactly the bytes that came
+            # exactly the bytes that came
+            assert receive(*reply, cuts).tobytes() == reply[2][len(LAYOUT.header) :]
             accepted[mutation.__name__] += 1
         else:
             with pytest.raises(Malformed):
@@ -412,7 +433,7 @@ def test_receiving_takes_no_memory_beyond_the_row() -> None:
     assert peak < 1 << 18
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
+# --- heads --------------------------------------------------------------------------------------------------
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nRPEL-Round: 7"
 REQUEST = b"GET /v1/clock HTTP/1.1\r\nHost: a:7443"
@@ -444,7 +465,7 @@ def test_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: bytes)
         http.parse_head(REPLY.replace(b"200", b"100"))  # an interim reply
 
 
-# --- codes -----------------------------------------------------------------------------------------------------------
+# --- codes --------------------------------------------------------------------------------------------------
 
 CODED = [(name, d) for name in ("int8", "bfloat16") for d in (2, 255, 257, 70_000)]
 

@@ -1,4 +1,5 @@
-"""The step between two exchanges: Algorithm 1's for tasks, the user's own in a loop, both continued after a restart."""
+"""The step between two exchanges: Algorithm 1's for tasks, the user's own in a loop,
+both continued after a restart."""
 
 import sys
 from functools import partial
@@ -47,7 +48,7 @@ def run_loop(
     return out
 
 
-# --- the user's loop -------------------------------------------------------------------------------------------------
+# --- the user's loop ----------------------------------------------------------------------------------------
 
 
 def test_restored_training_loop_continues_bit_by_bit() -> None:
@@ -82,7 +83,9 @@ def test_schedules_and_other_optimisers_are_saved_too() -> None:
     assert other["schedule"].get_last_lr() == state["schedule"].get_last_lr() == [pytest.approx(0.08)]
     moments = [values["exp_avg"] for values in other["optimizer"].state.values()]
     assert len(moments) == 6
-    assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, state["optimizer"].state.values(), strict=True))
+    assert all(
+        torch.equal(a, b["exp_avg"]) for a, b in zip(moments, state["optimizer"].state.values(), strict=True)
+    )
 
 
 def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
@@ -122,7 +125,9 @@ def test_model_that_is_not_the_networks_is_refused_by_name() -> None:
 def test_frozen_parameters_need_not_travel() -> None:
     network = a_network()
     network[0].requires_grad_(False)  # type: ignore[index]
-    learner = TorchLearner(network, {}, Layout.of((n, p) for n, p in network.named_parameters() if p.requires_grad))
+    learner = TorchLearner(
+        network, {}, Layout.of((n, p) for n, p in network.named_parameters() if p.requires_grad)
+    )
     out = np.zeros(4 + 4 + 4 + 1, np.float32)
     learner.half(out, np.empty_like(out))
     assert np.array_equal(out, flatten(network).numpy()[16:])
@@ -139,10 +144,12 @@ def test_state_of_other_objects_is_not_restored() -> None:
     layout = Layout.of(network.named_parameters())
     kept = bytes(TorchLearner(network, {}, layout).state())
     with pytest.raises(ValueError, match="names"):
-        TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, layout).restore(kept)
+        TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, layout).restore(
+            kept
+        )
 
 
-# --- tasks -----------------------------------------------------------------------------------------------------------
+# --- tasks --------------------------------------------------------------------------------------------------
 
 
 def test_task_learner_takes_the_steps_of_algorithm_1() -> None:
@@ -172,7 +179,9 @@ def test_statistics_of_batch_normalisation_stay_from_round_to_round() -> None:
         learner.half(x, scratch)
         at, state = local(at, state, node, t)
     mean = learner.buffers()["1.running_mean"]
-    assert np.array_equal(np.concatenate([value.ravel() for value in learner.buffers().values()]), state["buffers"][0])
+    assert np.array_equal(
+        np.concatenate([value.ravel() for value in learner.buffers().values()]), state["buffers"][0]
+    )
     assert np.abs(mean).max() > 0
     again = TaskLearner(task, 1, hyper)
     again.restore(bytes(learner.state()))
@@ -410,8 +419,9 @@ def test_task_is_looked_for_beside_peer_toml_before_the_current_folder(
     (tmp_path / "beside" / "peer.toml").write_text('id = "a"\ntask = "bowls:ready"\n')
     config = Config.load("../beside/peer.toml")
     learner = task_learner(
-        config.task, index=2, nodes=4, run="r", hyperparameters={"lr": 1.0, "momentum": 0.0, "weight_decay": 0},
-        local_steps=1, layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
+        config.task, index=2, nodes=4, run="r",
+        hyperparameters={"lr": 1.0, "momentum": 0.0, "weight_decay": 0}, local_steps=1,
+        layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
     )  # fmt: skip
     out = np.empty(3)
     learner.load(1, np.zeros(3), fresh=False)

@@ -36,9 +36,19 @@ def in_chromium(text: str, drive: str, tmp_path: Path) -> dict[str, Any]:
     text = text.replace("<title>", f"<script>{CATCH}</script><title>", 1)
     text = text.replace("</body>", f'<pre id="found"></pre><script>{drive}</script></body>')
     (tmp_path / "driven.html").write_text(text, "utf-8")
-    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,900", "--dump-dom"]
+    command = [
+        chromium,
+        *FLAGS,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1200,900",
+        "--dump-dom",
+    ]
     done = subprocess.run(
-        [*command, (tmp_path / "driven.html").as_uri()], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [*command, (tmp_path / "driven.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     )
     match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert match is not None, done.stderr

@@ -1,4 +1,5 @@
-"""What torch does inside a `with`: kernels, bytes alive at most beside what was there, copies between devices."""
+"""What torch does inside a `with`: kernels, bytes alive at most beside what was there,
+copies between devices."""
 
 import weakref
 from typing import Any

@@ -14,7 +14,11 @@ def put(files: dict[str, bytes], folder: Path) -> Path:
 
 def leaf_file(users: dict[str, list[int]], pixel: float = 1.0) -> dict[str, Any]:
     data = {user: {"x": [[pixel] * 783 + [0.5]] * len(labels), "y": labels} for user, labels in users.items()}
-    return {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
+    return {
+        "users": list(users),
+        "num_samples": [len(labels) for labels in users.values()],
+        "user_data": data,
+    }
 
 
 def femnist(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> Path:

@@ -24,8 +24,8 @@ SMALL: Fields = {
 NETWORK = "C(4)-R-B-M-D-L(10)-S"
 PRIVATE = "C(4)-R-M-D-L(10)-S"
 PARAMETERS: dict[str, Fields] = {
-    "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4}, "min_sum": {"direction": "unit"},
-    "min_max": {"direction": "sign", "a": 0.9}, "alie": {"z": "max"},
+    "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4},
+    "min_sum": {"direction": "unit"}, "min_max": {"direction": "sign", "a": 0.9}, "alie": {"z": "max"},
 }  # fmt: skip
 """min_max with a = 1 makes two distances equal, so rounding alone would decide who is a neighbour."""
 
@@ -36,15 +36,17 @@ def cases() -> dict[str, Fields]:
     rules = [*rules, *(f"{name}+median" for name in BEFORE), "nnm+krum", "nnm+trimmed_mean"]
     actual: dict[str, Fields] = {f"rule-{name}": {"rule": name} for name in rules}
     actual["rule-bulyan"]["pull"] = 10
-    actual |= {f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS}
+    actual |= {
+        f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS
+    }
     actual |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
     actual |= {
         "wire-int8": {"wire": "int8"}, "wire-bfloat16": {"wire": "bfloat16"}, "no-show": {"no_show": 0.2},
         "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
-        "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"}, "uniform": {"output": "uniform"},
-        "local-steps": {"local_steps": 2}, "exposed": {"attack_params": {"targeting": "most-exposed"}},
-        "network-many": {"model": NETWORK}, "network-alone": {"model": NETWORK},
-        "memory": {"memory": 2, "pull": 5, "rule": "nnm+trimmed_mean"},
+        "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"},
+        "uniform": {"output": "uniform"}, "local-steps": {"local_steps": 2},
+        "exposed": {"attack_params": {"targeting": "most-exposed"}}, "network-many": {"model": NETWORK},
+        "network-alone": {"model": NETWORK}, "memory": {"memory": 2, "pull": 5, "rule": "nnm+trimmed_mean"},
         "memory-int8": {"memory": 2, "pull": 5, "wire": "int8"},
         "memory-krum": {"memory": 3, "pull": 3, "rule": "krum", "attack": "foe"},
         "memory-ahead": {
@@ -54,7 +56,8 @@ def cases() -> dict[str, Fields]:
         "asynchronous-fang": {
             "asynchronous": True, "speeds": "stragglers:0.3,3", "attack": "fang", "outer": "nesterov",
         },
-        "asynchronous-adamw": {"asynchronous": True, "speeds": "lognormal:0.5", "optimizer": "adamw", "lr": 0.01},
+        "asynchronous-adamw": {"asynchronous": True, "speeds": "lognormal:0.5", "optimizer": "adamw",
+            "lr": 0.01},
         "private": {"max_grad_norm": 0.5, "noise_multiplier": 1.0, "target_delta": 1e-3},
         "clipped-alone": {"model": PRIVATE, "max_grad_norm": 0.5},
     }  # fmt: skip
@@ -69,7 +72,13 @@ def _needs_graph(name: str) -> bool:
 
 
 def _own_pull(name: str) -> Fields:
-    return {"pull": None} if name in ("all-to-all", "nna") else {"nodes": 12, "pull": 6} if name == "el-oracle" else {}
+    return (
+        {"pull": None}
+        if name in ("all-to-all", "nna")
+        else {"nodes": 12, "pull": 6}
+        if name == "el-oracle"
+        else {}
+    )
 
 
 def resolved(fields: Fields, **more: Any) -> ResolvedSpec:

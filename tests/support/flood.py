@@ -1,4 +1,5 @@
-"""Members that ask too much and strangers that stall: the attacks of the flood test and of benchmarks/flood.py."""
+"""Members that ask too much and strangers that stall:
+the attacks of the flood test and of benchmarks/flood.py."""
 
 import asyncio
 import ssl
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Flood:
-    """Requests at a steady rate over a handful of connections, whatever the answers; lost connections are replaced."""
+    """Requests at a steady rate over a handful of connections, whatever the answers;
+    lost connections are replaced."""
 
     port: int
     context: ssl.SSLContext

@@ -1,11 +1,12 @@
 """Run as a script: a process that has imported rpel and its compiled kernels, and forks peers on request.
 
-A peer of its own making would import for five seconds before its first line; a fork begins at once. What is forked is a
-real process with its own number, memory, sockets and files, running what ``rpel peer run`` runs.
+A peer of its own making would import for five seconds before its first line; a fork begins at once. What is
+forked is a real process with its own number, memory, sockets and files, running what ``rpel peer run`` runs.
 
-Over the socket whose descriptor is the only argument come requests (JSON, with the descriptors for standard output and
-error); back go {"born": pid} and, when one ends, {"ended": pid, "status": code}, minus the signal's number if it was
-killed. When the socket closes, because whoever asked has gone, everything that was forked is killed.
+Over the socket whose descriptor is the only argument come requests (JSON, with the descriptors for standard
+output and error); back go {"born": pid} and, when one ends, {"ended": pid, "status": code}, minus the
+signal's number if it was killed. When the socket closes, because whoever asked has gone,
+everything that was forked is killed.
 """
 
 import contextlib

@@ -186,7 +186,13 @@ class Ends:
             self.server.membership_changed()
 
     async def pull(
-        self, member: int, round: int, row: Models, deadline: float, intake: Intake | None = None, turn: int = 0
+        self,
+        member: int,
+        round: int,
+        row: Models,
+        deadline: float,
+        intake: Intake | None = None,
+        turn: int = 0,
     ) -> Answer:
         return await self.client.member(self.now, member).fetch(round, row, deadline, intake, turn)
 
@@ -316,4 +322,6 @@ def asking(net: Loopback, own: Credentials) -> ssl.SSLContext:
 
 
 def wanted(net: Loopback, path: str = "/v1/model/1", method: str = "GET", more: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nRPEL-Membership: {net.membership.hash}\r\n{more}\r\n".encode()
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nRPEL-Membership: {net.membership.hash}\r\n{more}\r\n"
+    ).encode()

@@ -1,7 +1,8 @@
-"""Networks that can be cut: each peer in a namespace of its own, half of them on one switch and half on another.
+"""Networks that can be cut: each peer in a namespace of its own,
+half of them on one switch and half on another.
 
-The switches, and the cable between them, live in one more namespace, so that the machine's own network is not touched.
-Needs root and Linux; :func:`possible` says why not.
+The switches, and the cable between them, live in one more namespace, so that the machine's own network is not
+touched. Needs root and Linux; :func:`possible` says why not.
 """
 
 import os

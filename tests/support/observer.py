@@ -18,7 +18,8 @@ from support.process_network import Member, ProcessNetwork
 
 
 class Observer:
-    """Pulls in a thread of its own while it is open; ``seen[member number, round]`` are the hashes that came."""
+    """Pulls in a thread of its own while it is open;
+    ``seen[member number, round]`` are the hashes that came."""
 
     def __init__(self, net: ProcessNetwork, member: Member) -> None:
         self._net, self._own = net, member
@@ -27,7 +28,9 @@ class Observer:
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._watch(),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._watch(),), daemon=True
+        )
         self._stop = asyncio.Event()
         self._thread.start()
         return self
@@ -43,7 +46,9 @@ class Observer:
 
     def caught(self, member: Member) -> bool:
         """Has this member served two versions of a round?"""
-        return any(number == member.number and len(hashes) > 1 for (number, _), hashes in list(self.seen.items()))
+        return any(
+            number == member.number and len(hashes) > 1 for (number, _), hashes in list(self.seen.items())
+        )
 
     def _position(self) -> float:
         return time.time() - self._net.membership.epoch

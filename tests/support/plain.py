@@ -1,7 +1,8 @@
 """What a run must come out as: Algorithm 1 in float64, node by node, written from docs/reference.md alone.
 
-Every honest node holds one example, so its batches are known. Nothing of rpel is used but its random numbers, which are
-part of what a run promises, and the rule and the searching attack by name where a case is not about them.
+Every honest node holds one example, so its batches are known. Nothing of rpel is used but its random numbers,
+which are part of what a run promises, and the rule and the searching attack by name where a case is not about
+them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ def examples(count: int, alike: bool = False) -> tuple[Array, Array]:
 def network() -> nn.Linear:
     """A linear model with values of its own: nothing is symmetric."""
     module = nn.Linear(FEATURES, CLASSES)
-    module.load_state_dict({"weight": _tensor(np.linspace(-1, 1, 12).reshape(3, 4)), "bias": _tensor([0.1, -0.2, 0.3])})
+    module.load_state_dict(
+        {"weight": _tensor(np.linspace(-1, 1, 12).reshape(3, 4)), "bias": _tensor([0.1, -0.2, 0.3])}
+    )
     return module
 
 
@@ -55,16 +58,17 @@ def hostile(seed: int, nodes: int, byzantine: int, t: int = 0) -> set[int]:
 
 @dataclass(frozen=True)
 class Case:
-    """A run and the same run computed plainly; ``fields`` are keywords of ``rpel.simulate``, of the twelve nodes."""
+    """A run and the same run computed plainly; ``fields`` are keywords of ``rpel.simulate``,
+    of the twelve nodes."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     adjacency: Array | None = None
 
     def __getitem__(self, key: str) -> Any:
         usual = {
-            "nodes": 12, "byzantine": 3, "pull": 5, "b_hat": 2, "rounds": 3, "lr": 0.7, "momentum": 0.6, "seed": 0,
-            "weight_decay": 0.05, "attack": "foe", "method": "rpel", "rule": None, "no_show": 0.0, "silent": False,
-            "roaming": False, "local_steps": 1, "attack_params": {},
+            "nodes": 12, "byzantine": 3, "pull": 5, "b_hat": 2, "rounds": 3, "lr": 0.7, "momentum": 0.6,
+            "seed": 0, "weight_decay": 0.05, "attack": "foe", "method": "rpel", "rule": None, "no_show": 0.0,
+            "silent": False, "roaming": False, "local_steps": 1, "attack_params": {},
         }  # fmt: skip
         if key == "b_hat" and self["method"] in ("all-to-all", "nna"):
             return self["byzantine"]
@@ -75,7 +79,8 @@ class Case:
         x, y = examples(self.honest_count)
         train = [(x[i : i + 1], y[i : i + 1]) for i in range(self.honest_count)]
         keys = (
-            "nodes byzantine pull b_hat rounds lr momentum seed weight_decay attack method rule no_show silent roaming"
+            "nodes byzantine pull b_hat rounds lr momentum seed weight_decay attack method rule no_show "
+            "silent roaming"
         )
         given = {key: self[key] for key in [*keys.split(), "local_steps", "attack_params"]}
         if given["method"] in ("all-to-all", "nna"):  # they hear everybody
@@ -110,7 +115,9 @@ class Case:
     def counts(self) -> Array:
         """(T, h) how many hostile nodes every honest one meets."""
         rounds = range(1, self["rounds"] + 1)
-        return np.array([[len(self.hostile(t) & {*self.wanted(t, i)}) for i in self.honest(t)] for t in rounds])
+        return np.array(
+            [[len(self.hostile(t) & {*self.wanted(t, i)}) for i in self.honest(t)] for t in rounds]
+        )
 
     def models(self) -> Array:
         """(h, d) after the last round."""
@@ -120,7 +127,9 @@ class Case:
         """Every round's half-steps and what line 9 makes of them, (h, d) each."""
         xs, ys = examples(self.honest_count)
         first = network()
-        start = np.concatenate([first.weight.detach().numpy().ravel(), first.bias.detach().numpy()]).astype(np.float64)
+        start = np.concatenate([first.weight.detach().numpy().ravel(), first.bias.detach().numpy()]).astype(
+            np.float64
+        )
         x, m = np.tile(start, (self.honest_count, 1)), np.zeros((self.honest_count, PARAMETERS))
         played = []
         for t in range(1, self["rounds"] + 1):
@@ -142,7 +151,9 @@ class Case:
         models, marks = [half[i]], [j in bad for j in wanted]
         if any(marks):
             forged = self._forged(t, honest[i], half[i], received, sum(marks))
-            models += [forged if mark else half[honest.index(j)] for j, mark in zip(wanted, marks, strict=True)]
+            models += [
+                forged if mark else half[honest.index(j)] for j, mark in zip(wanted, marks, strict=True)
+            ]
         else:
             models += received
         return self._aggregated(t, honest[i], np.array(models), wanted, [False, *marks])
@@ -152,7 +163,9 @@ class Case:
         if self["attack"] == "foe":
             return np.asarray(-2 * np.mean(seen, axis=0))
         attack = rpel.attack(self["attack"], **self["attack_params"])
-        return np.asarray(attack.forge(np.array(received or [own]), own, byzantine=count, rule=self._rule(t, node)))
+        return np.asarray(
+            attack.forge(np.array(received or [own]), own, byzantine=count, rule=self._rule(t, node))
+        )
 
     def _rule(self, t: int, node: int) -> Any:
         """The rule as it runs for one node in one round."""
@@ -167,7 +180,8 @@ class Case:
         if self["method"] == "balance":
             return balanced(models, t / self["rounds"])
         if self.adjacency is None:
-            each = 4 if "bucketing" in (self["rule"] or "") else 2  # hostile ones may be in as many buckets of two
+            # hostile ones may be in as many buckets of two
+            each = 4 if "bucketing" in (self["rule"] or "") else 2
             enough = len(models) > each * self["b_hat"]
             return np.asarray(self._rule(t, node)(models)) if enough else models[0]
         weights = metropolis(self.adjacency)[node, [node, *wanted]]
@@ -184,7 +198,8 @@ def metropolis(adjacency: Array) -> Array:
 
 
 def clipped(models: Array, weights: Array, marks: Sequence[bool]) -> Array:
-    """ClippedGossip, told who is hostile: τ² = (1/δ) Σ_honest W_j‖d_j‖², δ the hostile weight; δ = 0: plain gossip."""
+    """ClippedGossip, told who is hostile: τ² = (1/δ) Σ_honest W_j‖d_j‖², δ the hostile weight; δ = 0:
+    plain gossip."""
     apart, bad = models - models[0], np.array(marks)
     length = np.sqrt(np.square(apart).sum(axis=1))
     delta = weights[bad].sum()

@@ -1,10 +1,11 @@
-"""Faults that only the process itself can have, put in from outside by environment variables; rpel knows none of them.
+"""Faults that only the process itself can have, put in from outside by environment variables;
+rpel knows none of them.
 
-``RPEL_TEST_DIE`` = "point:round": kill this process at that point of that round or the first after it where there is
-one, as ``kill -9`` would.
-``RPEL_TEST_WALL`` = seconds: the wall clock is wrong by so much from the start. SIGUSR1 and SIGUSR2 set it an hour
-forward and back while the process runs. ``RPEL_TEST_TIMES`` = 1: not a fault; standard output tells when each round was
-published and when its pulls ended, in seconds of the machine's monotonic clock.
+``RPEL_TEST_DIE`` = "point:round": kill this process at that point of that round or the first after it where
+there is one, as ``kill -9`` would.
+``RPEL_TEST_WALL`` = seconds: the wall clock is wrong by so much from the start. SIGUSR1 and SIGUSR2 set it an
+hour forward and back while the process runs. ``RPEL_TEST_TIMES`` = 1: not a fault; standard output tells when
+each round was published and when its pulls ended, in seconds of the machine's monotonic clock.
 """
 
 import json

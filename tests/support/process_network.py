@@ -1,4 +1,5 @@
-"""A network of real peers in a folder: founded, started as processes, watched by their logs, broken, and ended.
+"""A network of real peers in a folder: founded, started as processes, watched by their logs, broken,
+and ended.
 
 Each peer is a process forked by ``fork_server.py`` that runs ``rpel peer run``, with its own
 folder, key, address and state. Waiting means waiting for a log line, never for a time: what is
@@ -132,7 +133,9 @@ class ForkServer:
                 for listener in list(self.listeners):
                     listener()
 
-    def fork(self, arguments: Sequence[str], environment: dict[str, str], namespace: str, given: list[int]) -> int:
+    def fork(
+        self, arguments: Sequence[str], environment: dict[str, str], namespace: str, given: list[int]
+    ) -> int:
         """The process number of a new peer that writes to the two descriptors given."""
         request = {"arguments": list(arguments), "environment": environment, "namespace": namespace}
         with self._news:
@@ -164,7 +167,8 @@ def fork_server() -> ForkServer:
 
 @dataclass(frozen=True)
 class Plan:
-    """What network to found. ``urls``: where members say they are; ``listen``: where they are, if that is elsewhere."""
+    """What network to found. ``urls``: where members say they are; ``listen``: where they are,
+    if that is elsewhere."""
 
     peers: int = 12
     byzantine: int = 2
@@ -221,7 +225,9 @@ class ProcessNetwork:
             allow_private=True,
             **self.plan.founding,
         )
-        founded = new(founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder)
+        founded = new(
+            founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder
+        )
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]
         entries = [self._join(member) for member in members]
         found = founded.membership.replace(members=tuple(entries))
@@ -246,7 +252,7 @@ class ProcessNetwork:
             file.write('\nlog = "-"\n')  # the rounds are waited for by their lines
         return joined.member
 
-    # --- processes ---------------------------------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._fork_server.listeners.append(self._notify)
@@ -257,7 +263,9 @@ class ProcessNetwork:
         self.kill(*self.members)
         self._fork_server.listeners.remove(self._notify)
 
-    def start(self, *members: Member, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
+    def start(
+        self, *members: Member, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()
+    ) -> None:
         """Start processes for these members; for all of them if none is named."""
         for member in members or self.members:
             command = arguments or ("peer", "run", "--config", str(member.config))
@@ -265,7 +273,9 @@ class ProcessNetwork:
 
     def _start(self, member: Member, command: Sequence[str], environment: dict[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
-        pid = self._fork_server.fork(command, environment, self.plan.namespace(member.number), [w for _, w in pipes])
+        pid = self._fork_server.fork(
+            command, environment, self.plan.namespace(member.number), [w for _, w in pipes]
+        )
         process = Process(pid, self._fork_server.ended)
         member.processes.append(process)
         for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):
@@ -312,7 +322,7 @@ class ProcessNetwork:
         finally:
             self.signal(signal.SIGCONT, *members)
 
-    # --- waiting -----------------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
         """Wait until the logs make the condition true."""
@@ -340,7 +350,9 @@ class ProcessNetwork:
         rows = []
         for member in self.members:
             status = [process.status for process in member.processes]
-            ends = " ".join(f"{line['round']}:{line['outcome']}:{line['received']}" for line in member.lines[-6:])
+            ends = " ".join(
+                f"{line['round']}:{line['outcome']}:{line['received']}" for line in member.lines[-6:]
+            )
             rows.append(f"{member.id} {status} {ends} {member.errors[-600:]}")
         return "\n".join(rows)
 
@@ -368,7 +380,8 @@ def heard(lines: list[dict[str, Any]], *others: Member) -> set[str]:
 
 
 def half_step(net: ProcessNetwork, member: Member, round: int | None = None) -> Models | None:
-    """A member's half-step of a round as it is on its disk, the newest if none is named; None if there is none."""
+    """A member's half-step of a round as it is on its disk, the newest if none is named;
+    None if there is none."""
     state = member.folder / "state"
     if round is None:
         round = max(int(path.stem.partition("-")[2]) for path in state.glob("half-*.rec"))

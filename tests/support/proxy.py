@@ -1,6 +1,8 @@
-"""A connection that can be bad: TCP between peers through a thread of the test, which delays, damages or starves bytes.
+"""A connection that can be bad: TCP between peers through a thread of the test, which delays,
+damages or starves bytes.
 
-It sees only what TLS lets anybody see. One :class:`Proxy` stands before one member: it is where the others reach it.
+It sees only what TLS lets anybody see. One :class:`Proxy` stands before one member:
+it is where the others reach it.
 """
 
 import asyncio
@@ -17,9 +19,10 @@ _PIECE = 64 << 10
 class Proxy:
     """From an address to a member's; what it does to bytes can be changed while it is in use.
 
-    ``delay``: seconds before each piece goes on · ``damage``: of a member's bytes, one bit of each so many is turned
-    (0: none) · ``starve_after``: bytes of each connection after which one byte a second goes on (None: never) ·
-    ``silent``: connections are accepted and nothing ever comes.
+    ``delay``: seconds before each piece goes on · ``damage``: of a member's bytes, one bit of each so many is
+    turned (0: none) · ``starve_after``: bytes of each connection after which one byte a second goes on (None:
+    never)
+    · ``silent``: connections are accepted and nothing ever comes.
     """
 
     at: tuple[str, int]
@@ -58,7 +61,11 @@ class Proxy:
             while piece := await reader.read(_PIECE):
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                if self.starve_after is not None and harm == self._harm and seen + len(piece) > self.starve_after:
+                if (
+                    self.starve_after is not None
+                    and harm == self._harm
+                    and seen + len(piece) > self.starve_after
+                ):
                     await self._starve(piece, writer)
                 else:
                     writer.write(harm(piece, seen))

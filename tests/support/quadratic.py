@@ -1,7 +1,8 @@
-"""A task that costs nothing: member i wants to be at its own point, and everybody together at the mean of them.
+"""A task that costs nothing: member i wants to be at its own point,
+and everybody together at the mean of them.
 
-Network hyper-parameters: ``d`` (parameters, 64 unless given) and ``noise`` (of the gradient, 0.01 unless given). The
-noise comes from the operating system, so that a step taken twice is seen to be another.
+Network hyper-parameters: ``d`` (parameters, 64 unless given) and ``noise`` (of the gradient, 0.01 unless
+given). The noise comes from the operating system, so that a step taken twice is seen to be another.
 """
 
 from collections.abc import Mapping

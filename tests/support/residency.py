@@ -1,8 +1,8 @@
 """Whole rounds under FakeTensorMode on a stand-in device: python residency.py [CASE…].
 
-Local steps, forging, aggregation, measuring and evaluation of every case. Mixing devices or reading a value raises
-there; a copy to the host is counted by a dispatch mode, which sees shapes: nothing with d in its shape may go. The same
-mode counts kernels and bytes. At the end each check is broken on purpose, and has to notice.
+Local steps, forging, aggregation, measuring and evaluation of every case. Mixing devices or reading a value
+raises there; a copy to the host is counted by a dispatch mode, which sees shapes: nothing with d in its shape
+may go. The same mode counts kernels and bytes. At the end each check is broken on purpose, and has to notice.
 """
 
 import copy
@@ -42,7 +42,8 @@ class Standing(Torch):
             return values
         given = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
         self.sent.append(tuple(given.shape))
-        return torch.empty(given.shape, dtype=given.dtype, device="dev")  # fake copies of one number fail there
+        # fake copies of one number fail there
+        return torch.empty(given.shape, dtype=given.dtype, device="dev")
 
     def array(self, values: Any) -> Any:
         return self.lend(values)
@@ -58,7 +59,8 @@ class Standing(Torch):
 
 
 def _on_host(function: Any) -> Any:
-    """What is computed on the host, of real numbers: of the honest graph (h × h), or drawn (masks of dropout)."""
+    """What is computed on the host, of real numbers: of the honest graph (h × h),
+    or drawn (masks of dropout)."""
 
     def computed(*given: Any) -> Any:
         with unset_fake_temporarily():
@@ -72,7 +74,8 @@ VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 
 
 def play(name: str, broken: str | None) -> None:
-    """Two rounds of a case and their evaluation; raises where something leaves the device, or costs too much."""
+    """Two rounds of a case and their evaluation; raises where something leaves the device,
+    or costs too much."""
     spec, arrays, mode = resolved(cases()[name]), Standing("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)
@@ -102,7 +105,8 @@ def play(name: str, broken: str | None) -> None:
 
 
 def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
-    """The copies of the network that an engine works with: of real parameters, which a round does not meet."""
+    """The copies of the network that an engine works with: of real parameters,
+    which a round does not meet."""
     if not isinstance(engine, NodeByNode):
         for train in (True, False):
             engine._copy(train)
@@ -126,7 +130,8 @@ class Calm(Standing):
 
 
 def count(broken: str | None) -> None:
-    """Kernels and bytes of the parts of a round against the formulas of docs/scale.md; raises beyond 1.1 times."""
+    """Kernels and bytes of the parts of a round against the formulas of docs/scale.md;
+    raises beyond 1.1 times."""
     budget, h, m, f, d = 1 << 20, 30, 16, 7, 2000
     arrays = Calm("dev", budget=budget)
     index, ones = (np.arange(h)[:, None] + np.arange(m)) % h, np.ones(h)
@@ -137,9 +142,13 @@ def count(broken: str | None) -> None:
         return -(-h // (budget // (4 * d * values)))
 
     with FakeTensorMode(allow_non_fake_inputs=False):
-        table, out = arrays.repeated(np.zeros(d, np.float32), 2 * h), arrays.repeated(np.zeros(d, np.float32), h)
+        table, out = (
+            arrays.repeated(np.zeros(d, np.float32), 2 * h),
+            arrays.repeated(np.zeros(d, np.float32), h),
+        )
         parts: dict[str, tuple[Callable[[], Any], float, float]] = {
-            "momentum": (lambda: arrays.momentum_step(table[:h], table[h:], out, 0.9, 0.1, 0.0, out=out), 4, 0),
+            "momentum": (lambda: arrays.momentum_step(table[:h], table[h:], out, 0.9, 0.1, 0.0, out=out), 4,
+                0),
             "alie": (
                 lambda: arrays.moments(table, index, ones, ones, out=out), 9 * pieces(m + 2) + 4, budget,
             ),
@@ -162,7 +171,8 @@ def count(broken: str | None) -> None:
 
 
 class Still:
-    """A task whose gradients are the models: what is counted beside it is the exchange and the momentum step."""
+    """A task whose gradients are the models: what is counted beside it is the exchange and the momentum
+    step."""
 
     def __init__(self, d: int) -> None:
         self.d, self.layout = d, {"w": (d,)}
@@ -178,13 +188,15 @@ class Still:
 
 
 def cost(name: str) -> tuple[int, float]:
-    """Kernels of a round, and the most memory that a run of two has taken at once, beside the budget, in honest models.
+    """Kernels of a round, and the most memory that a run of two has taken at once, beside the budget,
+    in honest models.
 
     30 honest nodes of 5,000 parameters that pull 9, and a budget as large as their models.
     """
     d, h = 5000, 30
     spec = resolved({**({"rule": "mean"} if name.startswith("attack") else {}), **cases()[name]}, nodes=h + 2)
-    arrays = Calm("dev", budget=4 * h * d * (16 if spec.attack == "gaussian" else 1))  # else it is drawn in many pieces
+    # else it is drawn in many pieces
+    arrays = Calm("dev", budget=4 * h * d * (16 if spec.attack == "gaussian" else 1))
     with FakeTensorMode(allow_non_fake_inputs=False), Counter() as counted:
         run = Simulation(spec, Still(d), arrays=arrays)  # type: ignore[arg-type]
         run.advance()
@@ -204,8 +216,8 @@ def stated() -> dict[str, tuple[int, float]]:
 
 
 def counted(names: list[str]) -> int:
-    """How many of the cases cost another thing than docs/scale.md says: a tenth more or less in kernels, or more
-    memory."""
+    """How many of the cases cost another thing than docs/scale.md says: a tenth more or less in kernels, or
+    more memory."""
     wrong, known = 0, stated()
     for name in names:
         kernels, models = cost(name)

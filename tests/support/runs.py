@@ -26,7 +26,14 @@ def without_seconds(path: Path) -> list[dict[str, Any]]:
 
 def same_bytes(a: Path, b: Path) -> None:
     """Everything a run computed is equal to the last byte; only times differ."""
-    for name in ("models.safetensors", "counts.npz", "nodes.npz", "accuracy.svg", "spec.toml", "certificate.json"):
+    for name in (
+        "models.safetensors",
+        "counts.npz",
+        "nodes.npz",
+        "accuracy.svg",
+        "spec.toml",
+        "certificate.json",
+    ):
         assert (a / name).read_bytes() == (b / name).read_bytes(), name
     assert without_seconds(a) == without_seconds(b)
 

@@ -102,7 +102,9 @@ class Watching:
     def nodes(self, t: int) -> Integers:
         return self.network.nodes(t)
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         received, state = self.network(half, state, nodes, t, before)
         self.seen.append((self.network.ask(t, nodes), received))
         return received, state

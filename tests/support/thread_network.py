@@ -1,4 +1,5 @@
-"""Whole peers on loopback: each a Node in a thread of its own, over real TLS, with files as operators have them."""
+"""Whole peers on loopback: each a Node in a thread of its own, over real TLS,
+with files as operators have them."""
 
 import threading
 import time
@@ -26,7 +27,8 @@ LAYOUT = wire.Layout(("w", "b"), ((2, 2), (2,)), np.dtype("float64"))
 
 
 class QuadraticLearner:
-    """f_i(x) = ‖x − target_i‖² / 2 in float64, one gradient step of length 1/2, and a count of steps as local state."""
+    """f_i(x) = ‖x − target_i‖² / 2 in float64, one gradient step of length 1/2,
+    and a count of steps as local state."""
 
     def __init__(self, number: int) -> None:
         self.target = np.arange(D) + 0.1 * number
@@ -73,7 +75,8 @@ def write_init(folder: Path, layout: wire.Layout, x: Models) -> str:
 
 @dataclass
 class NetworkFiles:
-    """The files of n peers: members.toml and init.safetensors in ``folder``, the rest in a folder for each peer."""
+    """The files of n peers: members.toml and init.safetensors in ``folder``,
+    the rest in a folder for each peer."""
 
     folder: Path
     configs: list[Config]
@@ -117,7 +120,10 @@ def found(
         secret, pem = certificates.create(f"peer-{i}")
         identity.write_key(home / "peer.key", secret)
         (home / "peer.crt").write_text(pem)
-        text = f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = "rounds.jsonl"\n'
+        text = (
+            f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = '
+            '"rounds.jsonl"\n'
+        )
         (home / "peer.toml").write_text(text + f'metrics_listen = "127.0.0.1:0"\ntask = "{task}"\n')
         configs.append(Config.load(home / "peer.toml"))
         members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
@@ -137,7 +143,8 @@ class Running:
     entered: threading.Event = field(default_factory=threading.Event)
 
     def start(self, visit: Callable[["Running", Round], bool] | None = None) -> "Running":
-        """Live until the end, or until ``visit(self, round)`` says True: then the loop is left at that round."""
+        """Live until the end, or until ``visit(self, round)`` says True:
+        then the loop is left at that round."""
         self.thread = threading.Thread(target=self._live, args=(visit,), daemon=True)
         self.thread.start()
         return self

@@ -106,13 +106,15 @@ def rotated(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 
 def left(net: VirtualNetwork, peer: Peer, begin: float) -> None:
-    """A member, honest or not, leaves with the next round, if the others are enough; they have other numbers then."""
+    """A member, honest or not, leaves with the next round, if the others are enough;
+    they have other numbers then."""
     if net.n - len(net.leaving) - 1 > net.pull:
         net.leaving[net.coins.choice([peer.number, *net.hostile])] = net.times.round(begin) + 1
 
 
 def doubled(net: VirtualNetwork, peer: Peer, begin: float) -> None:
-    """A second peer runs with its key, perhaps from the start: the one case in which an honest key may be convicted."""
+    """A second peer runs with its key, perhaps from the start:
+    the one case in which an honest key may be convicted."""
     net.at(net.coins.choice([begin, -1.0]), lambda: net.double(peer))
 
 
@@ -167,15 +169,18 @@ class Fault(Enum):
 
 
 def repaced(net: VirtualNetwork, seed: int) -> None:
-    """In every fourth network a membership changes the period, pauses, or both, while other things go wrong."""
+    """In every fourth network a membership changes the period, pauses, or both,
+    while other things go wrong."""
     coins = random.Random(-seed)
     if seed % 4 == 1:
-        net.repace(coins.randint(2, 4), coins.choice([0.5, 1, 2.5]) * PERIOD, coins.choice([0, 0.3, 7]) * PERIOD)
+        net.repace(
+            coins.randint(2, 4), coins.choice([0.5, 1, 2.5]) * PERIOD, coins.choice([0, 0.3, 7]) * PERIOD
+        )
 
 
 def timed(net: VirtualNetwork, seed: int) -> None:
-    """Every other network lets answers be older, and one or two members are slower than the period for good; every
-    other pair of networks remembers, with half or a third of the draws."""
+    """Every other network lets answers be older, and one or two members are slower than the period for good;
+    every other pair of networks remembers, with half or a third of the draws."""
     if seed // 2 % 2:
         net.memory = 2
         net.pull //= 2
@@ -201,12 +206,20 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     return net
 
 
-PLANS = ((4, 1, 3, 1, 0), (5, 1, 4, 1, 1), (7, 2, 6, 2, 0), (8, 2, 7, 2, 1), (10, 3, 9, 3, 0), (12, 2, 8, 2, 2))
+PLANS = (
+    (4, 1, 3, 1, 0),
+    (5, 1, 4, 1, 1),
+    (7, 2, 6, 2, 0),
+    (8, 2, 7, 2, 1),
+    (10, 3, 9, 3, 0),
+    (12, 2, 8, 2, 2),
+)
 """(n, b, s, b_hat, F): networks whose rounds go on with all hostile members silent and F honest ones down."""
 
 
 def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork, list[str]]:
-    """A network of any size with faults in its first rounds, run to ``after`` rounds past their end; who is stuck."""
+    """A network of any size with faults in its first rounds, run to ``after`` rounds past their end;
+    who is stuck."""
     coins = random.Random(seed)
     n, b, s, b_hat, late = coins.choice(PLANS)
     end = faulty + 2  # what strikes in the last faulty round is over by then
@@ -223,7 +236,9 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 4)):
-        coins.choice(list(Fault)).strike(net, coins.choice(net.peers), coins.uniform(0, net.times.start(faulty)))
+        coins.choice(list(Fault)).strike(
+            net, coins.choice(net.peers), coins.uniform(0, net.times.start(faulty))
+        )
     net.at(net.times.start(end + 1), lambda: net.heal(down=late))
     net.run()
     return net, net.stuck(end, after)

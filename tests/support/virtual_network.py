@@ -1,8 +1,9 @@
-"""Peers under a virtual clock: the real protocol and serving policy, with a network and disks that fail on cue.
+"""Peers under a virtual clock: the real protocol and serving policy,
+with a network and disks that fail on cue.
 
-The network is a heap of events; every want of a peer takes virtual time, so a crash can fall between any two of them,
-and everything random comes from its seed, so any run replays. What must never happen is written down in
-``VirtualNetwork.broken`` as it happens.
+The network is a heap of events; every want of a peer takes virtual time, so a crash can fall between any two
+of them, and everything random comes from its seed, so any run replays. What must never happen is written down
+in ``VirtualNetwork.broken`` as it happens.
 """
 
 import hashlib
@@ -31,16 +32,18 @@ PERIOD, SHARE = 10.0, 0.6
 DEADLINE = SHARE * PERIOD
 D = 3
 Reply = Callable[..., None]
-"""(status code, model, clock position, round of the model if it is not the one asked for): what a server sends back."""
+"""(status code, model, clock position, round of the model if it is not the one asked for):
+what a server sends back."""
 Behaviour = Callable[["VirtualNetwork", int, int], tuple[float, Models | None] | None]
-"""(net, own number, round) → when after the request it answers, and with what (None: with a malformed body)."""
+"""(net, own number, round) → when after the request it answers, and with what (None:
+with a malformed body)."""
 
 
 class Disk:
     """What survives a crash. A write is there as a whole or not at all.
 
-    Real files (``Store`` in memory, .2 ms a write) would cost a schedule 24 of its 39 ms once more: so this one only
-    remembers, and test_store holds it to what a ``Store`` makes of the same writes and damages.
+    Real files (``Store`` in memory, .2 ms a write) would cost a schedule 24 of its 39 ms once more: so this
+    one only remembers, and test_store holds it to what a ``Store`` makes of the same writes and damages.
     """
 
     def __init__(self) -> None:
@@ -53,7 +56,9 @@ class Disk:
 
     def persist(self, record: Record, momentum: Models) -> bool:
         if not self.full:
-            half, before, v = (None if x is None else x.copy() for x in (record.half, record.before, record.v))
+            half, before, v = (
+                None if x is None else x.copy() for x in (record.half, record.before, record.v)
+            )
             self.records[record.round] = (replace(record, half=half, before=before, v=v), momentum.copy())
             for old in sorted(self.records)[:-RECORDS]:
                 del self.records[old]
@@ -63,7 +68,9 @@ class Disk:
         if not self.full:
             v = None if checkpoint.v is None else checkpoint.v.copy()
             window = tuple(replace(one, rows=one.rows.copy()) for one in checkpoint.window)
-            self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy(), v=v, window=window)
+            self.checkpoints[checkpoint.round] = replace(
+                checkpoint, x=checkpoint.x.copy(), v=v, window=window
+            )
             self.truncated.discard(checkpoint.round)
             for old in sorted(self.checkpoints)[:-CHECKPOINTS]:
                 del self.checkpoints[old]
@@ -102,7 +109,9 @@ class Disk:
         if kept is not None:
             kept = replace(kept, x=kept.x.copy(), v=None if kept.v is None else kept.v.copy())
         if record is not None and record.before is not None:
-            record = replace(record, before=record.before.copy(), v=None if record.v is None else record.v.copy())
+            record = replace(
+                record, before=record.before.copy(), v=None if record.v is None else record.v.copy()
+            )
         return Memory(
             checkpoint=kept,
             record=record,
@@ -137,7 +146,8 @@ class Asking:
 
 
 class Peer:
-    """One peer: its protocol, its desk, its disk and its clock. ``number`` is its name, whatever its place."""
+    """One peer: its protocol, its desk, its disk and its clock. ``number`` is its name,
+    whatever its place."""
 
     def __init__(self, net: "VirtualNetwork", number: int) -> None:
         self.net, self.number = net, number
@@ -150,7 +160,8 @@ class Peer:
         self.compute = 1.0
         self.slow = False  # for good: its machine needs longer than a period
         self.target = np.full(D, 1.0) + net.coins.uniform(-0.5, 0.5)
-        self.momentum = np.zeros((3, D))  # of Adam: mean, mean of squares, number of steps; else the first row is used
+        # of Adam: mean, mean of squares, number of steps; else the first row is used
+        self.momentum = np.zeros((3, D))
         self.v: Models | None = None  # of the outer step, as it must be
         self.x = np.zeros(D)
         self.reports: list[Report] = []
@@ -276,7 +287,11 @@ class Peer:
         """How far the clocks of those that answer are ahead."""
         others = [p for p in self.net.peers if p.number != self.number]
         heard = [p for p in others if self.net.connected(self.number, p.number)]
-        offsets = [p.clock.position() - self.clock.position() for p in heard if p.up and self.net.now >= p.paused_until]
+        offsets = [
+            p.clock.position() - self.clock.position()
+            for p in heard
+            if p.up and self.net.now >= p.paused_until
+        ]
         liars = [p for p in self.net.hostile if self.net.connected(self.number, p)]
         return offsets + [1e6 if (self.number + p) % 2 else -1e6 for p in liars]
 
@@ -411,8 +426,12 @@ class Peer:
         """A model came, signed; with it comes what its sender saw in the round before."""
         if not self.net.signs:
             return
-        found = [self.witness.saw(self.members, member, t, signed(self.roster.keys[member], t, digest(model)))]
-        found += self.witness.hear(self.members, t - 1, self.net.told_by(self.roster.ids[member], self, t - 1))
+        found = [
+            self.witness.saw(self.members, member, t, signed(self.roster.keys[member], t, digest(model)))
+        ]
+        found += self.witness.hear(
+            self.members, t - 1, self.net.told_by(self.roster.ids[member], self, t - 1)
+        )
         for proof in found:
             if proof is not None:
                 self.proofs.append(proof)
@@ -499,7 +518,9 @@ def signed(key: str, t: int, found: bytes) -> Signed:
 class VirtualNetwork:
     """n peers, the last b of them hostile, joined by a network that does what it is told."""
 
-    def __init__(self, seed: int, n: int = 12, b: int = 2, s: int = 8, b_hat: int = 2, rounds: int = 20) -> None:
+    def __init__(
+        self, seed: int, n: int = 12, b: int = 2, s: int = 8, b_hat: int = 2, rounds: int = 20
+    ) -> None:
         self.coins = random.Random(seed)
         self.now = -5.0
         self.n, self.b, self.rounds = n, b, rounds
@@ -616,8 +637,8 @@ class VirtualNetwork:
         if peer.number not in ids:
             return None
         return Terms(
-            ids.index(peer.number), len(ids), self.b, self.pull, self.rule, SHARE * self.times.period(t), self.rounds,
-            outer=self.outer, linger=self.linger, membership=roster.hash,
+            ids.index(peer.number), len(ids), self.b, self.pull, self.rule, SHARE * self.times.period(t),
+            self.rounds, outer=self.outer, linger=self.linger, membership=roster.hash,
             max_age=self.max_age, memory=self.memory,
         )  # fmt: skip
 
@@ -627,7 +648,8 @@ class VirtualNetwork:
         self.broken.append(f"{invariant}: {where} at {self.now:.2f}")
 
     def asked(self, peer: Peer, want: protocol.Pull) -> None:
-        t = max(peer.disk.records, default=0)  # whoever missed the last round asks for it with a draw of its own
+        # whoever missed the last round asks for it with a draw of its own
+        t = max(peer.disk.records, default=0)
         t = t if t == self.rounds + 1 == want.round + 1 else want.round
         known = self._draws.setdefault((peer, t), want.members)
         if known != want.members or len(set(want.members)) != len(want.members) or peer.place in want.members:
@@ -656,7 +678,9 @@ class VirtualNetwork:
             self.break_("more hostile models than b_hat", peer.number, asking.want.round)
 
     def told(self, peer: Peer, report: Report) -> None:
-        self.trace.append((self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes()))
+        self.trace.append(
+            (self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes())
+        )
         if report.round <= self._durable[peer]:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
@@ -671,12 +695,15 @@ class VirtualNetwork:
             self._durable[peer] = peer.disk.last_checkpoint
 
     def outer_recorded(self, peer: Peer, record: Record) -> None:
-        """What the outer step needs is with the half-step: the model before the local steps, and the last v."""
+        """What the outer step needs is with the half-step: the model before the local steps,
+        and the last v."""
         stepped = peer.steps and peer.steps[-1][0] == record.round
         if record.before is None or (stepped and not np.array_equal(record.before, peer.before)):
             self.break_("the model before the local steps is not in the record", peer.number, record.round)
         if not same(record.v, peer.v):
-            self.break_("the record has another v than the round before ended with", peer.number, record.round)
+            self.break_(
+                "the record has another v than the round before ended with", peer.number, record.round
+            )
 
     def outer_kept(self, peer: Peer, kept: Checkpoint) -> None:
         """v moves with an aggregation, stays with a local round and is forgotten by catching up."""
@@ -689,7 +716,9 @@ class VirtualNetwork:
             delta = kept.v - self.outer.momentum * (np.zeros(D) if peer.v is None else peer.v)
             right = before - self.outer.lr * (delta + self.outer.momentum * kept.v)
             if not np.allclose(kept.x, right, rtol=1e-9, atol=1e-9):
-                self.break_("an outer step from another model than before the local steps", peer.number, kept.round)
+                self.break_(
+                    "an outer step from another model than before the local steps", peer.number, kept.round
+                )
         elif not same(kept.v, None if kept.outcome == Outcome.CAUGHT_UP else peer.v):
             self.break_(f"v after a round that ended {kept.outcome}", peer.number, kept.round)
         peer.v = None if kept.v is None else kept.v.copy()
@@ -705,7 +734,8 @@ class VirtualNetwork:
         self._durable[peer] = peer.disk.last_checkpoint
 
     def convicted(self, proof: Proof) -> None:
-        """Somebody has a proof: it must not be against an honest peer, unless a second one lives with its key."""
+        """Somebody has a proof: it must not be against an honest peer,
+        unless a second one lives with its key."""
         number = int(proof.fingerprint.rstrip("'"))
         if number not in self.hostile and number not in self.twins:
             self.break_("an honest peer was convicted", number, proof.round)
@@ -727,8 +757,9 @@ class VirtualNetwork:
     # --- how faults end ---
 
     def heal(self, down: int = 0) -> None:
-        """All faults end: the network is quick, disks and clocks are right, everybody is up but ``down`` honest peers
-        and the hostile, who are silent. Whose key two had has a new one from the round after next."""
+        """All faults end: the network is quick, disks and clocks are right, everybody is up but ``down``
+        honest peers and the hostile, who are silent.
+        Whose key two had has a new one from the round after next."""
         self.cuts.clear()
         for number, twin in self.twins.items():
             twin.retired = True
@@ -743,7 +774,8 @@ class VirtualNetwork:
             peer.disk.full, peer.wall_error, peer.crash_at = False, 0.0, None
             peer.compute = peer.compute if peer.slow else 1.0
             peer.left = False  # its clock said that the run was over (status 3): its operator starts it again
-            if peer.up and abs(peer.clock.position() - self.now) > 0.2 * PERIOD:  # its clock is set right: a new start
+            # its clock is set right: a new start
+            if peer.up and abs(peer.clock.position() - self.now) > 0.2 * PERIOD:
                 peer.crash(0.0)
             peer.boot()
 
@@ -753,7 +785,8 @@ class VirtualNetwork:
         return [
             f"not live: peer {peer.number} did not aggregate in rounds {since + 1} to {since + within}"
             for peer in self.peers
-            if not peer.retired and not any(r.round in ended and r.outcome is Outcome.AGGREGATED for r in peer.reports)
+            if not peer.retired
+            and not any(r.round in ended and r.outcome is Outcome.AGGREGATED for r in peer.reports)
         ]
 
     # --- what is measured ---
@@ -767,7 +800,7 @@ class VirtualNetwork:
         return [report.outcome for report in self.peers[number].reports]
 
 
-# --- what hostile peers do -------------------------------------------------------------------------------------------
+# --- what hostile peers do ----------------------------------------------------------------------------------
 
 
 def silent(net: VirtualNetwork, me: int, t: int) -> None:

@@ -11,13 +11,16 @@ PATIENCE = 600.0
 
 
 def pace() -> float:
-    """By how much the rounds of real peers are stretched here and now: 1 on a free machine, more beside other work.
+    """By how much the rounds of real peers are stretched here and now: 1 on a free machine,
+    more beside other work.
 
-    Rounds have deadlines, so peers that get a tenth of a core miss those of a free machine; that is their right.
+    Rounds have deadlines, so peers that get a tenth of a core miss those of a free machine;
+    that is their right.
     """
     busy = os.getloadavg()[0]  # of the last minute: at the beginning of a test run nothing yet
     with suppress(OSError):
-        busy = max(busy, float(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))  # runnable now
+        # runnable now
+        busy = max(busy, float(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))
     return max(1.0, busy / (os.cpu_count() or 1))
 
 

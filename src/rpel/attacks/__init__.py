@@ -1,4 +1,5 @@
-"""Attacks: per-victim forgeries by an adversary that sees everything. Adding one is a function and a row of a table."""
+"""Attacks: per-victim forgeries by an adversary that sees everything.
+Adding one is a function and a row of a table."""
 
 from rpel.attacks.forgeries import ATTACKS
 from rpel.attacks.registry import Attack, attack

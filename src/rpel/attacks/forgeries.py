@@ -1,11 +1,12 @@
 """Forgeries: what the hostile peers answer, one vector per victim and round, for all victims at once.
 
-An attack is **one function** from a :class:`View` to the forged rows and **one row** of the table ``ATTACKS`` at the
-end; what it needs and does stands above it (:func:`declare`). It returns what it forges. The memory for that may be the
-view's ``out``, which is handed out so that nothing has to be copied; nothing else of a view is written to.
+An attack is **one function** from a :class:`View` to the forged rows and **one row** of the table ``ATTACKS``
+at the end; what it needs and does stands above it (:func:`declare`). It returns what it forges. The memory
+for that may be the view's ``out``, which is handed out so that nothing has to be copied;
+nothing else of a view is written to.
 
-μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's honest peers
-sent. No Python loop over victims.
+μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's
+honest peers sent. No Python loop over victims.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,8 +58,11 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
 
 @declare(per_victim=True, factor="z", aliases={"tau": "z"})
 def alie(view: View, z: float | str | Floats = 1.5) -> Models:
-    """A Little Is Enough: μ + zσ (Baruch et al., 2019); z="max" hides as far out as the honest majority allows."""
-    return view.moments(1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z, out=view.out)
+    """A Little Is Enough: μ + zσ (Baruch et al., 2019);
+    z="max" hides as far out as the honest majority allows."""
+    return view.moments(
+        1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z, out=view.out
+    )
 
 
 def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
@@ -74,19 +78,23 @@ def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
 
 @declare(per_victim=True, needs={"own"}, factor="epsilon")
 def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
-    """x_i − (ε / Σ_hostile W_ij) Σ_honest W_ik (x_k − x_i): push the victim away from its peers (He et al., 2022)."""
+    """x_i − (ε / Σ_hostile W_ij) Σ_honest W_ik (x_k − x_i): push the victim away from its peers (He et al.,
+    2022)."""
     present = view.peers >= 0
     weights = present / 1.0 if view.weights is None else np.where(present, view.weights, 0.0)
     total = view.hostile if view.hostile_weights is None else view.hostile_weights.sum(axis=1)
-    scale = np.where(total > 0, np.asarray(epsilon) / np.where(total > 0, total, 1.0), 0.0)  # nobody hostile: no push
+    # nobody hostile: no push
+    scale = np.where(total > 0, np.asarray(epsilon) / np.where(total > 0, total, 1.0), 0.0)
     pull = weights * scale[:, None]
     return view.combine(1.0 + pull.sum(axis=1), -pull, out=view.out)
 
 
 @per_victim
 def mimic(view: View, epsilon: int = 0) -> Models:
-    """One honest peer's model, the epsilon-th of A: all hostile peers over-represent it (Karimireddy et al., 2022)."""
-    peers = np.where(view.peers == view.own[:, None], -1, view.peers)  # on a graph the victim itself is one of A
+    """One honest peer's model, the epsilon-th of A: all hostile peers over-represent it (Karimireddy et al.,
+    2022)."""
+    # on a graph the victim itself is one of A
+    peers = np.where(view.peers == view.own[:, None], -1, view.peers)
     rows = np.concatenate([peers, view.own[:, None]], axis=1)  # the own model for whoever has no honest peer
     order = np.argsort(rows < 0, axis=1, kind="stable")
     column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
@@ -95,7 +103,8 @@ def mimic(view: View, epsilon: int = 0) -> Models:
 
 
 def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tuple[Models, State]:
-    """Learn the direction z of largest variance of the honest models, then mimic the extreme node along it for good.
+    """Learn the direction z of largest variance of the honest models,
+    then mimic the extreme node along it for good.
 
     One step of Oja's rule a round: z ← normalised Σ_i (x_i − mean)⟨x_i − mean, z⟩.
     """
@@ -114,7 +123,8 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
 
 
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
-    """The honest mean of ``delay`` rounds ago (of the first round until then): a peer that never caught up."""
+    """The honest mean of ``delay`` rounds ago (of the first round until then):
+    a peer that never caught up."""
     kept = state.get("past")
     past = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)
     past = view.kernels.appended(past, view.kernels.mean(view.honest), delay + 1)
@@ -163,28 +173,32 @@ def _filled(view: View, rows: Any) -> Models:
     return view.out
 
 
-# --- hidden in the spread of the honest models -----------------------------------------------------------------------
+# --- hidden in the spread of the honest models --------------------------------------------------------------
 
 
 @declare(per_victim=True, factor="a")
 def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
     """As far along a direction as no honest model is from another: μ + aγp (Shejwalkar, Houmansadr, 2021).
 
-    p is −σ ("std"), −μ/‖μ‖ ("unit") or −sign μ ("sign"), and γ the largest with max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
+    p is −σ ("std"), −μ/‖μ‖ ("unit") or −sign μ ("sign"),
+    and γ the largest with max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
     """
     spread, (length, along) = view.spread, _aside(view, direction)
     room = np.maximum(spread.diameter[:, None] - spread.to_mean, 0.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        root = np.sqrt(along**2 + length[:, None] * room)  # of ‖p‖²γ² + 2γ⟨p, μ − x⟩ = room, without cancellation
+        # of ‖p‖²γ² + 2γ⟨p, μ − x⟩ = room, without cancellation
+        root = np.sqrt(along**2 + length[:, None] * room)
         steps = np.where(along > 0, room / (along + root), (root - along) / length[:, None])
     steps = np.where(view.sources >= 0, steps, np.inf).min(axis=1)
-    hides = (length > 0) & (spread.diameter > 0) & np.isfinite(steps)  # not finite: the honest models have diverged
+    # not finite: the honest models have diverged
+    hides = (length > 0) & (spread.diameter > 0) & np.isfinite(steps)
     return _along(view, direction, np.asarray(a) * np.where(hides, steps, 0.0))
 
 
 @declare(per_victim=True, factor="a")
 def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
-    """The same with squared distances summed: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (Shejwalkar, Houmansadr, 2021)."""
+    """The same with squared distances summed: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (Shejwalkar, Houmansadr,
+    2021)."""
     spread, (length, _) = view.spread, _aside(view, direction)
     room = np.maximum(spread.total - spread.to_mean.sum(axis=1), 0.0)
     scale = spread.count * length
@@ -212,7 +226,9 @@ def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
         length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
     else:
         mean = view.moments(1.0, out=view.out)
-        length = view.kernels.nonzeros(mean) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
+        length = (
+            view.kernels.nonzeros(mean) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
+        )
     moved = _along(view, direction, np.ones(view.victims))
     reached = np.asarray(view.kernels.distances_to(view.honest, view.sources, moved))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -230,8 +246,8 @@ def fang(view: View) -> Models:
     """Against the honest change of each coordinate, beyond the honest extremes (after Fang et al., 2020).
 
     δ is the sign of the honest nodes' mean change in this round's local step. Where δ ≥ 0 the value is
-    min − u(max − min) over A, else max + u(max − min), with one u ~ U(0, 1) for each round and coordinate; where
-    max = min, a thousandth of it takes the place of the range.
+    min − u(max − min) over A, else max + u(max − min), with one u ~ U(0, 1) for each round and coordinate;
+    where max = min, a thousandth of it takes the place of the range.
     """
     rising = view.change >= 0
     u = view.kernels.uniform(key(view.seed, "fang"), view.round, len(rising))
@@ -239,7 +255,7 @@ def fang(view: View) -> Models:
     return view.kernels.beyond_range(view.honest, rows, rising, u, out=view.out)
 
 
-# --- along the honest graph's weakest cut ----------------------------------------------------------------------------
+# --- along the honest graph's weakest cut -------------------------------------------------------------------
 
 MOST_SPECTRAL = 2000
 
@@ -248,8 +264,9 @@ MOST_SPECTRAL = 2000
 def spectral(view: View, a: float | Floats = 1.0) -> Models:
     """SpH: x_i + a·v_i·Σ_j v_j x_j, v the second eigenvector of the honest graph (Gaucher et al., 2025).
 
-    j runs over the honest nodes; v belongs to the second-smallest eigenvalue of their Laplacian, and an edge joins two
-    of them if either asks the other this round: the two sides of the graph's weakest cut are driven apart.
+    j runs over the honest nodes; v belongs to the second-smallest eigenvalue of their Laplacian, and an edge
+    joins two of them if either asks the other this round:
+    the two sides of the graph's weakest cut are driven apart.
     """
     if view.graph is None:
         raise ValueError("spectral needs the round's graph (needs = {'graph'})")
@@ -267,13 +284,15 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
 def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
     """(n,) of the graph's Laplacian, of length 1; the adjacency (n, n) as packed bits.
 
-    Among eigenvalues within 1e-9 of the second, a drawn direction of their space; the first non-zero entry is positive.
+    Among eigenvalues within 1e-9 of the second, a drawn direction of their space;
+    the first non-zero entry is positive.
 
     >>> path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=bool)
     >>> second_eigenvector(np.packbits(path).tobytes(), 3, seed=0).round(3) + 0.0
     array([ 0.707,  0.   , -0.707])
     """
-    import torch  # its solver can be held to one thread, so that the result does not depend on how many there are
+    # its solver can be held to one thread, so that the result does not depend on how many there are
+    import torch
 
     adjacency = np.unpackbits(np.frombuffer(packed, np.uint8), count=n * n).reshape(n, n).astype(np.float64)
     np.fill_diagonal(adjacency, 0.0)
@@ -285,12 +304,16 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
     finally:
         torch.set_num_threads(threads)
     space = vectors[:, np.abs(values - values[min(1, n - 1)]) <= 1e-9]
-    v = space[:, 0] if space.shape[1] == 1 else space @ (space.T @ stream(seed, "spectral").standard_normal(n))
+    v = (
+        space[:, 0]
+        if space.shape[1] == 1
+        else space @ (space.T @ stream(seed, "spectral").standard_normal(n))
+    )
     v = v / np.linalg.norm(v)
     return np.asarray(v * np.sign(v[np.abs(v) > 1e-12][0]))
 
 
-# --- strongest: a search of the factor against the victim's actual rule ----------------------------------------------
+# --- strongest: a search of the factor against the victim's actual rule -------------------------------------
 
 PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
 
@@ -304,11 +327,12 @@ def _searched(parameters: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
 def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16, ahead: int = 0) -> Models:
     """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
-    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual rule; of a
-    vector that goes to several victims (the view's audience) it is the mean over them, each taken to meet it as often
-    as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +), or "all". What is found is a
-    lower bound of the worst. ``ahead=1``, against nodes that remember: the harm expected of the next round is added,
-    in which they aggregate this round's answers again (:mod:`rpel.attacks.lookahead`).
+    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual
+    rule; of a vector that goes to several victims (the view's audience) it is the mean over them, each taken
+    to meet it as often as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +),
+    or "all". What is found is a lower bound of the worst. ``ahead=1``, against nodes that remember: the harm
+    expected of the next round is added, in which they aggregate this round's answers again
+    (:mod:`rpel.attacks.lookahead`).
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
@@ -333,7 +357,8 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
 
 
 def _harm(view: View, forged: Models, honest: Models, later: NextRound | None = None) -> Floats:
-    """(v,) how far the forged rows move the aggregates from the honest means (v, d); with the next round's added."""
+    """(v,) how far the forged rows move the aggregates from the honest means (v, d);
+    with the next round's added."""
     table = view.with_forged(forged)
     if view.audience is None:
         z = _aggregated(view, table)
@@ -378,10 +403,10 @@ def families(of: str | Sequence[str]) -> list[str]:
 def _search(harm: Callable[[Floats], Floats], victims: int, evaluations: int) -> tuple[Floats, Floats]:
     """(v,) the factors found and the harm they do, with 2 · ``evaluations`` calls.
 
-    From a = 0 with step 1, move while better and double the step; then shrink the step by .8 before each try, trying
-    a + step and a − step in turn; J(0) counts as an evaluation. Harm has several hills, so this alone may stop on a low
-    one: as many evaluations again go to spread points, and then between the best factor and the next larger one tried,
-    because harm rises until the rule notices and then falls off a cliff.
+    From a = 0 with step 1, move while better and double the step; then shrink the step by .8 before each try,
+    trying a + step and a − step in turn; J(0) counts as an evaluation. Harm has several hills, so this alone
+    may stop on a low one: as many evaluations again go to spread points, and then between the best factor and
+    the next larger one tried, because harm rises until the rule notices and then falls off a cliff.
     """
     best = np.zeros(victims)
     reached, step, tried = harm(best), np.ones(victims), [best]
@@ -416,11 +441,13 @@ def _honest_mean(view: View) -> Models:
     return view.average(np.concatenate([view.own[:, None], others], axis=1))
 
 
-def _aggregated(view: View, table: Models, victims: Integers | None = None, sent: int | None = None) -> Models:
+def _aggregated(
+    view: View, table: Models, victims: Integers | None = None, sent: int | None = None
+) -> Models:
     """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step.
 
-    ``table`` (n + v, d): the honest models, then the forged rows. ``victims``: of these alone, when they all receive
-    the vector forged for victim ``sent``.
+    ``table`` (n + v, d): the honest models, then the forged rows. ``victims``: of these alone, when they all
+    receive the vector forged for victim ``sent``.
     """
     assert view.rule is not None
     index, weights = view.answers()
@@ -429,7 +456,10 @@ def _aggregated(view: View, table: Models, victims: Integers | None = None, sent
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    kernels, finite = view.kernels, np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
+    kernels, finite = (
+        view.kernels,
+        np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])]),
+    )
     if view.moves is not None:
         kernels = cast(Backend, Moving(kernels, view.moves))
         finite = np.asarray(kernels.finite_rows(table))
@@ -441,14 +471,16 @@ def _by_rule(
     view: View, kernels: Backend, table: Models, index: Integers, finite: NDArray[np.bool_],
     places: Integers | None = None, **graph: NDArray[Any],
 ) -> Models:  # fmt: skip
-    """(k, d) the rule on rows of a table, own first, for these victims (all); who cannot aggregate keeps its own."""
+    """(k, d) the rule on rows of a table, own first, for these victims (all);
+    who cannot aggregate keeps its own."""
     assert view.rule is not None
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     result = view.kernels.take(table, index[:, 0])
     if able.any():
         among = np.flatnonzero(able) if places is None else places[able]
-        told = view.rule.context if view.context.ids is None else view.context  # a rule by itself: what it was told
+        # a rule by itself: what it was told
+        told = view.rule.context if view.context.ids is None else view.context
         given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
         found = view.rule.aggregate(
             table, index[able], **given, kernels=kernels, context=told.among(among), finite=finite
@@ -457,7 +489,7 @@ def _by_rule(
     return result
 
 
-# --- nothing forged --------------------------------------------------------------------------------------------------
+# --- nothing forged -----------------------------------------------------------------------------------------
 
 
 @declare(poisons=Poison.LABELS)
@@ -470,7 +502,7 @@ def backdoor(target: int = 0, share: float = 0.5) -> None:
     """Hostile nodes train on images of which a share carry a patch and the label target."""
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 ATTACKS: dict[str, Callable[..., Any]] = {
     "none": none,

@@ -1,10 +1,10 @@
 """What a forged vector does a round later, where nodes remember: an adversary's guess of the next round.
 
-A node with memory aggregates this round's answers once more, moved along with its own movement: with z its model after
-line 9 and x its half-step, an answer y becomes y + (z − x). The adversary takes everybody's next local step to be the
-same, which then moves all of the window alike and is left out; it takes the half-steps of honest peers that the victim
-does not know yet, drawn, for the new answers, none of them hostile. Harm is then the distance between what the rule
-makes of that window and the mean of its honest vectors.
+A node with memory aggregates this round's answers once more, moved along with its own movement: with z its
+model after line 9 and x its half-step, an answer y becomes y + (z − x). The adversary takes everybody's next
+local step to be the same, which then moves all of the window alike and is left out; it takes the half-steps
+of honest peers that the victim does not know yet, drawn, for the new answers, none of them hostile. Harm is
+then the distance between what the rule makes of that window and the mean of its honest vectors.
 
 Invariant: a victim's next round depends on no other victim.
 """
@@ -25,9 +25,9 @@ from rpel.types import Floats, Integers, Models, Moves
 class NextRound:
     """The windows of all victims in the next round.
 
-    table (n + v, d): the honest half-steps, then room for z; past (p, d): what is moved, this round's table first.
-    fresh (v, s) rows that stand for new answers; base, back (v, k) rows of past, −1 absent; honest (v, k) which of them
-    are answers that an honest node gave in this round.
+    table (n + v, d): the honest half-steps, then room for z; past (p, d): what is moved, this round's table
+    first. fresh (v, s) rows that stand for new answers; base, back (v, k) rows of past, −1 absent; honest (v,
+    k) which of them are answers that an honest node gave in this round.
     """
 
     table: Models
@@ -39,8 +39,8 @@ class NextRound:
     honest: Integers
 
     def windows(self, kernels: Backend, forged: Models, z: Models) -> tuple[Backend, Integers, Floats]:
-        """(kernels that know moved rows, index (v, m), weights (v, m) of the mean of its honest vectors) once nodes
-        hold z (v, d), the forged rows standing in this round's table."""
+        """(kernels that know moved rows, index (v, m), weights (v, m) of the mean of its honest vectors) once
+        nodes hold z (v, d), the forged rows standing in this round's table."""
         v = len(z)
         n = len(self.table) - v
         self.table[n:] = z
@@ -67,12 +67,17 @@ def next_round(view: View) -> NextRound | None:
     forged = np.where(np.arange(s) < view.hostile[:, None], n + np.arange(v)[:, None], -1)
     kept = view.remembered[:, : view.remembered.shape[1] - s]  # the oldest answers leave the window
     number, there = np.maximum(kept, 0), len(view.table)
-    base = np.concatenate([view.peers, forged, np.where(kept >= 0, there + view.moves.base[number], -1)], axis=1)
+    base = np.concatenate(
+        [view.peers, forged, np.where(kept >= 0, there + view.moves.base[number], -1)], axis=1
+    )
     now = np.repeat(view.own[:, None], 2 * s, axis=1)
     back = np.concatenate([now, there + view.moves.back[number]], axis=1)
     past, most = view.table, view.kernels.largest(view.table)
     if kept.shape[1]:
-        past, most = view.kernels.empty(there + len(view.moves.past), past), np.append(most, view.moves.largest)
+        past, most = (
+            view.kernels.empty(there + len(view.moves.past), past),
+            np.append(most, view.moves.largest),
+        )
         past[:there], past[there:] = view.table, view.moves.past
     honest = np.zeros(base.shape, bool)
     honest[:, :s] = view.peers >= 0
@@ -80,7 +85,8 @@ def next_round(view: View) -> NextRound | None:
 
 
 def _fresh(view: View, s: int) -> Integers:
-    """(v, s) honest rows that are neither the victim nor one of its answers, drawn; −1 where there are fewer."""
+    """(v, s) honest rows that are neither the victim nor one of its answers, drawn;
+    −1 where there are fewer."""
     n = len(view.honest)
     coins = draws(view.seed, "ahead", view.round, view.own, n)
     for known in (view.own[:, None], view.peers):

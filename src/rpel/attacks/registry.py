@@ -1,4 +1,5 @@
-"""Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``; own functions, and those of packages."""
+"""Attacks by name, with their parameters checked: ``attack("alie", z=1.5)``; own functions,
+and those of packages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,11 @@ GROUP = "rpel.attacks"
 class Attack:
     """An attack with its parameters; call it on a view and a state, or :meth:`forge` for one victim.
 
-    ``function`` forges: ``f(view, **parameters)``, or ``f(view, state, **parameters)`` if it remembers; what it needs
-    and does is declared beside it (:func:`rpel.attacks.declare`).
-    ``targeting="most-exposed"`` strikes only the victims with the most hostile peers this round; the others get μ.
-    ``flood`` makes the hostile nodes push to every honest node every round, where nodes push (Epidemic Learning).
+    ``function`` forges: ``f(view, **parameters)``, or ``f(view, state, **parameters)`` if it remembers; what
+    it needs and does is declared beside it (:func:`rpel.attacks.declare`).
+    ``targeting="most-exposed"`` strikes only the victims with the most hostile peers this round; the others
+    get μ. ``flood`` makes the hostile nodes push to every honest node every round,
+    where nodes push (Epidemic Learning).
     """
 
     name: str
@@ -47,7 +49,8 @@ class Attack:
     def per_victim(self) -> bool:
         """True when what one victim is sent depends on no other victim, and nothing is remembered.
 
-        >>> attack("alie").per_victim, attack("alie", targeting="most-exposed").per_victim, attack("stale").per_victim
+        >>> attack("alie").per_victim, attack("alie",
+        ...     targeting="most-exposed").per_victim, attack("stale").per_victim
         (True, False, False)
         """
         return self.traits.per_victim and self.targeting == "all"
@@ -84,7 +87,8 @@ class Attack:
     def silenced(self, hostile: Integers) -> NDArray[np.bool_]:
         """(v,) which victims get no answer from the so many hostile peers that each asked.
 
-        >>> attack("slow").silenced(np.array([1, 2])).tolist(), attack("alie").silenced(np.array([1, 2])).tolist()
+        >>> attack("slow").silenced(np.array([1, 2])).tolist(), attack("alie").silenced(np.array([1,
+        ...     2])).tolist()
         ([True, True], [False, False])
         """
         if not self.traits.silences:
@@ -114,7 +118,9 @@ class Attack:
         if not view.victims:
             return view.out, state
         seen = (
-            view if self.built_in or self.traits.tensors or isinstance(view.table, np.ndarray) else self._on_host(view)
+            view
+            if self.built_in or self.traits.tensors or isinstance(view.table, np.ndarray)
+            else self._on_host(view)
         )
         if _remembers(self.function):
             forged, state = self.function(seen, state, **self.parameters)
@@ -127,7 +133,9 @@ class Attack:
 
     def _on_host(self, view: View) -> View:
         """The same view of NumPy arrays, for a function that does not say that it takes tensors."""
-        table, before = (None if a is None else view.kernels.host(a).copy() for a in (view.table, view.before))
+        table, before = (
+            None if a is None else view.kernels.host(a).copy() for a in (view.table, view.before)
+        )
         assert table is not None
         view.kernels.crossed(f"attack {self.name}", table.nbytes + (0 if before is None else before.nbytes))
         return replace(view, table=table, before=before, kernels=backend("numba"))
@@ -158,9 +166,9 @@ class Attack:
     ) -> Models:
         """The forged vector (d,) for one victim that received ``honest`` (k, d), by the plain kernels.
 
-        ``weights`` are the gossip weights of own, the honest and the hostile models, in this order; ``change`` (d,) is
-        the honest nodes' mean change in the local step (fang); ``graph`` (k + 1, s) the rows of the honest that each
-        of them asks, the victim last (spectral).
+        ``weights`` are the gossip weights of own, the honest and the hostile models, in this order;
+        ``change`` (d,) is the honest nodes' mean change in the local step (fang); ``graph`` (k + 1, s) the
+        rows of the honest that each of them asks, the victim last (spectral).
 
         >>> attack("foe", zeta=3).forge(np.array([[1.0, 2.0], [3.0, 4.0]]))
         array([-4., -6.])
@@ -196,7 +204,8 @@ def _sparing(view: View, forged: Models, spared: NDArray[np.bool_]) -> Models:
     """The forged rows, but μ for the spared victims."""
     if not spared.any():
         return forged
-    rows = view.out if forged is view.out else view.kernels.copy(forged)  # what others made is not ours to write to
+    # what others made is not ours to write to
+    rows = view.out if forged is view.out else view.kernels.copy(forged)
     view.kernels.put(rows, spared, view.average(view.sources[spared]))
     return rows
 
@@ -212,8 +221,8 @@ def attack(
     """The attack of that name, checked: ``attack("alie", z=1.5)``, ``attack("strongest", of="foe")``.
 
     ``name`` may also be ``module:function``, a name that an installed package registers, a function
-    ``f(view, **parameters)`` or ``f(view, state, **parameters)``, or an Attack (also under ``module:object``), which is
-    taken as it is.
+    ``f(view, **parameters)`` or ``f(view, state, **parameters)``, or an Attack (also under
+    ``module:object``), which is taken as it is.
 
     >>> attack("sf").forge(np.array([[1.0], [3.0]]))
     array([-2.])
@@ -251,7 +260,9 @@ def _check_parameters(name: str, function: Callable[..., Any], given: Mapping[st
     takes = list(signature(function).parameters.values())
     if not traits_of(function).trains:
         if not takes or takes[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-            raise ValueError(f"attack {name} must be a function of a view, f(view, …), not {name}{signature(function)}")
+            raise ValueError(
+                f"attack {name} must be a function of a view, f(view, …), not {name}{signature(function)}"
+            )
         takes = takes[2 if _remembers(function) else 1 :]
         if _remembers(function) and traits_of(function).per_victim:
             raise ValueError(f"attack {name} takes a state, so it cannot be declared per_victim")
@@ -260,7 +271,9 @@ def _check_parameters(name: str, function: Callable[..., Any], given: Mapping[st
     anything = any(p.kind is Parameter.VAR_KEYWORD for p in takes)
     for key, value in given.items():
         if key not in known and not anything:
-            raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
+            raise ValueError(
+                f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}"
+            )
         if ATTACKS.get(name) is function:
             _check_parameter(name, key, value)
     for p in takes:
@@ -288,7 +301,9 @@ def _check_parameter(name: str, key: str, value: Any) -> None:
             raise ValueError(f"{name}: direction is std, unit or sign, not {value!r}")
     elif not isinstance(value, int | float | np.integer | np.floating):
         if (name, key, value) != ("alie", "z", "max"):
-            raise ValueError(f"{name}: {key} takes a number, not {value!r}" + (" (or 'max')" if key == "z" else ""))
+            raise ValueError(
+                f"{name}: {key} takes a number, not {value!r}" + (" (or 'max')" if key == "z" else "")
+            )
     elif not np.isfinite(value):
         raise ValueError(f"{name}: {key} must be finite, not {value}")
     elif (key == "share" and not 0 < value <= 1) or (key == "target" and (value < 0 or value != int(value))):

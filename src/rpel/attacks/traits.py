@@ -1,4 +1,5 @@
-"""What an attack declares about itself, beside its function. Whoever uses one asks for this, never for its name."""
+"""What an attack declares about itself, beside its function. Whoever uses one asks for this,
+never for its name."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,9 +25,11 @@ class Poison(StrEnum):
 class Traits:
     """What an attack needs and does.
 
-    per_victim  the row for one victim depends on no other victim, and nothing is remembered: victims are then forged
+    per_victim  the row for one victim depends on no other victim, and nothing is remembered:
+    victims are then forged
                 for where they are aggregated, by each worker alone
-    needs       what it must be given beside the half-steps: "own" (the victim's own model), "rule" (the victim's),
+    needs       what it must be given beside the half-steps: "own" (the victim's own model),
+    "rule" (the victim's),
                 "before" (the models before the local step), "graph" (who asks whom)
     searches    it evaluates the victims' rules again and again, and is told who else gets a vector
     silences    those whom it strikes get no answer
@@ -35,7 +38,8 @@ class Traits:
     factor      the parameter a ≥ 0 that scales it, which ``strongest`` may search
     aliases     other names of its parameters
     most        the largest number of honest nodes it can look at, and why
-    tensors     it takes a view of torch tensors and gives tensors; others, where a run is on torch, are handed NumPy's
+    tensors     it takes a view of torch tensors and gives tensors; others, where a run is on torch,
+    are handed NumPy's
     """
 
     per_victim: bool = False
@@ -52,7 +56,9 @@ class Traits:
     def check_size(self, name: str, honest: int) -> None:
         """ValueError for more honest nodes than it can look at."""
         if self.most is not None and honest > self.most[0]:
-            raise ValueError(f"{name} needs {self.most[1]}: at most {self.most[0]} honest nodes, not {honest}")
+            raise ValueError(
+                f"{name} needs {self.most[1]}: at most {self.most[0]} honest nodes, not {honest}"
+            )
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,7 +80,8 @@ def declare(
     silences: bool = False,
     tensors: bool = False,
 ) -> Callable[[Function], Function]:
-    """A decorator that says what an attack needs and does; see :class:`Traits`. Without it nothing is assumed.
+    """A decorator that says what an attack needs and does; see :class:`Traits`.
+    Without it nothing is assumed.
 
     >>> @declare(per_victim=True)
     ... def half_truth(view, share=0.5):
@@ -89,7 +96,9 @@ def declare(
     for wrong in sorted(wanted.difference(NEEDS)):
         raise ValueError(f"an attack cannot need {wrong!r}; {nearest(wrong, NEEDS)}")
     if poisons is not None and poisons not in list(Poison):
-        raise ValueError(f"an attack poisons {' or '.join(map(repr, map(str, Poison)))}, not {str(poisons)!r}")
+        raise ValueError(
+            f"an attack poisons {' or '.join(map(repr, map(str, Poison)))}, not {str(poisons)!r}"
+        )
     poison = None if poisons is None else Poison(poisons)
     traits = Traits(
         per_victim,
@@ -124,6 +133,7 @@ def parts_of(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Map
 
 
 def joined(whole: Traits, parts: Sequence[Traits]) -> Traits:
-    """What an attack made of others needs and does: victim by victim only if all are, and all that any needs."""
+    """What an attack made of others needs and does: victim by victim only if all are,
+    and all that any needs."""
     alone = whole.per_victim and all(part.per_victim for part in parts)
     return replace(whole, per_victim=alone, needs=whole.needs.union(*(part.needs for part in parts)))

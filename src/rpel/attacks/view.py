@@ -1,7 +1,7 @@
 """What the omniscient adversary sees in one round, and the two ways it combines what it sees.
 
-The adversary knows everything: all honest half-step models, who pulled whom, and the rule. Forging goes through the
-same compiled kernels as aggregating, because it is as hot.
+The adversary knows everything: all honest half-step models, who pulled whom, and the rule. Forging goes
+through the same compiled kernels as aggregating, because it is as hot.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,8 @@ class Spread:
 
 
 def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
-    """From the distances between the models of A, some victims at a time (a piece of distances stays below 32 MB)."""
+    """From the distances between the models of A,
+    some victims at a time (a piece of distances stays below 32 MB)."""
     present = rows >= 0
     full = np.where(present, rows, rows[:, :1])
     v, k = rows.shape
@@ -41,10 +42,14 @@ def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
         for start in range(0, v, step):
             at = slice(start, start + step)
             here = present[at].astype(np.float64)
-            squared = np.asarray(kernels.squared_distances(models, full[at])) * here[:, :, None] * here[:, None, :]
+            squared = (
+                np.asarray(kernels.squared_distances(models, full[at])) * here[:, :, None] * here[:, None, :]
+            )
             sums, count = squared.sum(axis=2), here.sum(axis=1, keepdims=True)
             diameter[at], total[at] = squared.max(axis=(1, 2)), sums.max(axis=1)
-            to_mean[at] = np.maximum(sums / count - sums.sum(axis=1, keepdims=True) / (2 * count**2), 0.0) * here
+            to_mean[at] = (
+                np.maximum(sums / count - sums.sum(axis=1, keepdims=True) / (2 * count**2), 0.0) * here
+            )
     return Spread(present.sum(axis=1), diameter, total, to_mean)
 
 
@@ -110,7 +115,8 @@ class View:
 
     @cached_property
     def out(self) -> Models:
-        """(v, d) memory in which an attack may make the rows that it returns; what stands there before means nothing.
+        """(v, d) memory in which an attack may make the rows that it returns;
+        what stands there before means nothing.
 
         Rows returned here need not be copied to be aggregated.
         """
@@ -160,9 +166,11 @@ class View:
     def moments(
         self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0, *, out: Models | None = None
     ) -> Models:
-        """(v, d) mean · μ + deviation · σ; factors are numbers or one per victim. ``out`` takes the result."""
+        """(v, d) mean · μ + deviation · σ; factors are numbers or one per victim.
+        ``out`` takes the result."""
         means, deviations = (
-            np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy() for a in (mean, deviation)
+            np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy()
+            for a in (mean, deviation)
         )
         return self.kernels.moments(self.honest, self.sources, means, deviations, out=out)
 
@@ -178,7 +186,8 @@ class View:
         return self.kernels.combine(self.honest, rows, weights)
 
     def answers(self) -> tuple[Integers, Floats | None]:
-        """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met), and weights."""
+        """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met),
+        and weights."""
         forged = len(self.table) - self.victims + np.arange(self.victims)
         times = np.arange(int(self.hostile.max(initial=0)))[None, :] < self.hostile[:, None]
         others = np.where(self.peers == self.own[:, None], -1, self.peers)

@@ -2,18 +2,20 @@
 
 Invariants:
 - kernels release the GIL and never start threads of their own: `pool` alone decides who runs;
-- a stored kernel depends on sources, numba, llvmlite and the processor, and on nothing else: an edit is never missed,
-  and another clone of the same sources, wherever it lies, finds the same kernels;
-- processes that compile at the same time never mix up each other's files: one compiles, the others wait and load;
+- a stored kernel depends on sources, numba, llvmlite and the processor, and on nothing else: an edit is never
+  missed, and another clone of the same sources, wherever it lies, finds the same kernels;
+- processes that compile at the same time never mix up each other's files: one compiles,
+  the others wait and load;
 - a folder that cannot be written costs a compilation, never an error.
 
-This is numba's own cache with a locator of ours. Alone it does not keep the invariants: its stamp covers the file of
-the outermost function and none that it calls, its folder is named after the absolute path of the sources, and two
-processes that store two signatures of one function at the same time may each get the other's code. So the locator
-names a folder by a hash over all that matters, and compilations hold a lock between processes.
+This is numba's own cache with a locator of ours. Alone it does not keep the invariants: its stamp covers the
+file of the outermost function and none that it calls, its folder is named after the absolute path of the
+sources, and two processes that store two signatures of one function at the same time may each get the other's
+code. So the locator names a folder by a hash over all that matters,
+and compilations hold a lock between processes.
 
-The folder is below ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the temporary
-directory. Whoever makes a new one removes those that nobody has used for 30 days.
+The folder is below ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the
+temporary directory. Whoever makes a new one removes those that nobody has used for 30 days.
 """
 
 import atexit
@@ -52,7 +54,8 @@ _OURS = re.compile(r"[0-9a-f]{20}")
 
 
 def _sources(source: Path) -> list[Path]:
-    """The files a compiled function may consist of: those of kernels, and its own package's (or its own file)."""
+    """The files a compiled function may consist of: those of kernels,
+    and its own package's (or its own file)."""
     inside = source.is_relative_to(_RPEL) and source.parent != _RPEL
     own = sorted((_RPEL / source.relative_to(_RPEL).parts[0]).rglob("*.py")) if inside else [source]
     return list(dict.fromkeys([*sorted(_HERE.parent.glob("*.py")), *own]))
@@ -124,8 +127,8 @@ def _use(path: Path) -> None:
 
 
 def _prune(kernels: Path) -> None:
-    """Remove the folders of ours that nobody has used for long. Under the lock nobody begins to use one meanwhile, and
-    a process that runs so long makes its own again when it next compiles."""
+    """Remove the folders of ours that nobody has used for long. Under the lock nobody begins to use one
+    meanwhile, and a process that runs so long makes its own again when it next compiles."""
     for path in kernels.iterdir():
         if _OURS.fullmatch(path.name) and path.is_dir() and time.time() - path.stat().st_mtime > _UNUSED:
             shutil.rmtree(path, ignore_errors=True)
@@ -169,8 +172,8 @@ class _Store(FunctionCache):
     _impl_class = _Code
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """As numba's, without importing all that numba can compile: that is a second of each process, and who compiles
-        does it anyway."""
+        """As numba's, without importing all that numba can compile: that is a second of each process, and who
+        compiles does it anyway."""
         runtime: Any = rtsys  # numba declares no types
         load: Any = self._load_overload
         runtime.initialize(target_context)
@@ -188,7 +191,8 @@ _depth = 0
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Hold numba's lock and ours between processes. A kernel compiles those it calls inside its own compilation."""
+    """Hold numba's lock and ours between processes.
+    A kernel compiles those it calls inside its own compilation."""
     global _depth
     with global_compiler_lock, ExitStack() as stack:
         _depth += 1
@@ -208,18 +212,21 @@ def announce() -> None:
 
 
 class _Part(CPUDispatcher):
-    """A compiled function. One that calls it with the number 1 calls the code for any number: numba alone would compile
-    it once more for that literal."""
+    """A compiled function. One that calls it with the number 1 calls the code for any number: numba alone
+    would compile it once more for that literal."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         plain: Any = types.unliteral  # numba declares no types
-        return super().get_call_template([plain(kind) for kind in args], {name: plain(kws[name]) for name in kws})
+        return super().get_call_template(
+            [plain(kind) for kind in args], {name: plain(kws[name]) for name in kws}
+        )
 
 
 def inlined(function: F) -> F:
     """A function that compiled functions call and nobody else: it becomes part of each of them.
 
-    It has no entry from Python, which would take a good part of its compilation, and is not stored on its own.
+    It has no entry from Python, which would take a good part of its compilation,
+    and is not stored on its own.
 
     >>> twice = inlined(lambda x: 2 * x)
     >>> compiled(lambda x: twice(x) + 1)(1)
@@ -254,7 +261,8 @@ def compiled(function: F) -> F:
     >>> compiled(lambda x: x + 1)(1)
     2
     """
-    if not Path(function.__code__.co_filename).is_file():  # what was typed at a prompt has no source to be known by
+    # what was typed at a prompt has no source to be known by
+    if not Path(function.__code__.co_filename).is_file():
         return cast(F, _Part(function, targetoptions=_OPTIONS))
     kernel = _Kernel(function, targetoptions=_OPTIONS)
     kernel.enable_caching()

@@ -9,7 +9,8 @@ from rpel.types import Models
 
 @compiled
 def through_int8(x: Models, bits: NDArray[np.int32], out: Models, finite: NDArray[np.bool_]) -> None:
-    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x, whose order is that of |x|.
+    """decode(encode(row)) of every row, a block at a time; ``bits`` are those of x,
+    whose order is that of |x|.
 
     ``finite`` says of which rows something came; the others are NaN.
     """
@@ -40,7 +41,9 @@ def through_int8(x: Models, bits: NDArray[np.int32], out: Models, finite: NDArra
 
 
 @compiled
-def through_bfloat16(x: Models, bits: NDArray[np.int32], out: NDArray[np.int32], finite: NDArray[np.bool_]) -> None:
+def through_bfloat16(
+    x: Models, bits: NDArray[np.int32], out: NDArray[np.int32], finite: NDArray[np.bool_]
+) -> None:
     """The same; ``out`` are the bits of the result."""
     d = x.shape[1]
     for i in range(len(x)):

@@ -1,11 +1,13 @@
-"""The compiled twin of `plain`: same functions, same meaning, all cores. What they compute, and examples, are there.
+"""The compiled twin of `plain`: same functions, same meaning, all cores. What they compute, and examples,
+are there.
 
-Distances and neighbours are in `distances` and `sorting`, operations on coordinates in `coordinates`; sums and moments
-of rows, the test for non-finite ones, momentum and half-step, and the spread of a cohort are here.
+Distances and neighbours are in `distances` and `sorting`, operations on coordinates in `coordinates`; sums
+and moments of rows, the test for non-finite ones, momentum and half-step,
+and the spread of a cohort are here.
 
-Invariants: arguments are checked before a kernel runs; results do not depend on the number of threads. Sums run in
-float64, one row after the other, each column alone; a row under weight 0 or index −1 is not read; the standard
-deviation takes two passes (mean, then squared deviations from it), so nothing cancels.
+Invariants: arguments are checked before a kernel runs; results do not depend on the number of threads. Sums
+run in float64, one row after the other, each column alone; a row under weight 0 or index −1 is not read; the
+standard deviation takes two passes (mean, then squared deviations from it), so nothing cancels.
 """
 
 from collections.abc import Callable
@@ -115,7 +117,8 @@ _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
 
 
 def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Contiguous, of this type and writable, copied if need be: numba compiles read-only arrays a second time."""
+    """Contiguous, of this type and writable, copied if need be:
+    numba compiles read-only arrays a second time."""
     return np.array(array, dtype, order="C", copy=None if array.flags.writeable else True)
 
 
@@ -145,8 +148,8 @@ def squared_distances(table: Floats, index: Integers) -> Floats:
 
 
 def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
-    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
-    (h, d) floats a point for each victim.
+    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers
+    rows, (h, d) floats a point for each victim.
     """
     check_index(table, index, absent=True)
     h, d = len(index), table.shape[1]
@@ -170,7 +173,8 @@ def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
 
 
 def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
-    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped, never read."""
+    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
+    never read."""
     check_index(table, index, absent=True)
     rows, factors = _int64(index), _plain(weights, np.float64).reshape(index.shape)
     result = result_array(table, len(rows), out)
@@ -193,7 +197,8 @@ def coordinatewise(
 ) -> Floats:
     """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
 
-    Weights of a float `mix` beyond ±1 may overflow float64 values near its end; integers and float32 never give NaN.
+    Weights of a float `mix` beyond ±1 may overflow float64 values near its end;
+    integers and float32 never give NaN.
     """
     check_index(table, index)
     check_operation(operation, check_mix(mix, *index.shape), f)
@@ -222,8 +227,11 @@ def moments(
     return result
 
 
-def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE) -> None:
-    """Have the kernels for m rows and this operation ready: loaded from disk or compiled now (a few seconds at most).
+def prepare(
+    m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE
+) -> None:
+    """Have the kernels for m rows and this operation ready:
+    loaded from disk or compiled now (a few seconds at most).
 
     With `mixed` the distances before it too. For few `values` (victims · m · d, in all rounds) nothing
     happens: the kernels for any m will do.
@@ -238,12 +246,13 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, value
         distances.prepare(dtype)
 
 
-# --- kernels of sums --------------------------------------------------------------------------------------------------
+# --- kernels of sums ----------------------------------------------------------------------------------------
 
 
 @inlined
 def _fetch_next(table: Floats, index: Integers, i: int, left: int, right: int) -> None:
-    """Have the rows of the victim after i on their way while those of i are summed, unless all are in the cache."""
+    """Have the rows of the victim after i on their way while those of i are summed,
+    unless all are in the cache."""
     if i + 1 < len(index) and (right - left) * len(table) > _IN_CACHE:
         for j in range(index.shape[1]):
             if index[i + 1, j] >= 0:
@@ -272,7 +281,14 @@ def _combine(
 
 @compiled
 def _moments(
-    table: Floats, index: Integers, mean: Floats, std: Floats, cut: pool.Units, begin: int, end: int, out: Floats
+    table: Floats,
+    index: Integers,
+    mean: Floats,
+    std: Floats,
+    cut: pool.Units,
+    begin: int,
+    end: int,
+    out: Floats,
 ) -> None:
     """Units begin … end − 1. One row has no deviation; no row counts as a row of zeros."""
     (h, m), d = index.shape, table.shape[1]
@@ -303,12 +319,13 @@ def _finite(bits: Integers, exponent: Any, begin: int, end: int, result: NDArray
         result[i] = bad == 0
 
 
-# --- the local step ---------------------------------------------------------------------------------------------------
+# --- the local step -----------------------------------------------------------------------------------------
 
 
 @compiled
 def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end: int, out: Floats) -> None:
-    """Rows begin … end − 1; the factors β, 1 − β, η and λ have the models' dtype, so that nothing is widened."""
+    """Rows begin … end − 1; the factors β, 1 − β, η and λ have the models' dtype,
+    so that nothing is widened."""
     beta, rest, lr, decay = factors[0], factors[1], factors[2], factors[3]
     for i in range(begin, end):
         for c in range(x.shape[1]):
@@ -320,7 +337,8 @@ def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end:
 def momentum_step(
     x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left, unless it is ``out``.
+    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left,
+    unless it is ``out``.
 
     >>> momentum_step(np.ones((1, 1)), np.zeros((1, 1)), np.ones((1, 1)), 0.9, 0.5, 0.0)[0].round(3)
     array([[0.95]])
@@ -379,7 +397,8 @@ def add_rows(x: Floats, columns: slice, total: Floats) -> None:
 def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> None:
     """total[c] += Σ_i (x[i, c] − mean[c])² for these columns, row after row.
 
-    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1), total); total
+    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1),
+    ...     total); total
     array([2.])
     """
     _over_columns(x, columns, lambda left, right: _add_deviations(x, mean, left, right, total))
@@ -412,8 +431,8 @@ def largest(table: Floats) -> Floats:
 
 @compiled
 def _gathered(
-    table: Floats, past: Floats, own: Integers, base: Integers, back: Integers, rows: Integers, begin: int, end: int,
-    out: Floats,
+    table: Floats, past: Floats, own: Integers, base: Integers, back: Integers, rows: Integers, begin: int,
+    end: int, out: Floats,
 ) -> None:  # fmt: skip
     """out[i] = the row of number rows[i], of the table or moved, for i = begin … end − 1."""
     n, d = table.shape

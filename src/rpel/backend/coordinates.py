@@ -2,14 +2,14 @@
 
 Invariants:
 - every column is computed alone, so neither threads nor blocks change a bit;
-- mixed rows stay sums (all of k rows) until the one division at the end: order is the same, and a mean of k equal
-  rows is that row; sums run over kept rows only, one by one;
-- the generic kernel (any m) and the specialised one (straight-line code for an m, f and operation) do the same
-  arithmetic in the same order: same network, same ranks, same division, so the same bits.
+- mixed rows stay sums (all of k rows) until the one division at the end: order is the same, and a mean of k
+  equal rows is that row; sums run over kept rows only, one by one;
+- the generic kernel (any m) and the specialised one (straight-line code for an m, f and operation) do the
+  same arithmetic in the same order: same network, same ranks, same division, so the same bits.
 
-Columns outermost, victims inside: a block of the table stays in the second cache while every victim uses it; the
-values of one victim, `STRIDE` columns of them, stay in the first. float32 tables are mixed and trimmed in float32
-(weights in float64).
+Columns outermost, victims inside: a block of the table stays in the second cache while every victim uses it;
+the values of one victim, `STRIDE` columns of them, stay in the first. float32 tables are mixed and trimmed in
+float32 (weights in float64).
 """
 
 from collections import defaultdict
@@ -44,11 +44,13 @@ Kernel = Callable[..., None]
 
 
 Mix = NDArray[Any] | None
-"""How a victim's m′ values are made of its m rows: (h, m′, k) the rows that are summed, or (h, m′, m) weights."""
+"""How a victim's m′ values are made of its m rows: (h, m′, k) the rows that are summed, or (h, m′, m)
+weights."""
 
 
 class Scratch(NamedTuple):
-    """What a thread needs for one victim: its rows and values, `STRIDE` columns each, a result, rows of a sum."""
+    """What a thread needs for one victim: its rows and values, `STRIDE` columns each, a result,
+    rows of a sum."""
 
     x: Floats
     y: Floats
@@ -59,7 +61,8 @@ class Scratch(NamedTuple):
 
 @inlined
 def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
-    """(first and last column, first and last victim), the last ones exclusive, of a unit of an (h, d) result."""
+    """(first and last column, first and last victim), the last ones exclusive, of a unit of an (h, d)
+    result."""
     parts = (h + cut.chunk - 1) // cut.chunk
     left, first = unit // parts * cut.columns, unit % parts * cut.chunk
     return left, min(d, left + cut.columns), first, min(h, first + cut.chunk)
@@ -120,7 +123,8 @@ def _sum_ranks(y: Floats, low: int, high: int, padded: int, divisor: Any, z: Flo
 
 @inlined
 def _sum_near_median(y: Floats, m: int, f: int, padded: int, divisor: Any, z: Floats) -> None:
-    """z = Σ of the m − f values nearest to the median, ascending, NaN at a tie; as `sorting._near_median` has it."""
+    """z = Σ of the m − f values nearest to the median, ascending, NaN at a tie;
+    as `sorting._near_median` has it."""
     kept = m - f
     two = y.dtype.type(2)
     for c in range(padded):
@@ -150,7 +154,8 @@ def _any_tie(z: Floats, count: int) -> bool:
 
 @inlined
 def _break_ties(s: Scratch, count: int, f: int, divisor: Any) -> None:
-    """Where z is NaN for a tie: the mean of the nearest by (distance, row), compared in float64; y are the values."""
+    """Where z is NaN for a tie: the mean of the nearest by (distance, row), compared in float64;
+    y are the values."""
     m = len(s.y) // STRIDE
     for c in range(count):
         if np.isnan(s.z[c]):
@@ -186,8 +191,9 @@ def _place(values: Floats, j: int) -> int:
 
 
 def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, s: Scratch) -> int:
-    """Fill y with the values of victim i, `STRIDE` apart: its rows, or what `mix` makes of them; return the padded
-    number of columns. Inside kernels only, where the type of `mix` decides: nothing of the other kinds is compiled."""
+    """Fill y with the values of victim i, `STRIDE` apart: its rows, or what `mix` makes of them; return the
+    padded number of columns. Inside kernels only, where the type of `mix` decides:
+    nothing of the other kinds is compiled."""
     raise NotImplementedError
 
 
@@ -219,14 +225,16 @@ def _values_by_type(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: 
 
 @cache
 def _generic(operation: int) -> Kernel:
-    """The kernel of an operation for any m: the network is walked comparator by comparator over the values in cache.
+    """The kernel of an operation for any m: the network is walked comparator by comparator over the values in
+    cache.
 
     The operation is a literal inside: what another one needs is not compiled.
     """
 
     def kernel(
         comparators: Int32, m: int, f: int,
-        table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats,
+        table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int,
+        out: Floats,
     ) -> None:  # fmt: skip
         h, d = out.shape
         s = _scratch(table, index.shape[1], m)
@@ -257,7 +265,14 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
     """The kernel of one (m, f, operation): literals inside, so `operate` becomes straight-line code."""
 
     def kernel(
-        table: Floats, index: Integers, mix: Mix, divisor: Any, cut: pool.Units, begin: int, end: int, out: Floats
+        table: Floats,
+        index: Integers,
+        mix: Mix,
+        divisor: Any,
+        cut: pool.Units,
+        begin: int,
+        end: int,
+        out: Floats,
     ) -> None:
         h, d = out.shape
         s = _scratch(table, index.shape[1], m)
@@ -296,7 +311,8 @@ def prepare(m: int, f: int, operation: Operation, dtype: Any, kind: int = ROWS) 
 
 Key = tuple[int, int, Operation, str, int]
 _ready: set[Key] = set()
-_work: dict[Key, float] = defaultdict(float)  # values that this process has computed without a specialised kernel
+# values that this process has computed without a specialised kernel
+_work: dict[Key, float] = defaultdict(float)
 
 
 def _mark(m: int, f: int, operation: str, dtype: str, kind: int) -> Path:
@@ -305,7 +321,8 @@ def _mark(m: int, f: int, operation: str, dtype: str, kind: int) -> Path:
 
 
 def _is_ready(key: Key, values: float) -> bool:
-    """Whether the specialised kernel is at hand; it is compiled when the work, this call's and all before, is large."""
+    """Whether the specialised kernel is at hand; it is compiled when the work, this call's and all before,
+    is large."""
     if key in _ready:
         return True
     _work[key] += values
@@ -351,7 +368,9 @@ def coordinatewise(
     """
     f = 0 if operation == "median" else f
     h, d = out.shape
-    m, k = (index.shape[1], 1) if mix is None else (mix.shape[1], mix.shape[2] if mix.dtype.kind in "iu" else 1)
+    m, k = (
+        (index.shape[1], 1) if mix is None else (mix.shape[1], mix.shape[2] if mix.dtype.kind in "iu" else 1)
+    )
     values = float(h) * m * d
     if specialise is None:
         specialise = _is_ready((m, f, operation, table.dtype.name, _kind(mix)), values)
@@ -365,13 +384,17 @@ def coordinatewise(
     return out
 
 
-def nearest_mixed(table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats) -> Floats:
+def nearest_mixed(
+    table: Floats, index: Integers, operation: Operation, f: int, k: int, out: Floats
+) -> Floats:
     """(h, d) the operation after every row became the mean of the k nearest among its victim's rows.
 
-    Small models go victim by victim, from distances to result while the rows are in the cache; for large ones the
-    distances of many victims come first. Memory beside the result stays below a tenth of the table either way.
+    Small models go victim by victim, from distances to result while the rows are in the cache; for large ones
+    the distances of many victims come first. Memory beside the result stays below a tenth of the table either
+    way.
 
-    >>> nearest_mixed(np.array([[0.0], [1.0], [9.0]]), np.array([[0, 1, 2]]), "median", 0, 2, np.empty((1, 1)))
+    >>> nearest_mixed(np.array([[0.0], [1.0], [9.0]]), np.array([[0, 1, 2]]), "median", 0, 2,
+    ...     np.empty((1, 1)))
     array([[0.5]])
     """
     f = 0 if operation == "median" else f

@@ -1,15 +1,16 @@
 """Squared distances between rows of the table, in float64: which pairs, in which order, on how many threads.
 
 Invariants:
-- differences are squared, never a Gram matrix: nothing cancels, however near the rows or huge a forged one. It costs no
-  more: subtraction and multiply-add run on different units of the processor;
-- the sum over d columns has one order, whatever the strategy, the position or the neighbours of a pair: lanes within
-  blocks of columns, blocks within groups, groups; so equal pairs of rows get equal bits;
-- who only asks for neighbours (`neighbours`) gets those of the exact distances: float32 rows are compared in float32
-  first, twice as fast, and the few pairs of whom that does not tell surely are compared again (`settled`).
+- differences are squared, never a Gram matrix: nothing cancels, however near the rows or huge a forged one.
+  It costs no more: subtraction and multiply-add run on different units of the processor;
+- the sum over d columns has one order, whatever the strategy, the position or the neighbours of a pair: lanes
+  within blocks of columns, blocks within groups, groups; so equal pairs of rows get equal bits;
+- who only asks for neighbours (`neighbours`) gets those of the exact distances: float32 rows are compared in
+  float32 first, twice as fast, and the few pairs of whom that does not tell surely are compared again
+  (`settled`).
 
-Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold once, columns
-outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
+Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold
+once, columns outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
 
 The table is (n, d); the rows n, n + 1, … are those of `extra`, points that are not in it.
 """
@@ -26,7 +27,8 @@ from rpel.backend.sorting import COLUMNS, EXACT, LEAST, NEARLY, is_larger, neare
 from rpel.backend.vectors import BLOCK, FULL, TILE, add_pair_sum, add_pair_sums, convert, fetch
 from rpel.types import Floats, Integers
 
-_BLOCKS = {8: 256, 4: COLUMNS}  # columns by size of a number: 180 rows of them stay in half a megabyte of cache
+# columns by size of a number: 180 rows of them stay in half a megabyte of cache
+_BLOCKS = {8: 256, 4: COLUMNS}
 _GROUPS = {
     8: 1024,
     4: 2 * COLUMNS,
@@ -39,7 +41,7 @@ Slots = NDArray[np.int32]
 """Pairs of rows (u, u), upper triangle: −1 wanted, then the number of the pair from 1 on; 0 not wanted."""
 
 
-# --- pairs in tiles ---------------------------------------------------------------------------------------------------
+# --- pairs in tiles -----------------------------------------------------------------------------------------
 
 
 class Cut(NamedTuple):
@@ -56,7 +58,8 @@ def _cut_of(like: Floats) -> Cut:
 class Tiles(NamedTuple):
     """Pairs of rows to compute: members[first[t] : first[t + 1]] (at most TILE) against anchors[t].
 
-    A row stands for its position in scratch. Where twins[t], tile t + 1 has the same members, and both go together.
+    A row stands for its position in scratch. Where twins[t], tile t + 1 has the same members,
+    and both go together.
     """
 
     anchors: Integers
@@ -69,7 +72,10 @@ def cut_tiles(slot: Slots) -> Tiles:
     """Cut the pairs marked in slot (u, u), upper triangle, into tiles, and number them there from 1 on."""
     most = 3 * int(np.count_nonzero(slot)) + 2 * TILE * len(slot)
     tiles = Tiles(
-        np.empty(most, np.int64), np.empty(most + 1, np.int64), np.empty(most, np.int64), np.zeros(most, np.bool_)
+        np.empty(most, np.int64),
+        np.empty(most + 1, np.int64),
+        np.empty(most, np.int64),
+        np.zeros(most, np.bool_),
     )
     used = int(_cut(slot, tiles))
     end = tiles.first[used]
@@ -83,9 +89,9 @@ def cut_tiles(slot: Slots) -> Tiles:
 
 @compiled
 def _cut(slot: Slots, tiles: Tiles) -> int:
-    """Two passes: where a run of rows has many pairs with two anchors, the run stays in cache while anchors pass by,
-    and pairs that nobody wants are computed along; what is left (forged rows, that one victim alone has seen) is
-    gathered around the later row. Slots count from 1.
+    """Two passes: where a run of rows has many pairs with two anchors, the run stays in cache while anchors
+    pass by, and pairs that nobody wants are computed along; what is left (forged rows, that one victim alone
+    has seen) is gathered around the later row. Slots count from 1.
     """
     anchors, first, members, twins = tiles
     u = len(slot)
@@ -128,7 +134,8 @@ def _cut(slot: Slots, tiles: Tiles) -> int:
 
 @inlined
 def _end_tile(tiles: Tiles, tile: int, place: int) -> int:
-    """The number of the next tile; this one is filled up with its last member, which costs less than a narrow tile."""
+    """The number of the next tile; this one is filled up with its last member,
+    which costs less than a narrow tile."""
     while (place - tiles.first[tile]) % FULL:
         tiles.members[place] = tiles.members[place - 1]
         place += 1
@@ -150,7 +157,7 @@ def all_pairs(m: int) -> tuple[Tiles, Slots]:
     return cut_tiles(slot), slot
 
 
-# --- sums over tiles --------------------------------------------------------------------------------------------------
+# --- sums over tiles ----------------------------------------------------------------------------------------
 
 
 @inlined
@@ -188,8 +195,8 @@ def _add_tiles(
 
 @inlined
 def _add_group(
-    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, cut: Cut, group: int, x: Floats,
-    out: Floats,
+    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, cut: Cut, group: int,
+    x: Floats, out: Floats,
 ) -> None:  # fmt: skip
     """out[slot] += the pair sums over the columns of one group; the rows `after` come next.
 
@@ -231,7 +238,14 @@ def _add_groups(
 
 @inlined
 def _add_victim(
-    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, cut: Cut, scratch: Any, sums: Floats
+    table: Floats,
+    extra: Floats,
+    rows: Integers,
+    after: Integers,
+    tiles: Tiles,
+    cut: Cut,
+    scratch: Any,
+    sums: Floats,
 ) -> None:
     """sums = the pair sums of one victim's rows; scratch are x (see `_add_group`) and sums of one group."""
     x, partial = scratch
@@ -245,7 +259,14 @@ def _add_victim(
 
 @compiled
 def _by_victim(
-    table: Floats, extra: Floats, index: Integers, tiles: Tiles, cut: Cut, begin: int, end: int, result: Floats
+    table: Floats,
+    extra: Floats,
+    index: Integers,
+    tiles: Tiles,
+    cut: Cut,
+    begin: int,
+    end: int,
+    result: Floats,
 ) -> None:
     """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
     scratch = aligned(index.shape[1] * cut.block, result), np.empty(len(tiles.members))
@@ -265,8 +286,8 @@ def _among_by_victim(
     like: Floats,
     result: Floats,
 ) -> None:
-    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1, squared in the type of `like`;
-    slot (m, m) numbers the pairs."""
+    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1, squared in the type of
+    `like`; slot (m, m) numbers the pairs."""
     m = index.shape[1]
     scratch, sums = (aligned(m * cut.block, like), np.empty(len(tiles.members))), np.empty(len(tiles.members))
     for i in range(begin, end):
@@ -278,9 +299,11 @@ def _among_by_victim(
 
 
 def pair_sums(table: Floats, extra: Floats, rows: Integers, tiles: Tiles, like: Floats = _NOWHERE) -> Floats:
-    """(slots,) the squared distances of the tiles' pairs among the rows, columns outermost, in the type of `like`.
+    """(slots,) the squared distances of the tiles' pairs among the rows, columns outermost,
+    in the type of `like`.
 
-    >>> pair_sums(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32), np.zeros((0, 1)), np.array([0, 1]), to_first(1))
+    >>> pair_sums(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32), np.zeros((0, 1)), np.array([0, 1]),
+    ...     to_first(1))
     array([25.])
     """
     d = table.shape[1]
@@ -305,7 +328,8 @@ def pair_sums(table: Floats, extra: Floats, rows: Integers, tiles: Tiles, like: 
 def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> Floats:
     """(h, slots) the same tiles, with positions into index[i], for every victim.
 
-    >>> victim_sums(np.array([[0.0, 0.0], [3.0, 4.0]]), np.zeros((0, 1)), np.array([[0, 1], [1, 1]]), to_first(1))
+    >>> victim_sums(np.array([[0.0, 0.0], [3.0, 4.0]]), np.zeros((0, 1)), np.array([[0, 1], [1, 1]]),
+    ...     to_first(1))
     array([[25.], [ 0.]])
     """
     result = np.empty((len(index), len(tiles.members)))
@@ -317,7 +341,7 @@ def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> 
     return result
 
 
-# --- which strategy ---------------------------------------------------------------------------------------------------
+# --- which strategy -----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -364,7 +388,8 @@ def _pairs_fit(table: Floats, rows: int) -> bool:
 
 
 def _shared_pairs(table: Floats, u: int, compact: Integers) -> Slots | None:
-    """The pairs that occur, marked −1 in (u, u), or None where computing them by victim is cheaper or smaller."""
+    """The pairs that occur, marked −1 in (u, u),
+    or None where computing them by victim is cheaper or smaller."""
     h, m = compact.shape
     if not _pairs_fit(table, u):
         return None
@@ -387,8 +412,8 @@ def are_shared(table: Floats, index: Integers) -> bool:
 
 
 def among(table: Floats, index: Integers, like: Floats = _NOWHERE) -> Floats:
-    """(h, m, m) squared distances among each victim's rows, squared in the type of `like`: exact in float64, else off
-    by less than `sorting.NEARLY` allows.
+    """(h, m, m) squared distances among each victim's rows, squared in the type of `like`: exact in float64,
+    else off by less than `sorting.NEARLY` allows.
 
     >>> among(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
     array([[[ 0., 25.], [25.,  0.]]])
@@ -443,16 +468,18 @@ def to_rows(table: Floats, index: Integers, origin: Integers, extra: Floats = _N
     low, high = np.minimum(compact[:, :1], compact[:, 1:]), np.maximum(compact[:, :1], compact[:, 1:])
     slot = np.zeros((len(rows), len(rows)), np.int32)
     slot[low, high] = np.where(low != high, -1, 0)
-    total = np.append(pair_sums(table, extra, rows, cut_tiles(slot)), 0.0)  # slot 0, a row and itself, finds the 0
+    # slot 0, a row and itself, finds the 0
+    total = np.append(pair_sums(table, extra, rows, cut_tiles(slot)), 0.0)
     return total[slot[low, high] - 1]
 
 
-# --- neighbours -------------------------------------------------------------------------------------------------------
+# --- neighbours ---------------------------------------------------------------------------------------------
 
 
 @compiled
 def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
-    """The squared distance of two rows in float64, in the order of all sums; x (2 · _BLOCK,) and sums (2,): scratch."""
+    """The squared distance of two rows in float64, in the order of all sums; x (2 · _BLOCK,) and sums (2,):
+    scratch."""
     d = table.shape[1]
     sums[:] = 0.0
     for start in range(0, d, _BLOCK):
@@ -468,8 +495,9 @@ def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
 
 
 def settled(table: Floats, rows: Integers, distances: Floats, k: int, factor: float) -> Slots:
-    """(m, k) the neighbours of one victim as exact distances have them, from such (m, m) as are known but for a share
-    of factor − 1: only those are computed on which it depends, near the edge between kept and dropped.
+    """(m, k) the neighbours of one victim as exact distances have them, from such (m, m) as are known but for
+    a share of factor − 1: only those are computed on which it depends,
+    near the edge between kept and dropped.
 
     >>> table = np.array([[0.0], [1.0], [-1.0 - 1e-6]], np.float32)
     >>> about = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
@@ -494,7 +522,8 @@ def settle(
     table: Floats, index: Integers, distances: Floats, k: int, factor: float, sure: NDArray[np.bool_],
     kept: Slots,
 ) -> None:  # fmt: skip
-    """kept[i] of the victims that are not sure, as exact distances have them: see `settled`, its plain twin."""
+    """kept[i] of the victims that are not sure, as exact distances have them: see `settled`,
+    its plain twin."""
     m = distances.shape[1]
     row, place = np.empty(m), np.empty(m, np.int64)
     x, sums = np.empty(2 * _BLOCK), np.empty(2)
@@ -547,7 +576,8 @@ def _neighbours(
 def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32]) -> None:
     """kept[i] (m, k) = for every row of a few victims the k nearest, in this thread.
 
-    >>> kept = np.empty((1, 2, 1), np.int32); neighbours_of(np.array([[0.0], [2.0]]), np.array([[0, 1]]), 1, kept)
+    >>> kept = np.empty((1, 2, 1), np.int32); neighbours_of(np.array([[0.0], [2.0]]), np.array([[0, 1]]), 1,
+    ...     kept)
     >>> kept.tolist()
     [[[0], [1]]]
     """

@@ -1,11 +1,11 @@
 """Rows that stand in no table: answers of earlier rounds, moved along with the node that remembers them.
 
-Row r of :class:`~rpel.types.Moves` is past[base[r]] + (table[own[r]] − past[back[r]]) in the models' precision, the
-difference first. An index names it as n + r, n being the rows of the table that it goes with.
+Row r of :class:`~rpel.types.Moves` is past[base[r]] + (table[own[r]] − past[back[r]]) in the models'
+precision, the difference first. An index names it as n + r, n being the rows of the table that it goes with.
 
-:class:`Moving` is a backend that knows such rows: what a rule asks of it is computed on a few victims at a time, whose
-rows are put into memory that stays below a tenth of the table (or a few megabytes), so there is never an (h, m, d)
-array. What stands in the table alone goes to the backend inside as it is.
+:class:`Moving` is a backend that knows such rows: what a rule asks of it is computed on a few victims at a
+time, whose rows are put into memory that stays below a tenth of the table (or a few megabytes), so there is
+never an (h, m, d) array. What stands in the table alone goes to the backend inside as it is.
 
 Invariant: a moved row is the same to the bit whoever makes it: any backend, or a real peer.
 """
@@ -114,7 +114,13 @@ class Moving:
         return result
 
     def coordinatewise(
-        self, table: Floats, index: Integers, operation: Any, f: int = 0, mix: Any = None, out: Floats | None = None
+        self,
+        table: Floats,
+        index: Integers,
+        operation: Any,
+        f: int = 0,
+        mix: Any = None,
+        out: Floats | None = None,
     ) -> Floats:
         if not self._has(table, index):
             return self.inside.coordinatewise(table, index, operation, f, mix=mix, out=out)

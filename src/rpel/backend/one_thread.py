@@ -1,5 +1,5 @@
-"""Work of torch on the threads of `pool`, each with torch held to one: faster than torch's own threads on small
-products, and independent of their number."""
+"""Work of torch on the threads of `pool`, each with torch held to one: faster than torch's own threads on
+small products, and independent of their number."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +43,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def share(work: Callable[[int], None], units: int, serial: bool = False) -> None:
-    """Call work(u) for u < units, on all threads that `rpel.backend.pool` allows; in order and here if `serial`.
+    """Call work(u) for u < units, on all threads that `rpel.backend.pool` allows;
+    in order and here if `serial`.
 
     >>> seen = []; share(seen.append, 3); sorted(seen)
     [0, 1, 2]

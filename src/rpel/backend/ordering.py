@@ -1,7 +1,7 @@
 """Operations on m values of every coordinate, as elementwise functions of tensors, on any device.
 
-Up to 64 values are ordered by the pruned network of `sorting`: minimum and maximum alone, which torch.compile can fuse.
-Sorting along a short axis would keep one block of threads per segment busy.
+Up to 64 values are ordered by the pruned network of `sorting`: minimum and maximum alone, which torch.compile
+can fuse. Sorting along a short axis would keep one block of threads per segment busy.
 """
 
 import torch
@@ -45,7 +45,8 @@ def _ordered(x: Tensor, operation: Operation, f: int) -> list[Tensor]:
 
 
 def _near_median(x: Tensor, k: int) -> Tensor:
-    """The mean of the k values nearest to the median, ties to the lower row: each is counted among the others."""
+    """The mean of the k values nearest to the median, ties to the lower row:
+    each is counted among the others."""
     middle = _ordered(x.clone(), "median", 0)
     median = (middle[0] + middle[-1]) / 2
     away = (x - median[:, None]).abs_()

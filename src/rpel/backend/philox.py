@@ -1,5 +1,5 @@
-"""The stream of `rpel.randomness` on a device of torch: Philox 4 × 64, as NumPy has it, in whole numbers of 64 bits;
-and NumPy's normal numbers (a ziggurat of 256 layers, Marsaglia and Tsang, 2000) from it.
+"""The stream of `rpel.randomness` on a device of torch: Philox 4 × 64, as NumPy has it, in whole numbers of
+64 bits; and NumPy's normal numbers (a ziggurat of 256 layers, Marsaglia and Tsang, 2000) from it.
 
 Invariant: nothing is read on the way, and shapes depend on sizes alone, so that a device is never waited for.
 """
@@ -25,8 +25,8 @@ _WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 def philox(key: Any, rest: tuple[int, int, int], blocks: int, device: str = "cpu", before: Any = 0) -> Tensor:
     """(blocks, 4) words of 64 bits of Philox 4 × 64 with this key and the counter (1 …, *rest).
 
-    before: how many blocks come before these, a number or one on the device. Words are int64 with the bits of unsigned
-    ones.
+    before: how many blocks come before these, a number or one on the device. Words are int64 with the bits of
+    unsigned ones.
 
     >>> import numpy as np
     >>> from numpy.random import Philox
@@ -66,7 +66,7 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     return upper, x * _signed(factor)
 
 
-# --- normal numbers ---------------------------------------------------------------------------------------------------
+# --- normal numbers -----------------------------------------------------------------------------------------
 
 _R = 3.6541528853610088  # where the tail begins
 _TRIES = 8  # of a number in the tail; a ninth is needed once in 10¹³ numbers
@@ -75,8 +75,8 @@ _LONGEST = 1 + 2 * _TRIES
 
 @cache
 def _layers(bits: int) -> tuple[NDArray[np.float64], Integers, NDArray[np.float64]]:
-    """Of the ziggurat's 256 layers, for whole numbers of so many bits: what one of them is worth, below which one a
-    number is sure to lie inside, and how high the layer is."""
+    """Of the ziggurat's 256 layers, for whole numbers of so many bits: what one of them is worth, below which
+    one a number is sure to lie inside, and how high the layer is."""
     scale, x, edges = 2.0**bits, _R, [0.0] * 255 + [_R]
     area = _R * math.exp(-0.5 * _R * _R) + math.sqrt(math.pi / 2) * math.erfc(_R / math.sqrt(2))
     for i in range(254, 0, -1):
@@ -88,10 +88,12 @@ def _layers(bits: int) -> tuple[NDArray[np.float64], Integers, NDArray[np.float6
 
 
 class Normals:
-    """NumPy's standard_normal from a fresh Philox generator with this key and counter (0, *rest), piece by piece.
+    """NumPy's standard_normal from a fresh Philox generator with this key and counter (0, *rest),
+    piece by piece.
 
-    A number takes a word of the stream, 32 bits of it in float32 and 64 in float64, and one in seventy takes more. So
-    every word is looked at as if a number began there, and which of them do is found by doubling steps.
+    A number takes a word of the stream, 32 bits of it in float32 and 64 in float64, and one in seventy takes
+    more. So every word is looked at as if a number began there,
+    and which of them do is found by doubling steps.
 
     >>> import numpy as np
     >>> from numpy.random import Generator, Philox
@@ -103,7 +105,12 @@ class Normals:
     """
 
     def __init__(
-        self, key: Any, rest: tuple[int, int, int], kind: torch.dtype, device: str, lend: Callable[[Any], Tensor]
+        self,
+        key: Any,
+        rest: tuple[int, int, int],
+        kind: torch.dtype,
+        device: str,
+        lend: Callable[[Any], Tensor],
     ) -> None:
         """lend: something small from the host, on the device."""
         self.key, self.rest, self.kind, self.device = key, rest, kind, device
@@ -131,7 +138,8 @@ class Normals:
         return found[:size]
 
     def _tried(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a number that would begin with each word: its value, whether it is accepted, how many words it takes."""
+        """Of a number that would begin with each word: its value, whether it is accepted,
+        how many words it takes."""
         layer, rest = words & 0xFF, shifted(words, 8)
         whole = shifted(rest, 1) & ((1 << (23 if self.narrow else 52)) - 1)
         x = whole.to(self.kind) * self.widths[layer]
@@ -139,7 +147,9 @@ class Normals:
         lost, scale = (8, 2.0**-24) if self.narrow else (11, 2.0**-53)
         part, sure = shifted(words, lost).to(self.kind) * scale, whole < self.sure[layer]
         above, below = self.heights[(layer - 1).clamp(min=0)], self.heights[layer]
-        inside = ((above - below) * _ahead(part, 1) + below).double() < torch.exp(-0.5 * x.double() * x.double())
+        inside = ((above - below) * _ahead(part, 1) + below).double() < torch.exp(
+            -0.5 * x.double() * x.double()
+        )
         far = -torch.log1p(-part)
         beyond = far / _R
         taken = 2 * _ahead(far, 1) > beyond * beyond
@@ -161,7 +171,9 @@ class Normals:
         reached = torch.zeros(size + 1, dtype=torch.int8, device=length.device)
         reached.scatter_(0, first[None], torch.ones_like(reached[:1]))
         for _ in range(size.bit_length()):
-            reached = torch.maximum(reached, torch.zeros_like(reached).scatter_reduce_(0, step, reached, "amax"))
+            reached = torch.maximum(
+                reached, torch.zeros_like(reached).scatter_reduce_(0, step, reached, "amax")
+            )
             step = step[step]
         return reached[:size].bool(), after
 

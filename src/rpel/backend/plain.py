@@ -1,12 +1,15 @@
-"""The plain twin: NumPy, one victim at a time, in float64. What these lines say is what the fast twins must equal.
+"""The plain twin: NumPy, one victim at a time, in float64.
+What these lines say is what the fast twins must equal.
 
-Invariants: rows that are not kept never enter a sum (no "all minus the dropped"), so a forged 3e38 outside the kept set
-leaves no trace; ties are stable on (distance, column); inputs are never written to.
+Invariants: rows that are not kept never enter a sum (no "all minus the dropped"), so a forged 3e38 outside
+the kept set leaves no trace; ties are stable on (distance, column); inputs are never written to.
 
-What the NumPy twins accept is checked here, too, once, before any pointer moves: the compiled kernels run without
-bounds checks, and nothing reaches them that has not passed. A check costs a small share of the work it guards.
+What the NumPy twins accept is checked here, too, once, before any pointer moves: the compiled kernels run
+without bounds checks, and nothing reaches them that has not passed.
+A check costs a small share of the work it guards.
 
-Shapes: `table` (n, d) holds the models, `index` (h, m) the rows each of h victims aggregates, column 0 its own.
+Shapes: `table` (n, d) holds the models, `index` (h, m) the rows each of h victims aggregates,
+column 0 its own.
 """
 
 from typing import Any, Literal
@@ -27,7 +30,9 @@ def check_table(table: Floats) -> None:
     >>> check_table(np.zeros((2, 3), np.float32))
     """
     if table.ndim != 2 or table.dtype not in (np.float32, np.float64) or not table.flags.c_contiguous:
-        raise ValueError(f"table must be a C-contiguous (n, d) float32 or float64 array, not {describe(table)}")
+        raise ValueError(
+            f"table must be a C-contiguous (n, d) float32 or float64 array, not {describe(table)}"
+        )
 
 
 def check_index(table: Floats, index: Integers, absent: bool = False) -> None:
@@ -69,8 +74,8 @@ def check_operation(operation: str, m: int, f: int) -> None:
 
 
 def check_mix(mix: NDArray[Any] | int | None, h: int, m: int) -> int:
-    """Number of values per coordinate, m′: m without mixing or with that of the k nearest, else that of the mix,
-    (h, m′, k) or float (h, m′, m).
+    """Number of values per coordinate, m′: m without mixing or with that of the k nearest, else that of the
+    mix, (h, m′, k) or float (h, m′, m).
 
     >>> check_mix(None, 5, 3), check_mix(np.zeros((5, 2, 3)), 5, 3), check_mix(np.zeros((5, 4, 1), int), 5, 3)
     (3, 2, 4)
@@ -112,7 +117,7 @@ def describe(array: NDArray[Any]) -> str:
     return f"{array.shape} {array.dtype}"
 
 
-# --- the primitives ---------------------------------------------------------------------------------------------------
+# --- the primitives -----------------------------------------------------------------------------------------
 
 
 def finite_rows(table: Floats) -> NDArray[np.bool_]:
@@ -143,8 +148,8 @@ def squared_distances(table: Floats, index: Integers) -> Floats:
 
 
 def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
-    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers rows,
-    (h, d) floats a point for each victim.
+    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers
+    rows, (h, d) floats a point for each victim.
 
     Absent entries (−1) give 0.
 
@@ -183,7 +188,8 @@ def nearest(distances: Floats, k: int) -> NDArray[np.int32]:
 
 
 def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
-    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped, never read.
+    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
+    never read.
 
     >>> combine(np.array([[1.0, 2.0], [np.nan, 4.0]]), np.array([[0, 1]]), np.array([[2.0, 0.0]]))
     array([[2., 4.]])
@@ -214,12 +220,14 @@ def coordinatewise(
     - ``median``: the mean of the two middle values when their number is even;
     - ``meamed``: the mean of the m′ − f values nearest to the median, ties to the lower row.
 
-    `mix` replaces the m rows by m′: integers (h, m′, k) take the mean of the k rows named (nearest-neighbour mixing);
-    floats (h, m′, m) are weights, of which zeros are skipped; a number k stands for the k nearest rows of each.
+    `mix` replaces the m rows by m′: integers (h, m′, k) take the mean of the k rows named (nearest-neighbour
+    mixing); floats (h, m′, m) are weights, of which zeros are skipped;
+    a number k stands for the k nearest rows of each.
 
     >>> table = np.array([[0.0], [1.0], [2.0], [9.0]])
     >>> everyone = np.array([[0, 1, 2, 3]])
-    >>> [float(coordinatewise(table, everyone, name, 1)[0, 0]) for name in ("trimmed_mean", "median", "meamed")]
+    >>> [float(coordinatewise(table, everyone, name, 1)[0, 0]) for name
+    ...     in ("trimmed_mean", "median", "meamed")]
     [1.5, 1.5, 1.0]
     """
     check_index(table, index)
@@ -261,7 +269,8 @@ def moments(
 
     σ has the divisor (count − 1) and is 0 for a single row; with no row at all the result is 0.
 
-    >>> moments(np.array([[1.0], [3.0]]), np.array([[0, 1]]), np.array([1.0]), np.array([2.0])) == 2 + 2 * 2**0.5
+    >>> moments(np.array([[1.0], [3.0]]), np.array([[0, 1]]), np.array([1.0]),
+    ...     np.array([2.0])) == 2 + 2 * 2**0.5
     array([[ True]])
     """
     check_index(table, index, absent=True)
@@ -274,7 +283,7 @@ def moments(
     return result
 
 
-# --- arrays, the local step, and sums over nodes ----------------------------------------------------------------------
+# --- arrays, the local step, and sums over nodes ------------------------------------------------------------
 
 
 def repeated(row: Floats, rows: int) -> Floats:
@@ -299,7 +308,8 @@ def zeros_like(x: Floats) -> Floats:
 def momentum_step(
     x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left, unless it is ``out``.
+    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left,
+    unless it is ``out``.
 
     >>> momentum_step(np.ones((1, 1)), np.zeros((1, 1)), np.ones((1, 1)), 0.9, 0.5, 0.0)[0].round(3)
     array([[0.95]])
@@ -313,11 +323,13 @@ def momentum_step(
 def nesterov_step(
     x: Floats, z: Floats, v: Floats, lr: float, momentum: float, kept: NDArray[np.bool_]
 ) -> tuple[Floats, Floats]:
-    """(x', v): Δ = x − z, v = μv + Δ, x' = x − η(Δ + μv), row by row; rows ``kept`` (h,) are z and leave their v.
+    """(x', v): Δ = x − z, v = μv + Δ, x' = x − η(Δ + μv), row by row; rows ``kept`` (h,)
+    are z and leave their v.
 
     v is updated in place, and x' is written to z.
 
-    >>> nesterov_step(np.ones((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)), 0.5, 0.9, np.zeros(1, bool))[0].round(3)
+    >>> nesterov_step(np.ones((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)), 0.5, 0.9,
+    ...     np.zeros(1, bool))[0].round(3)
     array([[0.05]])
     """
     for i in np.flatnonzero(~kept):
@@ -340,7 +352,8 @@ def add_rows(x: Floats, columns: slice, total: Floats) -> None:
 def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> None:
     """total[c] += Σ_i (x[i, c] − mean[c])² for these columns, row after row.
 
-    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1), total); total
+    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1),
+    ...     total); total
     array([2.])
     """
     for row in x:
@@ -414,7 +427,7 @@ def appended(rows: Floats, row: Floats, most: int) -> Floats:
     return np.concatenate([rows, row.astype(rows.dtype)[None]])[-most:]
 
 
-# --- what attacks and some rules need beside them ---------------------------------------------------------------------
+# --- what attacks and some rules need beside them -----------------------------------------------------------
 
 _CACHED = 1 << 17  # numbers in double precision that stay in the second cache
 _GATHERED = 4_000_000  # numbers of a gathered piece, 32 MB
@@ -454,7 +467,8 @@ def row_distances(a: Floats, b: Floats) -> Floats:
 
 
 def oja_step(table: Floats, z: Floats) -> tuple[Floats, Floats]:
-    """z (d,) ← normalised Σ_i (x_i − mean)⟨x_i − mean, z⟩, and (n,) how far along it each row is from the mean.
+    """z (d,) ← normalised Σ_i (x_i − mean)⟨x_i − mean, z⟩, and (n,)
+    how far along it each row is from the mean.
 
     >>> oja_step(np.array([[1.0, 0.0], [3.0, 0.0]]), np.ones(2))[0].tolist()
     [1.0, 0.0]
@@ -482,8 +496,11 @@ def standard_normal(source: Generator, size: int, like: Floats) -> Floats:
     return np.asarray(source.standard_normal(size, dtype=like.dtype.type))
 
 
-def beyond_range(table: Floats, index: Integers, rising: NDArray[np.bool_], share: Floats, out: Floats) -> Floats:
-    """(h, d) per coordinate min − u(max − min) over a victim's rows where ``rising`` (d,), else max + u(max − min).
+def beyond_range(
+    table: Floats, index: Integers, rising: NDArray[np.bool_], share: Floats, out: Floats
+) -> Floats:
+    """(h, d) per coordinate min − u(max − min) over a victim's rows where ``rising`` (d,),
+    else max + u(max − min).
 
     share: (d,) u. Where max = min, a thousandth of it takes the place of the range.
 

@@ -1,9 +1,10 @@
 """Who computes: a fixed list of units of work, taken in turn by the caller and a few helpers.
 
 Invariants:
-- units are fixed by the shapes alone, and each writes its own part of the result: so the number of threads, and who
-  took which unit, cannot change a bit;
-- the caller works too and never waits for a helper that has not begun, so concurrent calls cannot block each other;
+- units are fixed by the shapes alone, and each writes its own part of the result: so the number of threads,
+  and who took which unit, cannot change a bit;
+- the caller works too and never waits for a helper that has not begun,
+  so concurrent calls cannot block each other;
 - after a fork the child starts its own helpers.
 """
 
@@ -66,7 +67,8 @@ def set_threads(count: int) -> None:
 
 
 class Units(NamedTuple):
-    """How an (h, d) result is cut: `total` units of `columns` × `chunk` victims, all victims of a block in turn."""
+    """How an (h, d) result is cut: `total` units of `columns` × `chunk` victims,
+    all victims of a block in turn."""
 
     columns: int
     chunk: int
@@ -74,10 +76,11 @@ class Units(NamedTuple):
 
 
 def cut(n: int, h: int, d: int, itemsize: int) -> Units:
-    """Columns outermost: a block of all n rows fits half of the second cache, so that every victim finds it there.
+    """Columns outermost: a block of all n rows fits half of the second cache,
+    so that every victim finds it there.
 
-    Columns come in multiples of 128, at least 512 (shorter pieces of a row read slowly), and where not even these fit,
-    4096; victims are split only where columns give too few units to keep all threads busy.
+    Columns come in multiples of 128, at least 512 (shorter pieces of a row read slowly), and where not even
+    these fit, 4096; victims are split only where columns give too few units to keep all threads busy.
 
     >>> cut(n=180, h=90, d=176_050, itemsize=4), cut(n=20_000, h=9_000, d=650, itemsize=4)
     (Units(columns=512, chunk=90, total=344), Units(columns=4096, chunk=140, total=65))
@@ -90,7 +93,8 @@ def cut(n: int, h: int, d: int, itemsize: int) -> Units:
 
 
 def run(work: Callable[[int, int], None], units: int, small: bool = False) -> None:
-    """Call work(first, last) over ranges that cover 0 … units − 1, on all threads; in this thread alone when `small`.
+    """Call work(first, last) over ranges that cover 0 … units − 1, on all threads;
+    in this thread alone when `small`.
 
     >>> seen = []; run(lambda first, last: seen.extend(range(first, last)), 5, small=True); seen
     [0, 1, 2, 3, 4]
@@ -109,7 +113,8 @@ def run(work: Callable[[int, int], None], units: int, small: bool = False) -> No
             work(edges[turn], edges[turn + 1])
 
     futures: list[Future[None]] = []
-    with suppress(RuntimeError):  # the pool was just closed by set_threads or the interpreter's end: work alone
+    # the pool was just closed by set_threads or the interpreter's end: work alone
+    with suppress(RuntimeError):
         futures.extend(_crew.helpers().submit(take) for _ in range(size - 1))
     try:
         take()

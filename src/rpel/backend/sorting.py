@@ -1,14 +1,15 @@
-"""Order: sorting networks for coordinates, operations on sorted values as straight-line code, and nearest neighbours.
+"""Order: sorting networks for coordinates, operations on sorted values as straight-line code,
+and nearest neighbours.
 
 A network says which pairs to compare, in which order, so that values end up in ascending rank.
 
 Invariants:
-- a network is a fixed list of (low, high) pairs, the same for every column, so all columns go through vector registers
-  together; only comparators on which a needed rank depends are kept;
-- generic and specialised kernels walk the same list with the same comparator ("smaller, else the other", and its
-  mirror), so every value is handed on, ±∞ is ordered, and even +0 and −0 come out alike;
-- neighbours are ordered by (distance, column), the anchor before all; the kept columns come out ascending, so that
-  whoever sums them has one fixed order.
+- a network is a fixed list of (low, high) pairs, the same for every column, so all columns go through vector
+  registers together; only comparators on which a needed rank depends are kept;
+- generic and specialised kernels walk the same list with the same comparator ("smaller, else the other", and
+  its mirror), so every value is handed on, ±∞ is ordered, and even +0 and −0 come out alike;
+- neighbours are ordered by (distance, column), the anchor before all; the kept columns come out ascending, so
+  that whoever sums them has one fixed order.
 """
 
 from functools import cache
@@ -40,8 +41,8 @@ _FEW = 1 << 15  # distances that NumPy orders in a millisecond
 EXACT = 1.0
 COLUMNS = 688  # whose squares are summed in float32 before float64 takes over: an odd number of cache lines
 NEARLY = 1 + 2.1 * (COLUMNS // BLOCK + 8) * 2.0**-24
-"""By what a distance must be larger to be so surely. Squared in float32, each is off by less than half of that: a
-difference and its square are rounded, and so is each sum of a lane's columns and of all lanes."""
+"""By what a distance must be larger to be so surely. Squared in float32, each is off by less than half of
+that: a difference and its square are rounded, and so is each sum of a lane's columns and of all lanes."""
 _INFINITE = 0x7FF0000000000000  # the bits of ∞
 LEAST = 1e-20  # squared distances below may have lost what float32 cannot hold
 _SMALL = 1 << 18  # comparisons below which waking a thread costs more than it saves
@@ -117,7 +118,8 @@ def _exchange(builder: Builder, a: Any, b: Any) -> tuple[Any, Any]:
 def operate(
     builder: Builder, y: Any, stride: Any, columns: Any, divisor: Any, z: Any, m: int, f: int, operation: int
 ) -> None:
-    """z[c] = the operation over y[r · stride + c], r < m. m, f and operation (its place in OPERATIONS) are literals.
+    """z[c] = the operation over y[r · stride + c], r < m. m, f and operation (its place in OPERATIONS)
+    are literals.
 
     Straight-line code: m vectors are loaded, pass the network and are summed in ascending rank.
     """
@@ -135,7 +137,8 @@ def operate(
 
 
 def _total(builder: Builder, values: list[Any], f: int, operation: Operation, vector: Any) -> Any:
-    """The sum, in ascending rank, of the values the operation keeps. For the median: of the middle one or two."""
+    """The sum, in ascending rank, of the values the operation keeps. For the median:
+    of the middle one or two."""
     m = len(values)
     if operation == "meamed":
         values = _near_median(builder, values, f, vector)
@@ -148,8 +151,8 @@ def _total(builder: Builder, values: list[Any], f: int, operation: Operation, ve
 def _near_median(builder: Builder, values: list[Any], f: int, vector: Any) -> list[Any]:
     """The m − f values nearest to the median, the others 0.
 
-    They are neighbours in rank. Rank r < f leaves at the bottom exactly when rank r + m − f is strictly nearer and
-    enters at the top. Where both are equally near, see :func:`_unless_tied`.
+    They are neighbours in rank. Rank r < f leaves at the bottom exactly when rank r + m − f is strictly
+    nearer and enters at the top. Where both are equally near, see :func:`_unless_tied`.
     """
     kept, chosen = len(values) - f, list(values)
     for r, (below, above) in enumerate(_sides(builder, values, f, vector)):
@@ -168,8 +171,8 @@ def _sides(builder: Builder, values: list[Any], f: int, vector: Any) -> list[tup
 
 
 def _unless_tied(builder: Builder, total: Any, values: list[Any], f: int, vector: Any) -> Any:
-    """The total; NaN where two different values are equally near and one is kept: ranks do not say whose row is lower,
-    so whoever called looks at the rows again."""
+    """The total; NaN where two different values are equally near and one is kept: ranks do not say whose row
+    is lower, so whoever called looks at the rows again."""
     tied = ir.Constant(ir.VectorType(ir.IntType(1), vector.count), [0] * vector.count)
     for below, above in _sides(builder, values, f, vector):
         equal = builder.fcmp_ordered("==", below, above)
@@ -177,7 +180,7 @@ def _unless_tied(builder: Builder, total: Any, values: list[Any], f: int, vector
     return builder.select(tied, ir.Constant(vector, [float("nan")] * vector.count), total)
 
 
-# --- nearest neighbours -----------------------------------------------------------------------------------------------
+# --- nearest neighbours -------------------------------------------------------------------------------------
 
 
 @compiled
@@ -187,8 +190,8 @@ def nearest_of(
 ) -> None:  # fmt: skip
     """kept[i] = the neighbours within distances[i], i = begin … end − 1, in this thread.
 
-    sure[i]: whether they are those of the true distances, each of which is known but for a share of factor − 1 in all.
-    index[i] are the rows: equal ones have equal distances.
+    sure[i]: whether they are those of the true distances, each of which is known but for a share of factor −
+    1 in all. index[i] are the rows: equal ones have equal distances.
     """
     m = distances.shape[1]
     padded = (m + 15) // 16 * 16
@@ -225,7 +228,8 @@ def is_larger(a: float, b: float, factor: float) -> bool:
 
 @inlined
 def _is_sure_of_tie(row: Floats, rank: NDArray[np.int64], rows: Any, m: int, k: int, factor: float) -> bool:
-    """Whether those of equal distance around place k are one row several times, and all others surely are not there."""
+    """Whether those of equal distance around place k are one row several times,
+    and all others surely are not there."""
     highest, who = np.int64(-1), 0
     for j in range(m):
         if rank[j] < k and rank[j] > highest:
@@ -243,7 +247,8 @@ def _is_sure_of_tie(row: Floats, rank: NDArray[np.int64], rows: Any, m: int, k: 
 
 @inlined
 def _list(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> int:
-    """The columns of rank below k, ascending; their number is above k where equal distances share the highest rank."""
+    """The columns of rank below k, ascending; their number is above k where equal distances share the highest
+    rank."""
     place = 0
     for j in range(m):
         column[place] = j
@@ -253,7 +258,8 @@ def _list(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) ->
 
 @inlined
 def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32]) -> None:
-    """The k columns of lowest (rank, column), ascending: of those that share the highest rank the last are left out."""
+    """The k columns of lowest (rank, column), ascending:
+    of those that share the highest rank the last are left out."""
     highest = 0
     for j in range(m):
         if rank[j] < k:
@@ -272,11 +278,11 @@ def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32
 def nearest(
     distances: Floats, index: Any, k: int, factor: float = EXACT
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """(h, m, k) the k nearest columns of every anchor, itself included, ascending, and (h,) whether they surely are, of
-    distances that are known but for a share of factor − 1; index (h, m) are the rows.
+    """(h, m, k) the k nearest columns of every anchor, itself included, ascending, and (h,) whether they
+    surely are, of distances that are known but for a share of factor − 1; index (h, m) are the rows.
 
-    A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch. The plain twin does
-    for a few, without being compiled.
+    A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch. The plain
+    twin does for a few, without being compiled.
 
     >>> nearest(np.array([[[0.0, 9.0, 1.0], [9.0, 0.0, 4.0], [1.0, 4.0, 0.0]]]), np.arange(3)[None], 2)[0]
     array([[[0, 2], [1, 2], [0, 2]]], dtype=int32)

@@ -1,14 +1,16 @@
-"""The torch twin: the same primitives for arrays that live on a device of torch, an accelerator's or the CPU's.
+"""The torch twin: the same primitives for arrays that live on a device of torch,
+an accelerator's or the CPU's.
 
 What each function computes, with examples, is written in `plain`.
 
 Invariants:
-- whatever has d in its shape stays on the device. Indices, weights and factors come from the host as NumPy arrays, and
-  distances, flags and sums go there, all through :meth:`Torch.read`: the one way from the device to the host;
-- work is cut into pieces of victims and columns so that no temporary exceeds the budget; nothing writes to its inputs.
-  In main memory a piece fits a core's cache, and the threads of `pool` share the pieces;
-- distances come from Gram matrices in float64 around a row of the group, and from differences where they cancel; on a
-  device without float64 (mps) from differences in compensated float32.
+- whatever has d in its shape stays on the device. Indices, weights and factors come from the host as NumPy
+  arrays, and distances, flags and sums go there, all through :meth:`Torch.read`:
+  the one way from the device to the host;
+- work is cut into pieces of victims and columns so that no temporary exceeds the budget; nothing writes to
+  its inputs. In main memory a piece fits a core's cache, and the threads of `pool` share the pieces;
+- distances come from Gram matrices in float64 around a row of the group, and from differences where they
+  cancel; on a device without float64 (mps) from differences in compensated float32.
 
 Results repeat exactly on one device; they equal the other twins to rounding, not bit by bit.
 """
@@ -41,7 +43,8 @@ _CANCELLED = 1e-3  # of two rows' squared lengths: a distance below it has lost 
 
 @dataclass
 class Crossings:
-    """Models that had to go through the host, because somebody's code takes or returns NumPy: calls and bytes."""
+    """Models that had to go through the host, because somebody's code takes or returns NumPy:
+    calls and bytes."""
 
     calls: dict[str, int] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
@@ -54,7 +57,8 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Torch:
-    """Primitives on tensors of one device; temporaries take at most ``budget`` bytes (0: as the device likes it).
+    """Primitives on tensors of one device; temporaries take at most ``budget`` bytes (0:
+    as the device likes it).
 
     >>> arrays = Torch("cpu")
     >>> x = arrays.array(np.array([[0.0, 0.0], [3.0, 4.0]]))
@@ -182,7 +186,8 @@ class Torch:
                 yield victims, columns
 
     def _over(self, work: Callable[[slice, slice], None], h: int, d: int, each: int) -> None:
-        """Call work(victims, columns) for the pieces of an (h, d) result, whose parts do not depend on each other."""
+        """Call work(victims, columns) for the pieces of an (h, d) result,
+        whose parts do not depend on each other."""
         pieces = list(self._grid(h, d, each))
         share(lambda piece: work(*pieces[piece]), len(pieces), serial=not self.main)
 
@@ -232,7 +237,9 @@ class Torch:
         """(g, r, r) squared distances among the rows of each group (g, r)."""
         rows, (g, r), kind = self.lend(index), index.shape, self.wide
         if kind != torch.float64:
-            pairs = np.stack(np.meshgrid(np.arange(g), np.arange(r), np.arange(r), indexing="ij")).reshape(3, -1)
+            pairs = np.stack(np.meshgrid(np.arange(g), np.arange(r), np.arange(r), indexing="ij")).reshape(
+                3, -1
+            )
             return self._apart(table, index[pairs[0], pairs[1]], index[pairs[0], pairs[2]]).view(g, r, r)
         products = self._products(table, rows)
         lengths = products.diagonal(dim1=1, dim2=2)
@@ -275,7 +282,8 @@ class Torch:
         )  # fmt: skip
 
     def _summed(self, h: int, table: Tensor, rows: Callable[[slice, slice], Tensor], m: int) -> Tensor:
-        """Σ x² over the columns of rows(victims, columns) (v, …, w), m rows for each of h victims, which are spent."""
+        """Σ x² over the columns of rows(victims, columns) (v, …, w), m rows for each of h victims,
+        which are spent."""
         d, each = table.shape[1], m * (2 * table.dtype.itemsize + self.wide.itemsize)
         columns = list(self._pieces(d, each))
         parts = list(self._pieces(h, each * (columns[0].stop if columns else 0)))
@@ -325,7 +333,8 @@ class Torch:
         return result
 
     def _weighted(self, table: Tensor, index: Any, weights: Any, result: Tensor) -> None:
-        """`combine` into a result; what has no weight is never read, so a value that is not finite leaves no trace."""
+        """`combine` into a result; what has no weight is never read,
+        so a value that is not finite leaves no trace."""
         given, index = np.asarray(weights, np.float64), np.asarray(index)
         used = (index >= 0) & (given != 0)
         rows = self._standing(index, used)
@@ -375,7 +384,9 @@ class Torch:
             torch.div(operate(x, operation, f), divisor, out=result[victims, columns])
 
         lanes = (m if weights is None else m + weights.shape[1]) + 1
-        self._over(work, h, table.shape[1], lanes * table.dtype.itemsize * (3 if operation == "meamed" else 1))
+        self._over(
+            work, h, table.shape[1], lanes * table.dtype.itemsize * (3 if operation == "meamed" else 1)
+        )
 
     def moments(self, table: Any, index: Any, mean_factor: Any, std_factor: Any, out: Any = None) -> Any:
         rows, kind = np.asarray(index), table.dtype
@@ -455,7 +466,9 @@ class Torch:
         return np.asarray(self.read(found), np.float64)
 
     def row_distances(self, a: Any, b: Any) -> Any:
-        found = self._summed(len(a), a, lambda rows, at: a[rows, at].to(self.wide, copy=True).sub_(b[rows, at]), 1)
+        found = self._summed(
+            len(a), a, lambda rows, at: a[rows, at].to(self.wide, copy=True).sub_(b[rows, at]), 1
+        )
         return np.sqrt(np.asarray(self.read(found), np.float64))
 
     # --- what attacks and some rules need beside them ---
@@ -487,7 +500,12 @@ class Torch:
 
     def standard_normal(self, source: Any, size: int, like: Any) -> Any:
         state = source.bit_generator.state
-        if self._draws and "key" in state["state"] and state["buffer_pos"] == 4 and not state["state"]["counter"][0]:
+        if (
+            self._draws
+            and "key" in state["state"]
+            and state["buffer_pos"] == 4
+            and not state["state"]["counter"][0]
+        ):
             counter = tuple(int(word) for word in state["state"]["counter"][1:])
             return self._drawn(state["state"]["key"], counter, like.new_empty(size))
         narrow = like.dtype == torch.float32
@@ -495,7 +513,8 @@ class Torch:
 
     @property
     def _draws(self) -> bool:
-        """Whether normal numbers are drawn where the models are: in main memory NumPy is there, mps has no float64."""
+        """Whether normal numbers are drawn where the models are: in main memory NumPy is there,
+        mps has no float64."""
         return not self.main and self.wide == torch.float64
 
     def _drawn(self, key: Any, counter: Any, out: Tensor) -> Tensor:
@@ -599,7 +618,11 @@ def missing(device: str) -> str | None:
     if kind == "mps":
         if torch.backends.mps.is_available():
             return None
-        return "torch sees no Apple GPU" if torch.backends.mps.is_built() else f"torch {torch.__version__} has no mps"
+        return (
+            "torch sees no Apple GPU"
+            if torch.backends.mps.is_built()
+            else f"torch {torch.__version__} has no mps"
+        )
     if kind != "cuda":
         return None
     if torch.version.cuda is None and torch.version.hip is None:
@@ -635,11 +658,12 @@ def _weights(mix: Tensor, m: int, kind: torch.dtype) -> tuple[Tensor, int]:
     return weights.scatter_add_(2, kept, torch.ones_like(kept, dtype=kind)), kept.shape[2]
 
 
-# --- the codes of `rpel.wire` -----------------------------------------------------------------------------------------
+# --- the codes of `rpel.wire` -------------------------------------------------------------------------------
 
 
 def through(name: str, x: Tensor, out: Tensor, block: int) -> None:
-    """decode(encode(x)) of models (n, d) into ``out``, which may be x; NaN all along if the code cannot say one."""
+    """decode(encode(x)) of models (n, d) into ``out``, which may be x;
+    NaN all along if the code cannot say one."""
     narrow, (n, d) = x.to(torch.float32), x.shape
     if name == "bfloat16":
         found = narrow.to(torch.bfloat16).to(torch.float32)

@@ -1,19 +1,22 @@
-"""Inner loops written as vector instructions, because their order of operations is a promise and their speed the point.
+"""Inner loops written as vector instructions,
+because their order of operations is a promise and their speed the point.
 
 Invariants:
-- what is added to what, and in which lane, is written here and not left to an optimiser: a pair of rows gets the same
-  bits in a tile of one and in a tile of twelve;
-- a column's value never depends on its place: either callers pad buffers to whole `BLOCK`s, or the remainder of a sweep
-  does to single columns what its body does to vectors.
+- what is added to what, and in which lane, is written here and not left to an optimiser: a pair of rows gets
+  the same bits in a tile of one and in a tile of twelve;
+- a column's value never depends on its place: either callers pad buffers to whole `BLOCK`s, or the remainder
+  of a sweep does to single columns what its body does to vectors.
 
-Each is here because it gains more than 15 % over the loop that numba makes of the same words: `weigh_rows` is 11 times
-as fast, `moments_of_rows` 7, `add_rows` 2.1, `count_below` 1.8 (m = 31); `copy` makes the coordinates of a large model
-(d = 1.3 million) 1.4 times as fast and `convert` its distances 1.2 times, `fetch` the distances among many nodes 1.2
-times. Sums of squares in lanes and sorting by a network a loop cannot say.
+Each is here because it gains more than 15 % over the loop that numba makes of the same words: `weigh_rows` is
+11 times as fast, `moments_of_rows` 7, `add_rows` 2.1, `count_below` 1.8 (m = 31); `copy` makes the
+coordinates of a large model (d = 1.3 million) 1.4 times as fast and `convert` its distances 1.2 times,
+`fetch` the distances among many nodes 1.2 times.
+Sums of squares in lanes and sorting by a network a loop cannot say.
 
-Arrays are contiguous, positions count elements. A vector is 64 bytes where the processor has them (AVX-512: aggregating
-takes three quarters of the time, convolutions half), else 32. So the last bits of a distance, or of a convolution's
-gradient, may differ between such processors; the features of a processor are part of the name of its kernels' folder.
+Arrays are contiguous, positions count elements. A vector is 64 bytes where the processor has them (AVX-512:
+aggregating takes three quarters of the time, convolutions half), else 32. So the last bits of a distance, or
+of a convolution's gradient, may differ between such processors;
+the features of a processor are part of the name of its kernels' folder.
 """
 
 from collections.abc import Callable
@@ -31,8 +34,10 @@ _FUSED = bool(get_host_cpu_features().get("fma", False))
 BYTES = 64 if WIDE else 32  # of a vector
 LANES = BYTES // 8  # float64 values in it
 BLOCK = BYTES // 4  # columns every padded buffer is a multiple of: a vector of float32, two of float64
-TILE = 12 if WIDE else 6  # rows compared with two anchors at a time: with their sums they fill the 32 or 16 registers
-_WIDTHS = (12, 8, 4, 2, 1) if WIDE else (6, 5, 4, 3, 2, 1)  # of tiles: fewer are compiled sooner, and leave more rests
+# rows compared with two anchors at a time: with their sums they fill the 32 or 16 registers
+TILE = 12 if WIDE else 6
+# of tiles: fewer are compiled sooner, and leave more rests
+_WIDTHS = (12, 8, 4, 2, 1) if WIDE else (6, 5, 4, 3, 2, 1)
 FULL = 4 if WIDE else 1  # what the widths of tiles are best multiples of: few sums wait for each other
 _WIDE = 8  # vectors summed side by side when rows are added: hides the latency of one addition
 
@@ -42,9 +47,11 @@ _DOUBLE = ir.DoubleType()
 
 
 def instruction(*literals: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that writes instructions, f(builder, …), one that compiled functions call, without the builder.
+    """Make a function that writes instructions, f(builder, …), one that compiled functions call,
+    without the builder.
 
-    It is given the addresses of arrays, the values of numbers, and as Python's numbers those named in `literals`.
+    It is given the addresses of arrays, the values of numbers,
+    and as Python's numbers those named in `literals`.
     """
 
     def made(emit: Callable[..., None]) -> Callable[..., None]:
@@ -133,15 +140,17 @@ def _as_double(builder: Builder, value: Any) -> Any:
 
 def _store_double(builder: Builder, value: Any, data: Any, position: Any) -> None:
     """float64 lanes, rounded to the array's type."""
-    narrow = value if data.type.pointee == _DOUBLE else builder.fptrunc(value, vector_of(data, value.type.count))
+    narrow = (
+        value if data.type.pointee == _DOUBLE else builder.fptrunc(value, vector_of(data, value.type.count))
+    )
     store(builder, narrow, data, position)
 
 
 def _sweep(
     builder: Builder, columns: Any, body: Callable[[Any, int, int], None], steps: tuple[tuple[int, int], ...]
 ) -> None:
-    """body(c, parts, lanes) over all columns: as many (parts × lanes) columns at a time as the first step says, what is
-    left by the next."""
+    """body(c, parts, lanes) over all columns: as many (parts × lanes) columns at a time as the first step
+    says, what is left by the next."""
     start = integer(0)
     for parts, lanes in steps:
         step = parts * lanes
@@ -166,19 +175,20 @@ def _after(builder: Builder, position: Any, part: int, lanes: int) -> Any:
     return builder.add(position, integer(part * lanes))
 
 
-# --- rows in pairs ----------------------------------------------------------------------------------------------------
+# --- rows in pairs ------------------------------------------------------------------------------------------
 
 
 @instruction("both")
 def add_pair_sums(
-    builder: Builder, x: Any, stride: Any, anchor: Any, members: Any, first: Any, columns: Any, width: Any, both: int,
-    out: Any,
+    builder: Builder, x: Any, stride: Any, anchor: Any, members: Any, first: Any, columns: Any, width: Any,
+    both: int, out: Any,
 ) -> None:  # fmt: skip
     """out[first + j] += Σ_c (x_a[c] − x_b[c])² for j < width ≤ TILE, c < columns, of rows a = anchor[0] and
     b = members[first + j] of x, `stride` apart.
 
-    `both` (a literal): the same for a second anchor, anchor[1], to out[first + width + j], each member read once.
-    Per pair: lane l of a vector sums the columns ≡ l in ascending order, in the type of x; see `_add_lanes`.
+    `both` (a literal): the same for a second anchor, anchor[1], to out[first + width + j], each member read
+    once. Per pair: lane l of a vector sums the columns ≡ l in ascending order, in the type of x;
+    see `_add_lanes`.
     """
 
     def row(positions: Any, place: Any) -> Any:
@@ -240,11 +250,14 @@ def _add_lanes(builder: Builder, total: Any, target: Any) -> None:
 
 
 def _add_lanes_of_four(builder: Builder, totals: list[Any], out: Any, at: Any) -> None:
-    """The same for four vectors and out[at] … out[at + 3], in the same order: they are transposed, not taken apart."""
+    """The same for four vectors and out[at] … out[at + 3], in the same order: they are transposed,
+    not taken apart."""
     a, b, c, d = (_four_lanes(builder, total) for total in totals)
     first, second = (_add_picked(builder, *two, (0, 4, 2, 6), (1, 5, 3, 7)) for two in ((a, b), (c, d)))
     sums = _add_picked(builder, first, second, (0, 1, 4, 5), (2, 3, 6, 7))
-    _store_double(builder, builder.fadd(_load_double(builder, out, at, 4), _as_double(builder, sums)), out, at)
+    _store_double(
+        builder, builder.fadd(_load_double(builder, out, at, 4), _as_double(builder, sums)), out, at
+    )
 
 
 def _four_lanes(builder: Builder, total: Any) -> Any:
@@ -257,12 +270,15 @@ def _four_lanes(builder: Builder, total: Any) -> Any:
 def _add_picked(builder: Builder, a: Any, b: Any, left: tuple[int, ...], right: tuple[int, ...]) -> Any:
     """The sum of two choices among the lanes of a and, behind them, b."""
     kind = ir.VectorType(ir.IntType(32), len(left))
-    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(kind, list(lanes))) for lanes in (left, right)))
+    return builder.fadd(
+        *(builder.shuffle_vector(a, b, ir.Constant(kind, list(lanes))) for lanes in (left, right))
+    )
 
 
 @instruction()
 def count_below(builder: Builder, row: Any, m: Any, padded: Any, rank: Any) -> None:
-    """rank[j] = how many of row[0] … row[m − 1] are below row[j], for j < padded (a multiple of 16); float64, int64."""
+    """rank[j] = how many of row[0] … row[m − 1] are below row[j], for j < padded (a multiple of 16); float64,
+    int64."""
     vector, counts = _doubles(4), ir.VectorType(ir.IntType(64), 4)
     with loop(builder, integer(0), padded, 16) as (j, _):
         places = [_after(builder, j, part, 4) for part in range(4)]
@@ -279,7 +295,7 @@ def count_below(builder: Builder, row: Any, m: Any, padded: Any, rank: Any) -> N
             store(builder, builder.load(total), rank, place)
 
 
-# --- rows brought near ------------------------------------------------------------------------------------------------
+# --- rows brought near --------------------------------------------------------------------------------------
 
 
 @instruction()
@@ -322,17 +338,18 @@ def fetch(builder: Builder, x: Any, start: Any, count: Any) -> None:
         builder.call(prefetch, [builder.gep(data, [at]), *flags])
 
 
-# --- sums of rows -----------------------------------------------------------------------------------------------------
+# --- sums of rows -------------------------------------------------------------------------------------------
 
 
 @instruction()
 def add_rows(
     builder: Builder, x: Any, rows: Any, first: Any, count: Any, stride: Any, columns: Any, y: Any, at: Any
 ) -> None:
-    """y[at + c] = Σ_j x[rows[first + j] · stride + c] for j < count, one by one, in the order given; c < columns, a
-    multiple of `BLOCK`.
+    """y[at + c] = Σ_j x[rows[first + j] · stride + c] for j < count, one by one, in the order given; c <
+    columns, a multiple of `BLOCK`.
 
-    One running sum per column: finite values may overflow to ±∞ on the way, but ∞ never meets −∞, so no NaN arises.
+    One running sum per column: finite values may overflow to ±∞ on the way, but ∞ never meets −∞,
+    so no NaN arises.
     """
     vector, stop = vector_of(x), builder.add(first, count)
 
@@ -352,9 +369,18 @@ def add_rows(
 
 @instruction()
 def weigh_rows(
-    builder: Builder, x: Any, starts: Any, weights: Any, count: Any, offset: Any, columns: Any, y: Any, at: Any
+    builder: Builder,
+    x: Any,
+    starts: Any,
+    weights: Any,
+    count: Any,
+    offset: Any,
+    columns: Any,
+    y: Any,
+    at: Any,
 ) -> None:
-    """y[at + c] = Σ_j weights[j] · x[starts[j] + offset + c] for c < columns, j < count, in float64, row after row."""
+    """y[at + c] = Σ_j weights[j] · x[starts[j] + offset + c] for c < columns, j < count, in float64,
+    row after row."""
 
     def body(c: Any, parts: int, lanes: int) -> None:
         sums = _accumulators(builder, parts, _doubles(lanes))
@@ -372,12 +398,21 @@ def weigh_rows(
 
 @instruction()
 def moments_of_rows(
-    builder: Builder, x: Any, starts: Any, count: Any, offset: Any, columns: Any, mean: Any, std: Any, y: Any, at: Any
+    builder: Builder,
+    x: Any,
+    starts: Any,
+    count: Any,
+    offset: Any,
+    columns: Any,
+    mean: Any,
+    std: Any,
+    y: Any,
+    at: Any,
 ) -> None:
     """y[at + c] = mean · μ + std · σ over x[starts[j] + offset + c], j < count, in float64.
 
-    Two passes: μ, then squared deviations from it. `std` 0 skips the second. No vector is divided: that takes as long
-    as adding eight rows.
+    Two passes: μ, then squared deviations from it. `std` 0 skips the second. No vector is divided: that takes
+    as long as adding eight rows.
     """
     number, one = builder.sitofp(count, _DOUBLE), ir.Constant(_DOUBLE, 1.0)
     inverse = builder.fdiv(one, number)
@@ -423,7 +458,8 @@ def _call(builder: Builder, name: str, *values: Any) -> Any:
 
 
 def _quotient(builder: Builder, total: Any, number: Any, inverse: Any) -> Any:
-    """total / number, a whole number, as a division rounds it where that is a value: a product, and what it lacks."""
+    """total / number, a whole number, as a division rounds it where that is a value: a product,
+    and what it lacks."""
     vector = total.type
     if not _FUSED:
         return builder.fdiv(total, spread(builder, number, vector))

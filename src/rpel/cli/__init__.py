@@ -1,7 +1,9 @@
-"""The command line: parses, calls one function each, prints. Results go to stdout, progress and warnings to stderr.
+"""The command line: parses, calls one function each, prints. Results go to stdout,
+progress and warnings to stderr.
 
-Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 interrupted, after saving where there is
-something to save. Commands import what is heavy when they are called: ``rpel plan`` never sees torch.
+Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 interrupted, after saving where
+there is something to save. Commands import what is heavy when they are called:
+``rpel plan`` never sees torch.
 """
 
 import importlib
@@ -38,11 +40,14 @@ def _root(
 
 
 class WholeSentences(TyperGroup):
-    """A group whose help says the first paragraph of each command in full, not cut at the width of the screen."""
+    """A group whose help says the first paragraph of each command in full,
+    not cut at the width of the screen."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, _summary(command)) for name, command in known if command is not None and not command.hidden]
+        rows = [
+            (name, _summary(command)) for name, command in known if command is not None and not command.hidden
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -55,8 +60,10 @@ def _empty() -> typer.Typer:
     """The command line before it has commands."""
     made = typer.Typer(
         name="rpel",
-        help="Robust Pull-based Epidemic Learning: train one model among peers, some of them hostile, with no server.",
-        epilog="Start with: rpel doctor, then rpel run quickstart --attack foe. rpel COMMAND --help has examples.",
+        help="Robust Pull-based Epidemic Learning: train one model among peers, some of them hostile, with "
+        "no server.",
+        epilog="Start with: rpel doctor, then rpel run quickstart --attack foe. rpel COMMAND --help has "
+        "examples.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -87,7 +94,8 @@ _COMMANDS = {
     "watch": ("peer", "Watch a running network."),
     "verify": ("peer", "Check a proof that a member signed two different models."),
 }
-"""Commands in the order of the help: module (and function where its name differs), and what the help says of them."""
+"""Commands in the order of the help: module (and function where its name differs),
+and what the help says of them."""
 _GROUPS = {
     "network": ("network:app", "Networks of real peers: found one, add members, check it."),
     "peer": ("peer:app", "One peer of a network: become a member and take part."),
@@ -111,7 +119,9 @@ def _with(names: Iterable[str], object_of: Callable[[str], Any] = _found) -> typ
             app.add_typer(object_of(name), cls=WholeSentences, name=name, short_help=_GROUPS[name][1])
         else:
             kind = _listing_names() if object_of is _found and name in _NAMED else None
-            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(object_of(name))
+            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(
+                object_of(name)
+            )
     return app
 
 
@@ -142,7 +152,8 @@ def _listed() -> typer.Typer:
 
 
 def _for(words: list[str]) -> typer.Typer:
-    """The command line as far as these words need it: ``rpel plan`` answers at once, and so does ``rpel --help``."""
+    """The command line as far as these words need it: ``rpel plan`` answers at once,
+    and so does ``rpel --help``."""
     if words[:1] == ["--help"] or not words:
         return _listed()
     return _with(words[:1]) if words[0] in _COMMANDS or words[0] in _GROUPS else _whole()

@@ -42,9 +42,9 @@ def sweep(
 ) -> None:
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
 
-    The file holds preset = "quickstart" and any fields, [grid] with lists such as attack = ["alie", "foe"], and, if you
-    like, [[cells]] with combinations of their own. The whole grid is checked first; a run that fails does not stop the
-    others.
+    The file holds preset = "quickstart" and any fields, [grid] with lists such as attack = ["alie", "foe"],
+    and, if you like, [[cells]] with combinations of their own. The whole grid is checked first; a run that
+    fails does not stop the others.
 
     Example: rpel sweep attacks.toml --jobs 2
     """
@@ -117,12 +117,16 @@ def _seen(state: CellRun) -> str:
     """How a cell stands, in a few words."""
     if state.status == "done" and state.result is not None:
         before = "finished before" if state.reused else f"done in {duration(state.seconds)}"
-        return f"{before}, accuracy mean {state.result['accuracy_mean']:.4f} worst {state.result['accuracy_worst']:.4f}"
+        return (
+            f"{before}, accuracy mean {state.result['accuracy_mean']:.4f} worst "
+            f"{state.result['accuracy_worst']:.4f}"
+        )
     return f"{state.status}: {state.error}" if state.error else state.status
 
 
 def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
-    """A row a cell: how it stands, its accuracies, and what there is to say; it fits whatever width there is."""
+    """A row a cell: how it stands, its accuracies, and what there is to say;
+    it fits whatever width there is."""
     table = terminal.table("cell", "state", "mean", "worst", "", fold=("cell",), title=title)
     table.columns[0].min_width = min(max(len(s.cell.label) for s in work.states), 30)
     table.columns[-1].max_width = 24
@@ -130,9 +134,15 @@ def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
         column.no_wrap = True
     for state in states:
         result = state.result or {}
-        accuracies = [f"{result[key]:.4f}" if key in result else "" for key in ("accuracy_mean", "accuracy_worst")]
+        accuracies = [
+            f"{result[key]:.4f}" if key in result else "" for key in ("accuracy_mean", "accuracy_worst")
+        ]
         table.add_row(
-            Text(state.cell.label), state.status, *accuracies, Text(_words(state)), style=_STYLES[state.status]
+            Text(state.cell.label),
+            state.status,
+            *accuracies,
+            Text(_words(state)),
+            style=_STYLES[state.status],
         )
     return table
 
@@ -154,7 +164,7 @@ def _live(work: Sweep) -> Table:
     return table
 
 
-# --- arena -----------------------------------------------------------------------------------------------------------
+# --- arena --------------------------------------------------------------------------------------------------
 
 
 def arena(
@@ -163,7 +173,9 @@ def arena(
     attacks: Annotated[str | None, Option(help="Attacks, such as alie,foe,alie(z=1). [all]")] = None,
     methods: Annotated[str | None, Option(help="Methods beside the rules, such as gts,nna; or all.")] = None,
     seeds: Annotated[str, Option(help="Seeds, such as 0-2 or 0,7.")] = "0",
-    strongest: Annotated[bool, Option("--strongest", help="Also attacks that search their best factor.")] = False,
+    strongest: Annotated[
+        bool, Option("--strongest", help="Also attacks that search their best factor.")
+    ] = False,
     rounds: Annotated[int | None, Option(help="Rounds, T. [the preset's]")] = None,
     nodes: Annotated[int | None, Option("--nodes", "--peers", help="All nodes, n. [the preset's]")] = None,
     byzantine: Annotated[int | None, Option(help="Hostile ones among them, b. [the preset's]")] = None,
@@ -177,11 +189,14 @@ def arena(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Run all rules against all attacks in one setting and budget, several at a time, and make one page of it.
+    """Run all rules against all attacks in one setting and budget, several at a time,
+    and make one page of it.
 
-    What is finished is not repeated; after Ctrl-C the same command goes on. What cannot run is shown with its reason.
+    What is finished is not repeated; after Ctrl-C the same command goes on.
+    What cannot run is shown with its reason.
 
-    Example: rpel arena --preset quickstart --rules mean,median,nnm+trimmed_mean --attacks alie,foe --seeds 0-2
+    Example: rpel arena --preset quickstart --rules mean,median,nnm+trimmed_mean --attacks alie,foe --seeds
+    0-2
     """
     from rpel import arena as arenas
     from rpel.config.spec import load
@@ -226,7 +241,9 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
     from rpel.experiments.bench import costs
     from rpel.simulation.inputs import Objects, gather
 
-    waiting = [state.cell.spec for state in work.states if state.status == "waiting" and state.cell.spec is not None]
+    waiting = [
+        state.cell.spec for state in work.states if state.status == "waiting" and state.cell.spec is not None
+    ]
     unable = sum(state.cell.spec is None for state in work.states)
     done = len(work.states) - unable - len(waiting)
     console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
@@ -247,7 +264,7 @@ def _kind(spec: "Spec") -> str:
     return f"{spec.method} {spec.rule} {searches(spec)}"
 
 
-# --- reproduce -------------------------------------------------------------------------------------------------------
+# --- reproduce ----------------------------------------------------------------------------------------------
 
 
 def reproduce(
@@ -255,15 +272,25 @@ def reproduce(
         list[str] | None,
         Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
     ] = None,
-    scale: Annotated[str, Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")] = "smoke",
+    scale: Annotated[
+        str, Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")
+    ] = "smoke",
     part: Annotated[
         float | None, Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
     ] = None,
-    attacks: Annotated[str | None, Option(help="Only the curves under these, such as alie,foe. [all]")] = None,
-    methods: Annotated[str | None, Option(help="Only the curves of these, such as rpel,cs-plus. [all]")] = None,
-    seeds: Annotated[str | None, Option(help="Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]")] = None,
+    attacks: Annotated[
+        str | None, Option(help="Only the curves under these, such as alie,foe. [all]")
+    ] = None,
+    methods: Annotated[
+        str | None, Option(help="Only the curves of these, such as rpel,cs-plus. [all]")
+    ] = None,
+    seeds: Annotated[
+        str | None, Option(help="Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]")
+    ] = None,
     eval_every: Annotated[int | None, Option(help="Rounds between evaluations. [the panel's]")] = None,
-    out: Annotated[Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")
+    ] = None,
     style: Look = "screen",
     data_dir: DataDir = None,
     threads: Threads = None,
@@ -276,7 +303,8 @@ def reproduce(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Make figures of the paper: numbers as CSV, pictures as SVG and PNG, and an index of the runs behind them.
+    """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
+    and an index of the runs behind them.
 
     What is finished is not repeated; after Ctrl-C the same command goes on.
 
@@ -334,10 +362,14 @@ def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
     todo, all_runs = len(work.open), len(work.specs)
     if todo:
         before = all_runs - todo
-        display.say(f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {before}; measuring rounds")
+        display.say(
+            f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {before}; measuring rounds"
+        )
     needed = seconds_needed(work)
     if todo:
-        display.say(f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)")
+        display.say(
+            f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)"
+        )
     return needed
 
 
@@ -358,7 +390,7 @@ def _bar(display: "RunDisplay") -> "Progress | None":
     return tick
 
 
-# --- bench and import ------------------------------------------------------------------------------------------------
+# --- bench and import ---------------------------------------------------------------------------------------
 
 
 def _precise(seconds: float) -> str:
@@ -371,7 +403,8 @@ def _precise(seconds: float) -> str:
 
 
 def bench(as_json: Json = False) -> None:
-    """Measure what matters on this machine, in about two minutes, as ratios to the plain way of doing the same.
+    """Measure what matters on this machine, in about two minutes,
+    as ratios to the plain way of doing the same.
 
     Example: rpel bench --json
     """
@@ -401,9 +434,12 @@ def _imports() -> None:
 @imports.command()
 def byzfl(
     file: Annotated[Path, Argument(help="ByzFL's config.json.", show_default=False)],
-    output: Annotated[Path | None, Option("--output", "-o", help="The sweep file to write. [printed]")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="The sweep file to write. [printed]")
+    ] = None,
 ) -> None:
-    """Make a sweep file of a ByzFL benchmark's config.json; what has no counterpart is said in it and on stderr.
+    """Make a sweep file of a ByzFL benchmark's config.json;
+    what has no counterpart is said in it and on stderr.
 
     Example: rpel import byzfl config.json -o sweep.toml
     """

@@ -47,8 +47,8 @@ _LONGEST = 60  # letters of an organisation or an address that are shown beside 
 Model = Annotated[
     Path | None,
     Option(
-        help="Begin with the model in this safetensors file (needed for your own task; its values are matched by name "
-        "and shape with the task's layout).",
+        help="Begin with the model in this safetensors file (needed for your own task; its values are "
+        "matched by name and shape with the task's layout).",
         show_default="drawn from --seed",
     ),
 ]
@@ -62,21 +62,29 @@ Epoch = Annotated[
 Hyperparameters = Annotated[
     list[str] | None,
     Option(
-        help="What all members train with: key=value, several with commas between, or JSON. All know lr, momentum, "
-        "weight_decay and batch_size, built-in tasks also model, partition, alpha.",
+        help="What all members train with: key=value, several with commas between, or JSON. All know lr, "
+        "momentum, weight_decay and batch_size, built-in tasks also model, partition, alpha.",
         metavar="KEY=VALUE",
     ),
 ]
 
 
-FromRound = Annotated[int, Option(help="The round with which it takes effect; everybody needs the file before.")]
-Hostile = Annotated[int | None, Option("--byzantine", help="How many may be hostile, b.", show_default="as before")]
+FromRound = Annotated[
+    int, Option(help="The round with which it takes effect; everybody needs the file before.")
+]
+Hostile = Annotated[
+    int | None, Option("--byzantine", help="How many may be hostile, b.", show_default="as before")
+]
 LateLater = Annotated[
-    int | None, Option("--no-shows", help="Rounds go on with this many honest peers late.", show_default="as before")
+    int | None,
+    Option("--no-shows", help="Rounds go on with this many honest peers late.", show_default="as before"),
 ]
 Hours = Annotated[
     str | None,
-    Option(help="Rounds only within these hours of a day, UTC, such as 20:00-06:00.", show_default="the whole day"),
+    Option(
+        help="Rounds only within these hours of a day, UTC, such as 20:00-06:00.",
+        show_default="the whole day",
+    ),
 ]
 
 
@@ -86,14 +94,18 @@ def new(
     byzantine: Byzantine,
     rounds: Rounds,
     no_shows: Late = None,
-    confidence: Annotated[float, Option(help="Probability of the plan, over all peers and rounds.")] = CONFIDENCE,
+    confidence: Annotated[
+        float, Option(help="Probability of the plan, over all peers and rounds.")
+    ] = CONFIDENCE,
     task: Annotated[
-        str, Option(help="mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer.")
+        str,
+        Option(help="mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer."),
     ] = "mnist-sample",
     model: Model = None,
     period: Annotated[float, Option(help="Length of a round in seconds.")] = 60.0,
     deadline: Annotated[
-        float | None, Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period")
+        float | None,
+        Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period"),
     ] = None,
     epoch: Epoch = None,
     hours: Hours = None,
@@ -114,35 +126,48 @@ def new(
     outer_momentum: Annotated[float, Option(help="Its momentum.")] = 0.9,
     allow_private: Annotated[
         bool,
-        Option("--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."),
+        Option(
+            "--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."
+        ),
     ] = False,
     linger: Annotated[
-        float, Option(help="Periods after the last round in which peers serve it to members that are late, at most.")
+        float,
+        Option(
+            help="Periods after the last round in which peers serve it to members that are late, at most."
+        ),
     ] = 10.0,
     wire: Annotated[
         str, Option(help="How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).")
     ] = "float32",
     memory: Annotated[
-        int, Option(help="Aggregate the answers of so many rounds: fewer messages a round, for as much certainty.")
+        int,
+        Option(
+            help="Aggregate the answers of so many rounds: fewer messages a round, for as much certainty."
+        ),
     ] = 1,
     max_age: Annotated[
-        int, Option(help="Rounds by which an answer may be old: so members slower than the period take part, too.")
+        int,
+        Option(
+            help="Rounds by which an answer may be old: so members slower than the period take part, too."
+        ),
     ] = 0,
     upstream: Annotated[
         str | None, Option(help="What a member can send, such as 20Mbit: the shortest period for it is told.")
     ] = None,
     run: Annotated[
-        str | None, Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's")
+        str | None,
+        Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's"),
     ] = None,
     out: Annotated[Path, Option(help="Folder for members.toml and init.safetensors.")] = Path(),
     seed: Annotated[int, Option(help="Where a built-in task's initial model comes from.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Found a network: plan how many peers each one pulls from, and write the two files that all members share.
+    """Found a network: plan how many peers each one pulls from,
+    and write the two files that all members share.
 
     members.toml holds the plan, the times and the hyper-parameters, and later one entry for each member;
-    init.safetensors is the model that all begin with. The plan is stall-proof: rounds go on even when all hostile peers
-    keep silent and some honest ones are late.
+    init.safetensors is the model that all begin with. The plan is stall-proof: rounds go on even when all
+    hostile peers keep silent and some honest ones are late.
 
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
     """
@@ -158,11 +183,11 @@ def new(
     if optimizer_params:
         table["optimizer_params"] = parse_pairs(optimizer_params, "optimizer_params", "eps=1e-6")
     founding = Founding(
-        run=run or "", nodes=peers, byzantine=byzantine, rounds=rounds, epoch=parse_epoch(epoch, datetime.now(UTC)),
-        period=period, deadline=deadline, confidence=confidence, no_shows=no_shows, rule=rule, local_steps=local_steps,
-        allow_private=allow_private, linger=linger, hyperparameters=table,
-        outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum, wire=cast("WireName", wire),
-        hours=hours or "",
+        run=run or "", nodes=peers, byzantine=byzantine, rounds=rounds,
+        epoch=parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline, confidence=confidence,
+        no_shows=no_shows, rule=rule, local_steps=local_steps, allow_private=allow_private, linger=linger,
+        hyperparameters=table, outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum,
+        wire=cast("WireName", wire), hours=hours or "",
         memory=memory, max_age=max_age,
     )  # fmt: skip
     if upstream is not None:
@@ -172,7 +197,9 @@ def new(
         terminal.say(f"note: {note}")
     shortest = network.shortest_period(upstream)
     if shortest is not None and period < shortest:
-        terminal.say(f"note: with {upstream} a member cannot serve all who ask it within a period of {period:g} s")
+        terminal.say(
+            f"note: with {upstream} a member cannot serve all who ask it within a period of {period:g} s"
+        )
     if not terminal.printed(network.to_dict() | {"shortest_period": shortest}, as_json):
         print(_founded(network))
         if shortest is not None:
@@ -185,8 +212,14 @@ def _founded(network: "Founded") -> str:
     late = m.memory * network.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
-    hosts = f"--members {network.members.name}" + (f" --task {network.task}" if network.task != "none" else "")
-    start = "rpel peer run --config peer.toml" if network.task != "none" else 'your loop, with rpel.Peer("peer.toml")'
+    hosts = f"--members {network.members.name}" + (
+        f" --task {network.task}" if network.task != "none" else ""
+    )
+    start = (
+        "rpel peer run --config peer.toml"
+        if network.task != "none"
+        else 'your loop, with rpel.Peer("peer.toml")'
+    )
     window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, \
@@ -214,14 +247,17 @@ Next:
 
 @app.command()
 def add(
-    entries: Annotated[list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
+    entries: Annotated[
+        list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")
+    ],
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Add members' entries to members.toml, all of them or none; certificates, addresses and fingerprints are checked.
+    """Add members' entries to members.toml, all of them or none; certificates,
+    addresses and fingerprints are checked.
 
-    Then compare every fingerprint with its owner by telephone, and give everybody the same file: a member is known by
-    its fingerprint alone.
+    Then compare every fingerprint with its owner by telephone, and give everybody the same file: a member is
+    known by its fingerprint alone.
 
     Example: rpel network add clinic-1.toml clinic-2.toml
     """
@@ -229,14 +265,16 @@ def add(
 
     membership, new = add(members, entries)
     ids, missing = [member.id for member in new], membership.nodes - len(membership.members)
-    if terminal.printed({"added": ids, "members": len(membership.members), "missing": missing}, as_json, indent=None):
+    if terminal.printed(
+        {"added": ids, "members": len(membership.members), "missing": missing}, as_json, indent=None
+    ):
         return
     terminal.stdout().print(_fingerprints(membership, ids))
     waits = f"{missing} of {membership.nodes} are still missing" if missing else "it is complete"
     print(f"{len(new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
 
 
-# --- a running network changes ---------------------------------------------------------------------------------------
+# --- a running network changes ------------------------------------------------------------------------------
 
 
 def _lines(sentence: str) -> str:
@@ -252,22 +290,28 @@ def _say_change(change: "Change", as_json: bool) -> None:
 
 @app.command("join")
 def join_later(
-    entries: Annotated[list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")],
+    entries: Annotated[
+        list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")
+    ],
     from_round: FromRound,
     byzantine: Hostile = None,
     no_shows: LateLater = None,
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Add members to a running network from a round on: plans anew and writes members.next.toml for everybody.
+    """Add members to a running network from a round on:
+    plans anew and writes members.next.toml for everybody.
 
-    Says what changes and what each member has to do. A change that waits in members.next.toml already is kept.
+    Says what changes and what each member has to do.
+    A change that waits in members.next.toml already is kept.
 
     Example: rpel network join clinic-7.toml --from-round 600
     """
     from rpel.peer.ops.change import change, joining
 
-    _say_change(change(members, from_round, joining(*entries), byzantine=byzantine, no_shows=no_shows), as_json)
+    _say_change(
+        change(members, from_round, joining(*entries), byzantine=byzantine, no_shows=no_shows), as_json
+    )
 
 
 @app.command()
@@ -279,7 +323,8 @@ def leave(
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Take members out of a running network from a round on: plans anew and writes members.next.toml for everybody.
+    """Take members out of a running network from a round on:
+    plans anew and writes members.next.toml for everybody.
 
     Example: rpel network leave clinic-3 --from-round 600
     """
@@ -290,12 +335,15 @@ def leave(
 
 @app.command()
 def rotate(
-    entry: Annotated[Path, Argument(help="The member's new entry, as rpel peer init prints it.", metavar="ENTRY")],
+    entry: Annotated[
+        Path, Argument(help="The member's new entry, as rpel peer init prints it.", metavar="ENTRY")
+    ],
     from_round: FromRound,
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Give a member of a running network a new key or address from a round on; writes members.next.toml for everybody.
+    """Give a member of a running network a new key or address from a round on;
+    writes members.next.toml for everybody.
 
     The member makes both with rpel peer init --dir new, and keeps them as peer.next.key and peer.next.crt.
 
@@ -315,20 +363,24 @@ def plan_later(
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Change how many members may be hostile or late, or the last round, from a round on; writes members.next.toml.
+    """Change how many members may be hostile or late, or the last round, from a round on;
+    writes members.next.toml.
 
     Example: rpel network plan --byzantine 3 --from-round 600
     """
     from rpel.peer.ops.change import change, planning
 
-    _say_change(change(members, from_round, planning(rounds), byzantine=byzantine, no_shows=no_shows), as_json)
+    _say_change(
+        change(members, from_round, planning(rounds), byzantine=byzantine, no_shows=no_shows), as_json
+    )
 
 
 @app.command("period")
 def period_later(
     from_round: FromRound,
     seconds: Annotated[
-        float | None, Argument(help="Length of a round in seconds.", metavar="SECONDS", show_default="as before")
+        float | None,
+        Argument(help="Length of a round in seconds.", metavar="SECONDS", show_default="as before"),
     ] = None,
     hours: Annotated[
         str | None,
@@ -339,12 +391,14 @@ def period_later(
     ] = None,
     pause: Annotated[float, Option(help="Seconds without a round before that round.", min=0.0)] = 0.0,
     deadline: Annotated[
-        float | None, Option(help="Seconds into a round at which pulls end.", show_default="the same share of it")
+        float | None,
+        Option(help="Seconds into a round at which pulls end.", show_default="the same share of it"),
     ] = None,
     members: Members = Path("members.toml"),
     as_json: Json = False,
 ) -> None:
-    """Change how long rounds are, keep them to hours of the day, or pause, from a round on; writes members.next.toml.
+    """Change how long rounds are, keep them to hours of the day, or pause, from a round on;
+    writes members.next.toml.
 
     Example: rpel network period 120 --hours 20:00-06:00 --from-round 600
     """
@@ -356,7 +410,8 @@ def period_later(
 
 @app.command()
 def diff(config: Asking = Path("peer.toml"), as_json: Json = False) -> None:
-    """Say what the coming membership changes, and ask every member which files it holds: in force, and to come.
+    """Say what the coming membership changes, and ask every member which files it holds: in force,
+    and to come.
 
     Exit status 0: all that answered hold the same files as this member; 1: not.
 
@@ -402,7 +457,8 @@ def _which(hash: str, mine: str) -> Text:
     if not hash:
         return Text("missing" if mine else "none", "yellow" if mine else "")
     return Text(
-        f"the same ({hash[:8]})" if hash == mine else f"another ({hash[:8]})", "green" if hash == mine else "red"
+        f"the same ({hash[:8]})" if hash == mine else f"another ({hash[:8]})",
+        "green" if hash == mine else "red",
     )
 
 
@@ -416,10 +472,15 @@ def list_members(members: Members = Path("members.toml"), as_json: Json = False)
 
     membership = Membership.load(members, draft=True)
     keys = ("id", "organisation", "url", "fingerprint")
-    if terminal.printed([{key: getattr(member, key) for key in keys} for member in membership.members], as_json):
+    if terminal.printed(
+        [{key: getattr(member, key) for key in keys} for member in membership.members], as_json
+    ):
         return
     terminal.stdout().print(_fingerprints(membership))
-    print(f"{len(membership.members)} of {membership.nodes} members; hash of the file's content {membership.hash[:16]}")
+    print(
+        f"{len(membership.members)} of {membership.nodes} members; hash of the file's content "
+        f"{membership.hash[:16]}"
+    )
 
 
 def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
@@ -436,7 +497,8 @@ def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
 
 
 def _written(text: str) -> str:
-    """What an entry says, on one line and too short for a fingerprint: it must not pass for what is compared."""
+    """What an entry says, on one line and too short for a fingerprint:
+    it must not pass for what is compared."""
     shown = visible(" ".join(text.split()))
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
@@ -446,15 +508,18 @@ def check(
     config: Asking = Path("peer.toml"),
     step_seconds: Annotated[
         float | None,
-        Option(help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0),
+        Option(
+            help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0
+        ),
     ] = None,
     timeout: Annotated[float, Option(help="Seconds that pulling one model may take.", min=0.1)] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Ask every other member: is it there, does it hold the same file, what time has it, how long does a model take?
+    """Ask every other member: is it there, does it hold the same file, what time has it,
+    how long does a model take?
 
-    The others have to run (rpel peer run, before the epoch is the best time); the own peer need not. Suggests a period
-    from the slowest pull. Exit status 0: all is well; 1: something is not.
+    The others have to run (rpel peer run, before the epoch is the best time); the own peer need not. Suggests
+    a period from the slowest pull. Exit status 0: all is well; 1: something is not.
 
     Example: rpel network check --config peer.toml
     """
@@ -488,18 +553,27 @@ def _advice(observer: "Observer", report: "Report") -> str:
 
     m = observer.now.membership
     wrong = [member.id for member in report.members if not member.well]
-    verdict = f"not well: {', '.join(wrong)}" if wrong else f"all {len(report.members)} other members are well"
+    verdict = (
+        f"not well: {', '.join(wrong)}" if wrong else f"all {len(report.members)} other members are well"
+    )
     verdict += f"\n{_reached(report)}"
     if report.suggested_period is None:
         return f"{verdict}\nno pull was measured, so no period is suggested"
     slowest = max(member.seconds or 0.0 for member in report.members)
-    step = f"local steps {report.step_seconds:.2g} s" if report.step_seconds is not None else "local steps not known"
+    step = (
+        f"local steps {report.step_seconds:.2g} s"
+        if report.step_seconds is not None
+        else "local steps not known"
+    )
     enough = "is enough" if m.period >= report.suggested_period else "is SHORTER than that"
-    unknown = "" if report.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
+    unknown = (
+        "" if report.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
+    )
     return (
-        f"{verdict}\nsuggested period: {report.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
-        f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in the "
-        f"{m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
+        f"{verdict}\nsuggested period: {report.suggested_period:.2g} s; the period of {m.period:g} s "
+        f"{enough}\n"
+        f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in "
+        f"the {m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
     )
 
 
@@ -532,10 +606,13 @@ def _checked(checked: Sequence["Checked"]) -> Table:
 
 
 def _yes(value: bool | None) -> Text:
-    return Text("" if value is None else "yes" if value else "no", "" if value is None else "green" if value else "red")
+    return Text(
+        "" if value is None else "yes" if value else "no",
+        "" if value is None else "green" if value else "red",
+    )
 
 
-# --- the demonstration ------------------------------------------------------------------------------------------------
+# --- the demonstration --------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -546,7 +623,9 @@ def demo(
     attack: Annotated[str, Option(help="What the hostile peers do: see rpel red-team.")] = "foe",
     param: Parameters = None,
     no_shows: Late = None,
-    period: Annotated[str, Option(help="Seconds of a round, or auto: as short as the machine allows.")] = "auto",
+    period: Annotated[
+        str, Option(help="Seconds of a round, or auto: as short as the machine allows.")
+    ] = "auto",
     seed: Annotated[int, Option(help="Where the first model and the shares of data come from.")] = 0,
     out: Annotated[
         Path | None, Option(help="Keep keys, logs and states in this folder.", show_default="none is kept")
@@ -555,8 +634,9 @@ def demo(
 ) -> None:
     """Show a network at work on this machine: real processes, keys and TLS, hostile members among them.
 
-    Every peer holds its own share of an MNIST sample and pulls from a few others each round; the hostile ones answer
-    with forged models. Then the same network runs again with plain averaging, and both ends are shown side by side.
+    Every peer holds its own share of an MNIST sample and pulls from a few others each round; the hostile ones
+    answer with forged models. Then the same network runs again with plain averaging,
+    and both ends are shown side by side.
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack foe
     """
@@ -596,12 +676,17 @@ def _showing() -> Iterator["Show"]:
 
         def show(scene: "Scene") -> None:
             nonlocal told
-            title, part = f"{scene.rule}: round {scene.round} of {scene.rounds}", scene.round * 6 // scene.rounds
+            title, part = (
+                f"{scene.rule}: round {scene.round} of {scene.rounds}",
+                scene.round * 6 // scene.rounds,
+            )
             if shown is not None:
                 shown.update(members_now(title, scene.seen, scene.hostile), refresh=True)
             elif told != (told := (scene.rule, part)):
                 known = [member.accuracy for member in scene.seen if member.accuracy is not None]
-                terminal.say(title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else ""))
+                terminal.say(
+                    title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else "")
+                )
 
         yield show
 
@@ -630,7 +715,9 @@ def _print_demo(results: dict[str, Any]) -> None:
         f"{results['rounds']} rounds; each pulls {results['pull']} and trims {results['b_hat']}"
     )
     console.print(table)
-    console.print(f"rounds of the honest peers with the robust rule: {outcomes}; {results['seconds']:.0f} s in all")
+    console.print(
+        f"rounds of the honest peers with the robust rule: {outcomes}; {results['seconds']:.0f} s in all"
+    )
     console.print(_verdict(results))
 
 
@@ -640,5 +727,7 @@ def _verdict(results: dict[str, Any]) -> str:
     ends = f"{robust:.0%} with the robust rule, {averaging:.0%} with plain averaging"
     if not results["byzantine"]:
         return f"without hostile peers: {ends}"
-    verb = "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
+    verb = (
+        "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
+    )
     return f"{results['byzantine']} hostile peers of {results['peers']} {verb} plain averaging: {ends}"

@@ -1,4 +1,5 @@
-"""``rpel peer``: become a member, take part, take the model. Also ``watch``, ``verify``, ``doctor``, ``red-team``."""
+"""``rpel peer``: become a member, take part, take the model. Also ``watch``, ``verify``, ``doctor``,
+``red-team``."""
 
 import asyncio
 import sys
@@ -35,14 +36,17 @@ app = typer.Typer(
 def init(
     url: Annotated[str, Option(help="Where the others reach it: https://host:port")],
     id: Annotated[
-        str | None, Option(help="This peer's name: letters, digits and . _ -", show_default="that in peer.toml")
+        str | None,
+        Option(help="This peer's name: letters, digits and . _ -", show_default="that in peer.toml"),
     ] = None,
     organisation: Annotated[str, Option(help="Who runs it.")] = "",
     members: Annotated[
-        Path | None, Option(help="The network's members.toml; it may come later.", show_default="members.toml")
+        Path | None,
+        Option(help="The network's members.toml; it may come later.", show_default="members.toml"),
     ] = None,
     task: Annotated[
-        str | None, Option(help="mnist-sample, mnist, or your own as module:task.", show_default="mnist-sample")
+        str | None,
+        Option(help="mnist-sample, mnist, or your own as module:task.", show_default="mnist-sample"),
     ] = None,
     data: Annotated[Path | None, Option(help="Folder or file with this peer's data.")] = None,
     listen: Annotated[
@@ -51,7 +55,9 @@ def init(
     ] = None,
     metrics_listen: Annotated[
         str | None,
-        Option(help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"),
+        Option(
+            help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"
+        ),
     ] = None,
     folder: Annotated[Path, Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
     days: Annotated[int, Option(help="How long the certificate is valid.")] = 825,
@@ -62,14 +68,17 @@ def init(
 ) -> None:
     """Make this peer's key, certificate and peer.toml, and print the entry that makes it a member.
 
-    The key, peer.key, is this peer's identity: it never leaves the machine, and only its owner can read it. The entry
-    holds the certificate, which is public: send it to the founder of the network over a channel where it cannot be
-    exchanged on the way, and compare the fingerprint by telephone. A member is known by this fingerprint alone.
+    The key, peer.key, is this peer's identity: it never leaves the machine, and only its owner can read it.
+    The entry holds the certificate, which is public: send it to the founder of the network over a channel
+    where it cannot be exchanged on the way, and compare the fingerprint by telephone.
+    A member is known by this fingerprint alone.
 
-    The entry goes to standard output, the rest to standard error. The founder adds it with `rpel network add` and gives
-    everybody the same members.toml; then `rpel peer run` takes part, and `rpel network check` asks all the others.
+    The entry goes to standard output, the rest to standard error. The founder adds it with `rpel network add`
+    and gives everybody the same members.toml; then `rpel peer run` takes part,
+    and `rpel network check` asks all the others.
 
-    Where a peer.toml lies already, as `rpel new` writes it, it counts: name, task, data and addresses come from it.
+    Where a peer.toml lies already, as `rpel new` writes it, it counts: name, task,
+    data and addresses come from it.
 
     Example: rpel peer init --id clinic-3 --url https://rpel.clinic-3.example:7443 > clinic-3.toml
     """
@@ -84,8 +93,13 @@ def init(
         f"certificate: {joined.certificate}, valid until {joined.expires:%Y-%m-%d}\n"
         f"settings:    {joined.config} (where to listen, task, data: read it before you run the peer)\n"
         f"fingerprint: {grouped(joined.member.fingerprint)}\n"
-        + (f"memory:      {joined.memory} says what the service needs for this plan\n" if joined.memory else "")
-        + "next: send the entry on standard output to the founder, who adds it (rpel network add) and compares the\n"
+        + (
+            f"memory:      {joined.memory} says what the service needs for this plan\n"
+            if joined.memory
+            else ""
+        )
+        + "next: send the entry on standard output to the founder, who adds it (rpel network add) and "
+        "compares the\n"
         "      fingerprint by telephone; when you have the complete members.toml, and before the epoch:\n"
         f"      rpel peer run --config {joined.config}\n"
         f"      rpel network check --config {joined.config}",
@@ -102,7 +116,10 @@ def run(
     config: Settings = Path("peer.toml"),
     force: Annotated[
         bool,
-        Option("--force", help="Take a coming membership also where that may split this peer off from the others."),
+        Option(
+            "--force",
+            help="Take a coming membership also where that may split this peer off from the others.",
+        ),
     ] = False,
     metrics_listen: Annotated[
         str | None, Option(help="host:port of page and metrics.", show_default="as peer.toml says")
@@ -111,10 +128,11 @@ def run(
 ) -> None:
     """Take part in the network until its last round, with the task that peer.toml names.
 
-    One line a round goes to standard error, one JSON line a round to the log (rounds.jsonl in the state folder, unless
-    peer.toml names another), and a page to look at is at http://METRICS_LISTEN/. Ctrl-C (status 130) and SIGTERM
-    (status 0) end it at once with everything on disk: started again, it goes on where it was. Status 3: the run is over
-    and this peer's model is not of its last round. For your own training loop see rpel.Peer.
+    One line a round goes to standard error, one JSON line a round to the log (rounds.jsonl in the state
+    folder, unless peer.toml names another), and a page to look at is at http://METRICS_LISTEN/. Ctrl-C
+    (status 130) and SIGTERM (status 0) end it at once with everything on disk: started again, it goes on
+    where it was. Status 3: the run is over and this peer's model is not of its last round.
+    For your own training loop see rpel.Peer.
 
     Example: rpel peer run --config peer.toml
     """
@@ -134,7 +152,8 @@ def run(
             terminal.say(f"{how}; everything is on disk, the same command goes on from there")
             raise typer.Exit(status) from None
     if not terminal.printed(summary, as_json, indent=None):
-        print(_ended(summary), file=sys.stderr if own.log == "-" else sys.stdout)  # that is the JSON lines' then
+        # that is the JSON lines' then
+        print(_ended(summary), file=sys.stderr if own.log == "-" else sys.stdout)
     if summary["model_round"] != summary["rounds"]:
         raise typer.Exit(BEHIND)
 
@@ -150,9 +169,9 @@ def export(
 ) -> None:
     """Write this peer's model as a safetensors file, at any time, also while the peer runs.
 
-    Parameters are named as in init.safetensors; beside them are this peer's buffers (BatchNorm's statistics), so that
-    model.load_state_dict(safetensors.torch.load_file(FILE)) takes it as it is. The round and the digest are in the
-    file's metadata. After the last round the same file lies in the state folder already.
+    Parameters are named as in init.safetensors; beside them are this peer's buffers (BatchNorm's statistics),
+    so that model.load_state_dict(safetensors.torch.load_file(FILE)) takes it as it is. The round and the
+    digest are in the file's metadata. After the last round the same file lies in the state folder already.
 
     Example: rpel peer export --config peer.toml -o model.safetensors
     """
@@ -175,16 +194,25 @@ def _say_round(report: "Report", scored: "Measured") -> None:
     frozen = ", frozen: too few members answer" if report.frozen else ""
     answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
     with suppress(OSError, ValueError):  # a terminal that is gone does not end a peer
-        print(f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}", file=sys.stderr, flush=True)
+        print(
+            f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _ended(summary: dict[str, Any]) -> str:
     """How it went, for people."""
     model = (
-        f"; the model is {summary['model']}" if summary["model"] else "; there is no model, since no round ended here"
+        f"; the model is {summary['model']}"
+        if summary["model"]
+        else "; there is no model, since no round ended here"
     )
     if summary["model"] and summary["model_round"] != summary["rounds"]:
-        model += f", after round {summary['model_round']} only: another member has that of round {summary['rounds']}"
+        model += (
+            f", after round {summary['model_round']} only: another member has that of round "
+            f"{summary['rounds']}"
+        )
     whole = bool(summary["model"]) and summary["model_round"] == summary["rounds"]
     if summary["over"] or (
         whole and not summary["round"]
@@ -194,22 +222,27 @@ def _ended(summary: dict[str, Any]) -> str:
         return f"{summary['id']}: the run ended before this peer was ready{model}"
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items() if count)
     measured = "" if summary["accuracy"] is None else f"; accuracy {summary['accuracy']:.4f}"
-    ended = f"{summary['id']}: finished with round {summary['round']} of {summary['rounds']}; rounds here: {outcomes}"
+    ended = (
+        f"{summary['id']}: finished with round {summary['round']} of {summary['rounds']}; rounds here: "
+        f"{outcomes}"
+    )
     return f"{ended}{measured}{model}"
 
 
-# --- drills -----------------------------------------------------------------------------------------------------------
+# --- drills -------------------------------------------------------------------------------------------------
 
 
 def red_team(
     attack: Annotated[
         str,
         Option(
-            help="An attack of the library (alie, foe, ipm, sf, dissensus, mimic, gaussian, inf, strongest, ...) or a "
-            "misbehaviour: silence, slow, old_round, wrong_size, nan, garbage, flood."
+            help="An attack of the library (alie, foe, ipm, sf, dissensus, mimic, gaussian, inf, strongest, "
+            "...) or a misbehaviour: silence, slow, old_round, wrong_size, nan, garbage, flood."
         ),
     ],
-    config: Annotated[Path, Option(help="The settings of the member that turns hostile.")] = Path("peer.toml"),
+    config: Annotated[Path, Option(help="The settings of the member that turns hostile.")] = Path(
+        "peer.toml"
+    ),
     param: Parameters = None,
     allies: Annotated[
         str, Option(help="Ids of other red-team members, with commas between: their models are left out.")
@@ -218,12 +251,13 @@ def red_team(
 ) -> None:
     """Be a hostile member of your own network, to see that it holds. For drills only.
 
-    It takes part with the key of a real member, pulls what the honest members publish, forges with an attack of the
-    library, and answers each victim before the deadline; or it misbehaves: it keeps silent, sends 1 byte a second,
-    sends old rounds, wrong sizes, NaN or garbage, or floods the others with requests (200 a second unless rate= says
-    otherwise, 1000 at most).
+    It takes part with the key of a real member, pulls what the honest members publish, forges with an attack
+    of the library, and answers each victim before the deadline; or it misbehaves: it keeps silent, sends 1
+    byte a second, sends old rounds, wrong sizes, NaN or garbage, or floods the others with requests (200 a
+    second unless rate= says otherwise, 1000 at most).
 
-    Use it only on a network that is yours and whose members know of the drill: against others it is an attack.
+    Use it only on a network that is yours and whose members know of the drill:
+    against others it is an attack.
 
     Example: rpel red-team --config peer.toml --attack alie --param z=1.5 --allies clinic-4,clinic-7
     """
@@ -236,7 +270,9 @@ def red_team(
             print(deed.sentence(), flush=True)
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
-    hostile = RedTeam(Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell)
+    hostile = RedTeam(
+        Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell
+    )
     m = hostile.now.membership
     terminal.say(
         f"red team: {hostile.now.names[hostile.now.me]!r} turns hostile in the network {m.run!r} "
@@ -245,7 +281,7 @@ def red_team(
     asyncio.run(hostile.run())
 
 
-# --- watching and judging --------------------------------------------------------------------------------------------
+# --- watching and judging -----------------------------------------------------------------------------------
 
 
 _STATES = {"training": "green", "finished": "green", "starting": "yellow"}
@@ -262,12 +298,12 @@ def watch(
 ) -> None:
     """Watch a running network: round, accuracy, pulls and state of every member, until Ctrl-C.
 
-    Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What is shown of
-    a member is what it says of itself: a hostile one may lie. A change of membership is followed when its round comes.
-    After the last round peers leave; a member that no longer answers then is shown as finished, with its last numbers.
-    The columns ok, late, refused and failed count pulls; degraded counts rounds that ended with too few answers. A
-    member is shown as convicted when more than b others say that they have proof that its key signed two models of one
-    round (see rpel verify).
+    Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What
+    is shown of a member is what it says of itself: a hostile one may lie. A change of membership is followed
+    when its round comes. After the last round peers leave; a member that no longer answers then is shown as
+    finished, with its last numbers. The columns ok, late, refused and failed count pulls; degraded counts
+    rounds that ended with too few answers. A member is shown as convicted when more than b others say that
+    they have proof that its key signed two models of one round (see rpel verify).
 
     Example: rpel watch --config peer.toml
     """
@@ -287,7 +323,12 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
             while True:
                 observer.follow()
                 members, m = remembering(members, await look(observer)), observer.now.membership
-                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds, "members": members}
+                facts = {
+                    "run": m.run,
+                    "round": observer.clock.round(),
+                    "rounds": m.rounds,
+                    "members": members,
+                }
                 table = members_now(_title(observer), members, convicted=convicted(members, m.byzantine))
                 if shown is not None:
                     shown.update(table, refresh=True)
@@ -310,13 +351,16 @@ def _title(observer: "Observer") -> str:
 def members_now(
     title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
 ) -> Table:
-    """One row a member; those known to be hostile are marked, since what they say of themselves means nothing."""
+    """One row a member; those known to be hostile are marked,
+    since what they say of themselves means nothing."""
     table = terminal.table("peer", *_COLUMNS, "state", right=_COLUMNS)
     table.title, table.title_style, table.padding = Text(visible(title)), "bold", (0, 1, 0, 0)
     table.columns[0].no_wrap = table.columns[-1].no_wrap = True
     for member in seen:
         state = "other file" if member.state == "other membership" else member.state.value
-        numbers = _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
+        numbers = (
+            _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
+        )
         style = _STATES.get(state, "red")
         if member.id in hostile:
             numbers, state, style = [""] * len(_COLUMNS), "hostile", "magenta"
@@ -346,9 +390,10 @@ def verify(
 ) -> None:
     """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
 
-    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an intention: two
-    machines that run with one key are convicted, too. Of an audit log (audit.jsonl) it is checked that no line was
-    changed or left out but at its end, and that the member it names signed it. Exit status 0: proven; 1: not.
+    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an
+    intention: two machines that run with one key are convicted, too. Of an audit log (audit.jsonl) it is
+    checked that no line was changed or left out but at its end, and that the member it names signed it. Exit
+    status 0: proven; 1: not.
 
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
     """
@@ -381,16 +426,22 @@ def _say_audit(path: Path, lines: Sequence[dict[str, Any]], as_json: bool) -> No
     last = lines[-1]
     facts = {"proven": True, "member": last["member"], "lines": len(lines), "round": last["round"]}
     if not terminal.printed(facts, as_json, indent=None):
-        print(f"proven: {path} is whole, {len(lines)} lines to round {last['round']}, signed by {last['member']}")
+        print(
+            f"proven: {path} is whole, {len(lines)} lines to round {last['round']}, signed by "
+            f"{last['member']}"
+        )
 
 
 def doctor(
     preset: Annotated[str | None, Option(help="Also: is there memory for this preset or run file?")] = None,
-    config: Annotated[Path | None, Option(help="Also: a peer.toml, its members, certificate and port.")] = None,
+    config: Annotated[
+        Path | None, Option(help="Also: a peer.toml, its members, certificate and port.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Check that this machine is ready: versions, kernels, data, disk, memory, clock; what is wrong and how to fix it.
+    """Check that this machine is ready: versions, kernels, data, disk, memory, clock;
+    what is wrong and how to fix it.
 
     Example: rpel doctor --preset scale-100k
     """

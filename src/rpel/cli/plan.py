@@ -72,9 +72,12 @@ def plan(
     byzantine: Byzantine,
     rounds: Rounds,
     pull: Annotated[int | None, Option(help="Judge this pull s instead of searching the smallest.")] = None,
-    confidence: Annotated[float, Option(help="Probability asked for, over all nodes and rounds.")] = CONFIDENCE,
+    confidence: Annotated[
+        float, Option(help="Probability asked for, over all nodes and rounds.")
+    ] = CONFIDENCE,
     max_fraction: Annotated[
-        str, Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.")
+        str,
+        Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible."),
     ] = "0.5",
     method: Annotated[
         MethodName, Option(help="exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).")
@@ -82,23 +85,30 @@ def plan(
     simulations: Annotated[int, Option(help="Simulations per s, with --method simulate.")] = 5,
     grid: Annotated[str | None, Option(help="Pulls to consider: 10,20,30 or first:last:step.")] = None,
     seed: Annotated[int, Option(help="Seed of --method simulate.")] = 0,
-    silent: Annotated[bool, Option("--silent", help="Rounds must go on when all hostile peers stay silent.")] = False,
+    silent: Annotated[
+        bool, Option("--silent", help="Rounds must go on when all hostile peers stay silent.")
+    ] = False,
     no_shows: Annotated[int, Option(help="... and when this many honest peers are late.")] = 0,
     mis_specified: Annotated[
         bool, Option("--mis-specified", help="Show the probability when more than b nodes are hostile.")
     ] = False,
     parameters: Annotated[int | None, Option(help="Model size d, to count bytes.")] = None,
-    wire: Annotated[str, Option(help="What a pulled model is made of: float32, bfloat16 or int8.")] = "float32",
+    wire: Annotated[
+        str, Option(help="What a pulled model is made of: float32, bfloat16 or int8.")
+    ] = "float32",
     upstream: Annotated[
         str | None, Option(help="Rate at which a node sends, such as 20Mbit, for the shortest period.")
     ] = None,
     memory: Annotated[
-        int, Option(help="Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.", min=1)
+        int,
+        Option(help="Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.", min=1),
     ] = 1,
     theory: Annotated[
         str | None, Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
     ] = None,
-    privacy_epsilon: Annotated[float | None, Option(help="Noise of local steps that keeps this epsilon.")] = None,
+    privacy_epsilon: Annotated[
+        float | None, Option(help="Noise of local steps that keeps this epsilon.")
+    ] = None,
     privacy_delta: Annotated[float | None, Option(help="... at this delta, below 1/examples.")] = None,
     examples: Annotated[int | None, Option(help="... for a node with so many training examples.")] = None,
     batch: Annotated[int | None, Option(help="... and batches of about so many of them.")] = None,
@@ -138,9 +148,10 @@ def plan(
     _show_plan(p)
     if noise is not None:
         console.print(
-            f"privacy: [bold]noise multiplier {noise:g}[/] on gradients clipped example by example keeps epsilon at or "
-            f"below {privacy_epsilon:g} (delta {privacy_delta:g}) over {count(rounds * local_steps, 'local step')}, "
-            f"for each of a node's {examples:,} examples, in Poisson batches of about {batch}"
+            f"privacy: [bold]noise multiplier {noise:g}[/] on gradients clipped example by example keeps "
+            f"epsilon at or below {privacy_epsilon:g} (delta {privacy_delta:g}) over "
+            f"{count(rounds * local_steps, 'local step')}, for each of a node's {examples:,} examples, in "
+            f"Poisson batches of about {batch}"
         )
     if wrong is not None:
         _show_mis_specified(console, p, wrong)
@@ -151,7 +162,8 @@ def plan(
 
 
 def _noise(asked: Mapping[str, Any], steps: int) -> float | None:
-    """The noise multiplier for --privacy-epsilon; None, and no accountant imported, where it is not asked for."""
+    """The noise multiplier for --privacy-epsilon; None, and no accountant imported,
+    where it is not asked for."""
     epsilon, delta, examples, batch = asked.values()
     if all(value is None for value in asked.values()):
         return None
@@ -176,7 +188,7 @@ def _warn(p: planning.Plan) -> None:
     )
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- what is printed ----------------------------------------------------------------------------------------
 
 
 def _show_plan(p: planning.Plan) -> None:
@@ -193,7 +205,10 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     window = "" if p.memory == 1 else f" of the last {p.memory} rounds"
     rows = [
         ("pull", f"s = {p.pull} random peers a round"),
-        ("tolerate", f"b_hat = {p.b_hat} hostile answers{window} ({p.b_hat} of {p.models} models, {p.fraction:.4f})"),
+        (
+            "tolerate",
+            f"b_hat = {p.b_hat} hostile answers{window} ({p.b_hat} of {p.models} models, {p.fraction:.4f})",
+        ),
         ("probability", f"{certainty} that none of {honest} meets more in {p.rounds:,} rounds"),
         ("messages", f"{p.messages_per_round:,} a round; all-to-all needs {p.messages_all_to_all:,}"),
     ]
@@ -202,7 +217,10 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
         rows.append(("bytes", f"{human_bytes(p.bytes_per_round)} a round, {each}"))
     if p.shortest_period is not None:
         asking = planning.pullers(p.nodes, p.pull)
-        why = f"{planning.PULLS:.0%} of it suffices to answer the {asking} peers that ask in a busy round (1 in 100)"
+        why = (
+            f"{planning.PULLS:.0%} of it suffices to answer the {asking} peers that ask in a busy round "
+            "(1 in 100)"
+        )
         rows.append(("shortest period", f"{p.shortest_period:.3g} s: {why}"))
     if p.memory > 1:
         first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
@@ -217,7 +235,15 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
 
 def _choices(p: planning.Plan) -> Table:
     """Pulls near the answer and the one that a run takes, which is marked."""
-    columns = ("", "s", *(("window",) if p.memory > 1 else ()), "b_hat", "hostile share", "probability", "kappa")
+    columns = (
+        "",
+        "s",
+        *(("window",) if p.memory > 1 else ()),
+        "b_hat",
+        "hostile share",
+        "probability",
+        "kappa",
+    )
     table = terminal.table(*columns, right=columns, title="neighbouring choices")
     taken = p.comfortable
     more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
@@ -231,11 +257,18 @@ def _choices(p: planning.Plan) -> Table:
 
 
 def _advice(p: planning.Plan) -> list[tuple[str, str]]:
-    rows = [("kappa", "worst-case effect of b_hat hostile models, relative to the honest spread; smaller is better")]
+    rows = [
+        (
+            "kappa",
+            "worst-case effect of b_hat hostile models, relative to the honest spread; smaller is better",
+        )
+    ]
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
         taken = f"s = {c.pull}, b_hat = {c.b_hat} (hostile share {c.fraction:.3f})"
-        rows.append(("default", f"a run or network without --pull uses {taken}: the smallest s has the worst kappa"))
+        rows.append(
+            ("default", f"a run or network without --pull uses {taken}: the smallest s has the worst kappa")
+        )
     if p.theorem_applies:
         rows.append(("theorem", f"applies: alpha = {p.alpha:.4g} < 1 (lambda = {p.lambda_:.4g})"))
     elif p.memory > 1:
@@ -245,7 +278,9 @@ def _advice(p: planning.Plan) -> list[tuple[str, str]]:
     else:
         rows.append(("theorem", "does not apply: b_hat is not a minority of the s + 1 models"))
     if p.alpha is not None and p.memory == 1:
-        rows.append(("alpha", "worst-case share of the nodes' disagreement that an exchange leaves; runs do better"))
+        rows.append(
+            ("alpha", "worst-case share of the nodes' disagreement that an exchange leaves; runs do better")
+        )
     return rows
 
 
@@ -289,23 +324,28 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
     simple = "holds" if red.guaranteed else "fails"
     console.print(f"condition kappa + 1/h_hat < 1/6: {simple} (kappa = {red.kappa:.4g}, h_hat = {red.h_hat})")
     console.print(
-        f"theorem: mean squared gradient at every honest node <= {result.bound:.6g} for eta <= {result.eta_max:.6g} "
-        f"(c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = {result.c3:.4g})"
+        f"theorem: mean squared gradient at every honest node <= {result.bound:.6g} for eta <= "
+        f"{result.eta_max:.6g} (c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = "
+        f"{result.c3:.4g})"
     )
     console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")
 
 
-# --- graph -----------------------------------------------------------------------------------------------------------
+# --- graph --------------------------------------------------------------------------------------------------
 
 
 def graph(
     source: Annotated[
         str | None,
-        Argument(metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False),
+        Argument(
+            metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False
+        ),
     ] = None,
     nodes: Annotated[int | None, Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
     byzantine: Annotated[int | None, Option(help="How many of them are hostile, b.")] = None,
-    pull: Annotated[int | None, Option(help="The budget: n*s/2 edges, as many messages as pulling s.")] = None,
+    pull: Annotated[
+        int | None, Option(help="The budget: n*s/2 edges, as many messages as pulling s.")
+    ] = None,
     graph: Annotated[str | None, Option(help="random, or honest-first as in the earlier works.")] = None,
     placement: Annotated[str | None, Option(help="Where hostile nodes sit: random or adversarial.")] = None,
     seed: Annotated[int | None, Option(help="Where the randomness comes from.")] = None,
@@ -320,7 +360,9 @@ def graph(
     from rpel.config.spec import load
     from rpel.experiments.drawings import baseline, draw_graph
 
-    fields = terminal.given(nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed)
+    fields = terminal.given(
+        nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed
+    )
     fixed = baseline(load(source or "quickstart").replace(**fields))
     if plot is not None:
         draw_graph(fixed, plot, style)
@@ -340,8 +382,8 @@ def _show_graph(console: Console, facts: Mapping[str, Any]) -> None:
     )
     if facts["placement"] == "adversarial":
         console.print(
-            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest nodes then "
-            "clip or drop that many neighbours everywhere, which is the price of a fixed graph"
+            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest "
+            "nodes then clip or drop that many neighbours everywhere, which is the price of a fixed graph"
         )
     if facts["nodes_beyond_b_hat"]:
         console.print(f"{facts['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")

@@ -12,7 +12,9 @@ from rpel.cli.terminal import Json, Plot
 if TYPE_CHECKING:
     from rpel.experiments.curious import Findings, Point
 
-app = typer.Typer(name="privacy", help="Attack the privacy of a run.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    name="privacy", help="Attack the privacy of a run.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.callback()
@@ -29,16 +31,20 @@ def attack(
     points: Annotated[int, Option(help="Rounds at which the curves are drawn.")] = 12,
     seed: Annotated[int, Option(help="Of the coins.")] = 0,
     without_clipping: Annotated[
-        bool, Option("--without-clipping", help="Break the run on purpose: the bound must then pass what is stated.")
+        bool,
+        Option(
+            "--without-clipping", help="Break the run on purpose: the bound must then pass what is stated."
+        ),
     ] = False,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Play a run again and guess, from half-steps that a member pulled, which examples the victim has.
 
-    Each of the victim's examples is left out by a coin. By the loss of the model seen last: AUC, and true positives
-    (TPR) at 1 % false positives. By canaries: a lower bound on epsilon, which must stay below what the run states. Once
-    for a member that sees the victim in every round, once for one that meets it by the plan's draws.
+    Each of the victim's examples is left out by a coin. By the loss of the model seen last: AUC, and true
+    positives (TPR) at 1 % false positives. By canaries: a lower bound on epsilon, which must stay below what
+    the run states. Once for a member that sees the victim in every round,
+    once for one that meets it by the plan's draws.
 
     Example: rpel privacy attack runs/quickstart-0123456789ab --plot attack.svg
     """
@@ -96,8 +102,16 @@ def _verdict(findings: "Findings") -> str:
     if stated is None or findings.holds is None:
         return f"{bound}; this run states none"
     if findings.holds:
-        most = f"; {findings.canaries} canaries show at most {findings.most:.2f}" if findings.most < stated else ""
-        broken = "" if findings.clipped else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+        most = (
+            f"; {findings.canaries} canaries show at most {findings.most:.2f}"
+            if findings.most < stated
+            else ""
+        )
+        broken = (
+            ""
+            if findings.clipped
+            else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+        )
         return f"{bound}, and {stated:.3f} is stated: nothing speaks against it{most}{broken}"
     if findings.clipped:
         return f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says"

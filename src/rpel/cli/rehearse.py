@@ -21,8 +21,8 @@ def rehearse(
 ) -> None:
     """Simulate the network that members.toml plans on this member's own data, split among its honest members.
 
-    The hostile ones attack. Trains twice, by the network's rule and by plain averaging; nothing is written, and nobody
-    is contacted. The other members' data are not here: if theirs are unlike yours, expect less.
+    The hostile ones attack. Trains twice, by the network's rule and by plain averaging; nothing is written,
+    and nobody is contacted. The other members' data are not here: if theirs are unlike yours, expect less.
 
     Example: rpel network rehearse --config peer.toml --attack alie
     """
@@ -39,10 +39,14 @@ def rehearse(
 def _told(results: dict[str, Any]) -> str:
     def ends(after: str) -> str:
         values = (results[f"{which}{after}"] for which in ("mean", "worst"))
-        return " ".join(f"{word} {_number(value)}" for word, value in zip(("mean", "worst"), values, strict=True))
+        return " ".join(
+            f"{word} {_number(value)}" for word, value in zip(("mean", "worst"), values, strict=True)
+        )
 
     hostile = f"{results['byzantine']} of {results['nodes']} members hostile ({results['attack']})"
-    lines = [f"{hostile}, {results['rounds']} rounds, batches of {results['batch_size']}; {results['measure']}:"]
+    lines = [
+        f"{hostile}, {results['rounds']} rounds, batches of {results['batch_size']}; {results['measure']}:"
+    ]
     lines.append(f"  {results['rule']:<20} {ends('')}")
     lines.append(f"  {'plain averaging':<20} {ends('_averaging')}")
     return "\n".join(lines)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def report(
     paths: Annotated[
-        list[Path], Argument(metavar="PATH...", help="Run folders, or folders above some.", show_default=False)
+        list[Path],
+        Argument(metavar="PATH...", help="Run folders, or folders above some.", show_default=False),
     ],
     output: Annotated[Path, Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, Option(help="Write all numbers to this CSV file.")] = None,
@@ -30,7 +31,8 @@ def report(
     style: Look = "screen",
     as_json: Json = False,
 ) -> None:
-    """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates, commands.
+    """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates,
+    commands.
 
     It needs no network, reads well on a phone, in light and dark and on paper.
 
@@ -43,7 +45,9 @@ def report(
 
     collection = by_code(collect(paths), terminal.say)
     if output.is_dir():
-        raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}")
+        raise ValueError(
+            f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}"
+        )
     groups = group_runs(collection.runs)
     texts = {output: page(collection)}
     drawn: dict[Path, tuple[Chart, str]] = {}
@@ -81,7 +85,8 @@ def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Pat
             "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
             "intervals": {
-                key: dict(zip(("mean", "low", "high"), group.interval(key), strict=True)) for key in group.measures
+                key: dict(zip(("mean", "low", "high"), group.interval(key), strict=True))
+                for key in group.measures
             },
         }
         for group in groups
@@ -110,7 +115,9 @@ def runs(
     for run in collection.runs:
         ends = {f"{run.key}_{word}": run.final[f"{run.key}_{word}"] for word in ("mean", "worst")}
         said = {"measure": run.measure, **ends} if run.measure != "accuracy" else ends
-        rows.append({"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said})
+        rows.append(
+            {"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said}
+        )
         rows[-1] |= {"held": run.certificate.held, "edited": list(run.edited)}
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds}
@@ -151,7 +158,7 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
     return name, Text(visible(f"{what}, seed {row['seed']}")) + Text(visible(edited), "red"), rounds, *ends
 
 
-# --- compare ---------------------------------------------------------------------------------------------------------
+# --- compare ------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -159,7 +166,8 @@ def compare(
     b: Annotated[Path, Argument(metavar="B", help="Another.")],
     as_json: Json = False,
 ) -> None:
-    """Compare two runs, or two sets of seeds: what differs in their specifications, curves, paired differences.
+    """Compare two runs, or two sets of seeds: what differs in their specifications, curves,
+    paired differences.
 
     Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
     """
@@ -172,7 +180,9 @@ def compare(
         print(visible(f"{key}: {mine} | {theirs}"))
     if not comparison["differences"]:
         print("the specifications differ in nothing that matters but seeds")
-    table = terminal.table("after the last round", "A", "B", "B - A", comparison["interval"], right=("A", "B", "B - A"))
+    table = terminal.table(
+        "after the last round", "A", "B", "B - A", comparison["interval"], right=("A", "B", "B - A")
+    )
     for key, row in comparison["final"].items():
         low, high = row["low"], row["high"]
         between = "" if low is None or len(comparison["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
@@ -189,5 +199,7 @@ def _one_group(path: Path) -> "RunSet":
 
     groups = group_runs(by_code(collect([path]), terminal.say).runs)
     if len(groups) != 1:
-        raise ValueError(f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each")
+        raise ValueError(
+            f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each"
+        )
     return groups[0]

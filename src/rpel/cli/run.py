@@ -1,4 +1,5 @@
-"""``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option, made from the field itself."""
+"""``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option,
+made from the field itself."""
 
 import inspect
 import sys
@@ -21,10 +22,11 @@ from rpel.text import count
 def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
     """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
 
-    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m; for a GPU cifar10-100,
-    resnet18-cifar10; and real federations: femnist-writers, reviews-16, shakespeare, heart-4. A file holds the fields
-    below (see rpel show). A field keeps its value from there unless its option is given. A run that is known to be the
-    same (specification, data, code) is not repeated if it is finished, and goes on from its last checkpoint if not.
+    Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m; for a GPU
+    cifar10-100, resnet18-cifar10; and real federations: femnist-writers, reviews-16, shakespeare, heart-4. A
+    file holds the fields below (see rpel show). A field keeps its value from there unless its option is
+    given. A run that is known to be the same (specification, data, code) is not repeated if it is finished,
+    and goes on from its last checkpoint if not.
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """
@@ -34,7 +36,12 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
             from rpel.simulation.supervision import engine as engine_of
 
         result = engine_of(spec)(
-            spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse, tensorboard=tensorboard
+            spec,
+            progress=shown.tick,
+            download=shown.download,
+            force=force,
+            reuse=reuse,
+            tensorboard=tensorboard,
         )
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
@@ -48,7 +55,8 @@ def resume(
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with an interrupted run from its last checkpoint, as if it had not stopped; or with all below a folder.
+    """Go on with an interrupted run from its last checkpoint, as if it had not stopped;
+    or with all below a folder.
 
     Where several codes have made a run, the one of the running code is meant.
 
@@ -61,7 +69,9 @@ def resume(
     with terminal.display() as shown:
         from rpel.simulation import api
 
-        result = api.resume(path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard)
+        result = api.resume(
+            path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
+        )
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
 
@@ -79,7 +89,11 @@ def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> Non
         for one in collection.unfinished:
             try:
                 result = api.resume(
-                    one.path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
+                    one.path,
+                    progress=shown.tick,
+                    download=shown.download,
+                    force=force,
+                    tensorboard=tensorboard,
                 )
             except ValueError as error:
                 shown.say(f"rpel: {one.path}: {error}")
@@ -88,13 +102,16 @@ def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> Non
             results.append(result.summary())
     if not terminal.printed(results, as_json):
         for end in results:
-            print(f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}")
+            print(
+                f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}"
+            )
     if failed:
         raise typer.Exit(1)
 
 
 def show(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", show_default=False)], as_json: Json = False
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", show_default=False)],
+    as_json: Json = False,
 ) -> None:
     """Print the specification of a preset, a file or a run as TOML that rpel run takes.
 
@@ -105,7 +122,7 @@ def show(
         print(specs.to_toml(spec), end="")
 
 
-# --- options from fields ---------------------------------------------------------------------------------------------
+# --- options from fields ------------------------------------------------------------------------------------
 
 
 def _options() -> Iterator[inspect.Parameter]:
@@ -117,14 +134,20 @@ def _options() -> Iterator[inspect.Parameter]:
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
         names = [flag, ALIASES[key]] if key in ALIASES else [flag]
-        default = "" if field.default is None or field.default == {} else f" [unless the source says: {field.default}]"
+        default = (
+            ""
+            if field.default is None or field.default == {}
+            else f" [unless the source says: {field.default}]"
+        )
         about = field.description or key
         text = f"{about[0].upper()}{about[1:]}.{default}"
         if field.annotation is bool:
             option = typer.Option(f"{flag}/--not-{key}", help=text)
             yield _parameter(key, Annotated[bool | None, option], None)
         else:
-            yield _parameter(key, Annotated[str | None, typer.Option(*names, help=text, metavar=_metavar(field))], None)
+            yield _parameter(
+                key, Annotated[str | None, typer.Option(*names, help=text, metavar=_metavar(field))], None
+            )
     yield _parameter(
         "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
     )
@@ -142,13 +165,15 @@ def _metavar(field: Any) -> str:
     kinds = get_args(field.annotation)
     if kinds and all(isinstance(kind, str) for kind in kinds):
         return "|".join(choices(field.annotation))
-    return "INTEGER" if int in (field.annotation, *kinds) else "NUMBER" if field.annotation is float else "TEXT"
+    return (
+        "INTEGER" if int in (field.annotation, *kinds) else "NUMBER" if field.annotation is float else "TEXT"
+    )
 
 
 run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 _PEERS = {
     "pull": "each node pulls s random peers",
@@ -172,15 +197,18 @@ _DATASETS = {
 
 
 _SYMBOLS = {
-    "rules": "m vectors are aggregated, of which f may be hostile; rules join into chains, such as nnm+trimmed_mean",
-    "attacks": "μ and σ are mean and standard deviation of the honest models that a victim gets, x_i is its own model, "
-    "W are a graph's weights; --param sets a parameter, such as z=1.5",
+    "rules": "m vectors are aggregated, of which f may be hostile; rules join into chains, such as "
+    "nnm+trimmed_mean",
+    "attacks": "μ and σ are mean and standard deviation of the honest models that a victim gets, x_i is its "
+    "own model, W are a graph's weights; --param sets a parameter, such as z=1.5",
 }
 """What a list's letters mean, for a person who reads it."""
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(metavar="rules|attacks|methods|datasets|presets", show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="rules|attacks|methods|datasets|presets", show_default=False)
+    ],
     as_json: Json = False,
 ) -> None:
     """List the rules, attacks, methods, data sets or presets there are, with one line each.
@@ -191,7 +219,9 @@ def list_names(
     if kind not in kinds:
         raise ValueError(f"there is no list of {kind!r}; {nearest(kind, kinds)}")
     rows = list(_names(kind))
-    if not terminal.printed([{"name": name, "about": about} for name, about in rows], as_json, ensure_ascii=False):
+    if not terminal.printed(
+        [{"name": name, "about": about} for name, about in rows], as_json, ensure_ascii=False
+    ):
         terminal.print_pairs(rows)
         if kind in _SYMBOLS and sys.stdout.isatty():
             terminal.say(_SYMBOLS[kind])

@@ -1,4 +1,5 @@
-"""What commands share: options, each declared once; tables and results on stdout, progress and warnings on stderr."""
+"""What commands share: options, each declared once; tables and results on stdout,
+progress and warnings on stderr."""
 
 import json
 import logging
@@ -48,16 +49,20 @@ Members = Annotated[Path, Option(help="The network's members.toml.", show_defaul
 Asking = Annotated[Path, Option(help="The settings of the member that asks.")]
 Settings = Annotated[Path, Option(help="This peer's settings.")]
 Late = Annotated[
-    int | None, Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small")
+    int | None,
+    Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small"),
 ]
-Parameters = Annotated[list[str] | None, Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")]
+Parameters = Annotated[
+    list[str] | None, Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")
+]
 
 ALIASES = {"nodes": "--peers", "attack_params": "--param"}
 """Second names of options made from a run's fields."""
 
 
 class NamesInHelp(TyperCommand):
-    """A command whose help ends with the names of rules and attacks; they are looked up only there (numba is slow)."""
+    """A command whose help ends with the names of rules and attacks;
+    they are looked up only there (numba is slow)."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from rpel.attacks import registry as attacks
@@ -75,7 +80,7 @@ def given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-# --- results ---------------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------
 
 
 def stdout(wrap: bool = False) -> Console:
@@ -86,7 +91,10 @@ def stdout(wrap: bool = False) -> Console:
 def printed(content: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
     """Print the results, records among them, as JSON if that was asked for; whether it was."""
     if as_json:
-        print(json.dumps(_finite(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False), flush=True)
+        print(
+            json.dumps(_finite(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False),
+            flush=True,
+        )
     return as_json
 
 
@@ -106,7 +114,8 @@ def _finite(content: Any) -> Any:
 
 
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:
-    """Names and what there is to say of each, broken between words where a person looks, a line each elsewhere."""
+    """Names and what there is to say of each, broken between words where a person looks,
+    a line each elsewhere."""
     indent = max(len(name) for name, _ in rows) + 2
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, about in rows:
@@ -119,7 +128,9 @@ def _folded(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def table(*columns: str, right: Collection[str] = (), fold: Collection[str] = (), title: str | None = None) -> Table:
+def table(
+    *columns: str, right: Collection[str] = (), fold: Collection[str] = (), title: str | None = None
+) -> Table:
     """A table without lines; numbers stand right in one piece, words may be folded."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
@@ -133,7 +144,7 @@ def table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()
     return made
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
+# --- progress -----------------------------------------------------------------------------------------------
 
 
 def stderr() -> Console:
@@ -154,7 +165,9 @@ def agreed(seconds: float, yes: bool, console: Console) -> bool:
     """Whether to begin: a person who would wait long is asked, a script never is."""
     if yes or seconds < _ASK_FROM or not (sys.stdin.isatty() and console.is_terminal):
         return True
-    return typer.confirm("Begin? (it can be interrupted and goes on with the same command)", default=True, err=True)
+    return typer.confirm(
+        "Begin? (it can be interrupted and goes on with the same command)", default=True, err=True
+    )
 
 
 @contextmanager
@@ -207,7 +220,8 @@ def interruptible(tell: Callable[[str], None] = say) -> Iterator[None]:
 
 
 class RunDisplay:
-    """Progress of runs: a bar with the time left where a person looks, a plain line every tenth where none does."""
+    """Progress of runs: a bar with the time left where a person looks,
+    a plain line every tenth where none does."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -227,7 +241,9 @@ class RunDisplay:
     def tick(self, t: "Tick") -> None:
         """A round is done, or a part of the last evaluation."""
         if self.console.is_terminal:
-            self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), f"round {t.round}/{t.rounds}")
+            self.update(
+                f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), f"round {t.round}/{t.rounds}"
+            )
         elif t.tenth:
             self.say(t.sentence)
 
@@ -240,11 +256,13 @@ class RunDisplay:
             self.say(f"downloaded {name}, {human_bytes(done)}")
 
     def update(self, label: str, done: int, total: int | None, seen: str, words: str = "") -> None:
-        """A bar of that label; it takes what the words leave of the line, and a long label is cut before they are."""
+        """A bar of that label; it takes what the words leave of the line,
+        and a long label is cut before they are."""
         if "" in self.tasks:
             self.bars.remove_task(self.tasks.pop(""))
         words = words or f"{done}/{total}"
-        room = self.console.width - len(words) - len(seen) - 5 - 4  # the time left, and a space between two columns
+        # the time left, and a space between two columns
+        room = self.console.width - len(words) - len(seen) - 5 - 4
         if label not in self.tasks:
             self.tasks[label] = self.bars.add_task(label, total=total, done=words, seen=seen)
         short = label if len(label) <= room - 6 else f"{label[: max(room - 7, 8)]}…"
@@ -265,7 +283,8 @@ def _seen(t: "Tick") -> str:
 
 @contextmanager
 def display() -> Iterator[RunDisplay]:
-    """A progress display on stderr that also shows what the run has to say, and how to go on after an interrupt."""
+    """A progress display on stderr that also shows what the run has to say,
+    and how to go on after an interrupt."""
     shown = RunDisplay(stderr())
 
     def tell(sentence: str) -> None:
@@ -275,7 +294,7 @@ def display() -> Iterator[RunDisplay]:
         yield shown
 
 
-# --- a run -----------------------------------------------------------------------------------------------------------
+# --- a run --------------------------------------------------------------------------------------------------
 
 
 def show_run(run: Mapping[str, Any]) -> None:
@@ -304,7 +323,12 @@ def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("rule", survival(run["rule"], run["pull"], run["b_hat"]).sentence))
     if spent := proof.get("privacy"):
         of_all = f"at most {spent['epsilon']:.4g} at any honest node, median {spent['epsilon_median']:.4g}"
-        rows.append(("epsilon", f"{of_all} (delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g})"))
+        rows.append(
+            (
+                "epsilon",
+                f"{of_all} (delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g})",
+            )
+        )
     sent = f"{run['messages']:,} models, {human_bytes(run['bytes'])} a round; {run['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{run['seconds']:.1f}")]
     if run["path"] is not None:

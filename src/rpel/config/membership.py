@@ -1,8 +1,10 @@
-"""members.toml: who belongs to a network, with what plan, from which model, at which times. All members hold the same.
+"""members.toml: who belongs to a network, with what plan, from which model, at which times.
+All members hold the same.
 
-Invariants: two files mean the same exactly if :attr:`Membership.hash` is the same; it covers the parsed content, so key
-order, white space and comments do not matter and everything else does. A member's number is its place in the file; its
-identity is the fingerprint, never the id. A plan counts entries, so two of one organisation count twice.
+Invariants: two files mean the same exactly if :attr:`Membership.hash` is the same; it covers the parsed
+content, so key order, white space and comments do not matter and everything else does. A member's number is
+its place in the file; its identity is the fingerprint, never the id. A plan counts entries,
+so two of one organisation count twice.
 """
 
 import hashlib
@@ -44,7 +46,8 @@ ADDED = ("wire", "max_age", "memory", "epoch_round", "hours", "earlier")
 """Keys that stand in the file, and enter its hash, only where they differ from their defaults."""
 
 LINGER = 10.0
-"""Periods after the last round in which peers serve it to members that are late, unless all have ended before."""
+"""Periods after the last round in which peers serve it to members that are late,
+unless all have ended before."""
 
 _log = logging.getLogger("rpel")
 _said: set[tuple[str, str]] = set()  # cautions, by membership: a command reads its files several times
@@ -77,7 +80,8 @@ class Member(StrictRecord):
 
     @classmethod
     def parse(cls, where: str, entry: Any) -> Self:
-        """From a table [[member]] of a file, checked; the fingerprint may have colons, spaces and capitals."""
+        """From a table [[member]] of a file, checked; the fingerprint may have colons,
+        spaces and capitals."""
         if not isinstance(entry, dict):
             raise ValueError(f"{where} is not valid: it takes a table [[member]]")
         written = cls.read(where, entry)
@@ -87,7 +91,9 @@ class Member(StrictRecord):
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if pin != member.fingerprint:
-            raise ValueError(f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}")
+            raise ValueError(
+                f"{where}: fingerprint {pin} is not that of its certificate, {member.fingerprint}"
+            )
         return member
 
     @cached_property
@@ -101,12 +107,14 @@ class Member(StrictRecord):
 
 
 class Membership(StrictRecord):
-    """What all members of a network agree on. Times are seconds: ``epoch`` since 1970, ``deadline`` into a round.
+    """What all members of a network agree on. Times are seconds: ``epoch`` since 1970,
+    ``deadline`` into a round.
 
-    ``period`` and ``hours`` are those of the rounds from ``epoch_round`` on, which begins at ``epoch``; ``earlier`` has
-    the paces of the rounds before, if there were others.
+    ``period`` and ``hours`` are those of the rounds from ``epoch_round`` on, which begins at ``epoch``;
+    ``earlier`` has the paces of the rounds before, if there were others.
 
-    >>> m = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9).membership("0" * 64, "0" * 64)
+    >>> m = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9).membership("0" * 64,
+    ...     "0" * 64)
     >>> m.pull, m.b_hat, m.deadline, m.by_fingerprint("0" * 64)
     (9, 2, 36.0, None)
     """
@@ -152,7 +160,9 @@ class Membership(StrictRecord):
         entries = content.pop("member", [])
         if not isinstance(entries, list):
             raise ValueError(f"{where}: member {entries!r} is not valid: it takes tables [[member]]")
-        members = [Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)]
+        members = [
+            Member.parse(f"{where}, member {number}", entry) for number, entry in enumerate(entries, 1)
+        ]
         earlier = _paces(where, content.pop("earlier", []))
         membership = cls.read(where, content | {"members": tuple(members), "earlier": earlier})
         _check(f"{where}: ", membership, draft)
@@ -167,7 +177,10 @@ class Membership(StrictRecord):
         content = self.to_dict()
         del content["member"]
         start = datetime.fromtimestamp(self.timetable.begins, UTC)
-        text = f"# An rpel network; all members hold the same file. Round 1 begins {start:%Y-%m-%d %H:%M:%S} UTC.\n"
+        text = (
+            "# An rpel network; all members hold the same file. Round 1 begins "
+            f"{start:%Y-%m-%d %H:%M:%S} UTC.\n"
+        )
         text += tomli_w.dumps(content)
         text += "".join("\n" + member.toml() for member in self.members)
         with atomic(Path(path)) as file:
@@ -196,7 +209,8 @@ class Membership(StrictRecord):
 
     @cached_property
     def hash(self) -> str:
-        """The name of this content, sent with every request: peers that hold different files refuse each other."""
+        """The name of this content, sent with every request:
+        peers that hold different files refuse each other."""
         return content_hash(self.to_dict())
 
     @property
@@ -260,15 +274,15 @@ def peer_url(text: str) -> str:
     return f"https://{where}:{port or 443}"
 
 
-# --- founding --------------------------------------------------------------------------------------------------------
+# --- founding -----------------------------------------------------------------------------------------------
 
 
 class Founding(StrictRecord):
     """What the founder of a network decides; the plan and the membership follow from it.
 
-    A round asks s peers; all b̂ hostile ones among them may stay silent, and F honest ones (``no_shows``) may be late.
-    It aggregates with 2 b̂ answers, so s ≥ 3 b̂ + F keeps every round going; s ≥ 3 b̂ + 1 + F also lets a peer that
-    missed rounds catch up without its own old model, and is preferred where it fits.
+    A round asks s peers; all b̂ hostile ones among them may stay silent, and F honest ones (``no_shows``) may
+    be late. It aggregates with 2 b̂ answers, so s ≥ 3 b̂ + F keeps every round going; s ≥ 3 b̂ + 1 + F also lets
+    a peer that missed rounds catch up without its own old model, and is preferred where it fits.
 
     >>> terms = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9)
     >>> (terms.plan.pull, terms.plan.b_hat, terms.late, terms.strong_catch_up)
@@ -310,8 +324,8 @@ class Founding(StrictRecord):
         if not self._fits(self.no_shows):
             most = bisect_left(range(self.nodes), True, key=lambda late: not self._fits(late)) - 1
             raise ValueError(
-                f"no_shows {self.no_shows} does not fit {self.nodes} peers, {self.byzantine} of them hostile: the most "
-                f"is {most}"
+                f"no_shows {self.no_shows} does not fit {self.nodes} peers, {self.byzantine} of them "
+                f"hostile: the most is {most}"
             )
         return self.no_shows
 
@@ -342,8 +356,8 @@ class Founding(StrictRecord):
         sure = membership.window - membership.b_hat - self.memory * self.late
         if membership.enough > sure:
             raise ValueError(
-                f"rule {self.rule!r} needs {membership.enough} answers a round, but with hostile peers silent and "
-                f"{self.late} honest ones late only {sure} come: the nearest is {ROBUST_RULE!r}"
+                f"rule {self.rule!r} needs {membership.enough} answers a round, but with hostile peers "
+                f"silent and {self.late} honest ones late only {sure} come: the nearest is {ROBUST_RULE!r}"
             )
         return membership
 
@@ -365,11 +379,12 @@ class Founding(StrictRecord):
             return False
 
 
-# --- what must hold, and what members should know --------------------------------------------------------------------
+# --- what must hold, and what members should know -----------------------------------------------------------
 
 
 def _check(where: str, m: Membership, draft: bool) -> None:
-    """What pydantic cannot see: bounds that depend on other values, hashes of content, entries that are the same."""
+    """What pydantic cannot see: bounds that depend on other values, hashes of content,
+    entries that are the same."""
     for key, low, high in _ranges(m):
         value = getattr(m, key)
         if not low <= value <= high:
@@ -398,7 +413,8 @@ def check_public(where: str, member: Member) -> None:
 
     >>> check_public("", Member(id="a", url="https://192.168.7.1:7443", certificate="", fingerprint=""))
     Traceback (most recent call last):
-    ValueError: member 'a' is at the private address 192.168.7.1: found the network with --allow-private if ...
+    ValueError: member 'a' is at the private address 192.168.7.1: found the network with --allow-private
+    if ...
     """
     host = (urlsplit(member.url).hostname or "").partition("%")[0]
     try:
@@ -409,15 +425,16 @@ def check_public(where: str, member: Member) -> None:
         private = not is_public(address)
     if private:
         raise ValueError(
-            f"{where}member {member.id!r} is at the private address {host}: found the network with --allow-private if "
-            "the members are meant to connect there (allow_private = true in members.toml)"
+            f"{where}member {member.id!r} is at the private address {host}: found the network with "
+            "--allow-private if the members are meant to connect there (allow_private = true in members.toml)"
         )
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address is one of the internet's, and not of this machine, of a private network or of none.
 
-    >>> [is_public(ip_address(text)) for text in ("93.184.216.34", "10.1.2.3", "::1", "::ffff:192.168.0.1", "fe80::1")]
+    >>> [is_public(ip_address(text)) for text in ("93.184.216.34", "10.1.2.3", "::1", "::ffff:192.168.0.1",
+    ...     "fe80::1")]
     [True, False, False, False, False]
     """
     meant = getattr(address, "ipv4_mapped", None) or address
@@ -431,7 +448,9 @@ def check_different(where: str, members: tuple[Member, ...]) -> None:
         for member in members:
             value = getattr(member, key)
             if value in seen:
-                raise ValueError(f"{where}members {seen[value]!r} and {member.id!r} have the same {key} {value!r}")
+                raise ValueError(
+                    f"{where}members {seen[value]!r} and {member.id!r} have the same {key} {value!r}"
+                )
             seen[value] = member.id
 
 
@@ -448,9 +467,13 @@ def _check_rule(where: str, m: Membership) -> None:
         raise ValueError(f"{where}there is no rule {m.rule!r} in the library; {nearest(m.rule, rules.RULES)}")
     rule = rules.rule(m.rule, f=m.b_hat)
     if rule.unsuited:
-        raise ValueError(f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is {ROBUST_RULE!r}")
+        raise ValueError(
+            f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is {ROBUST_RULE!r}"
+        )
     if m.enough > m.window:
-        raise ValueError(f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}")
+        raise ValueError(
+            f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}"
+        )
 
 
 def _hours_wrong(m: Membership) -> Iterator[str]:
@@ -470,7 +493,9 @@ def _check_outer(where: str, m: Membership) -> None:
     """A rate of a step that is not taken would be left out without a word."""
     for key in OUTER[1:]:
         if m.outer == "none" and getattr(m, key) != Membership.model_fields[key].default:
-            raise ValueError(f"{where}{key} {getattr(m, key):g} goes with outer nesterov, not with outer none")
+            raise ValueError(
+                f"{where}{key} {getattr(m, key):g} goes with outer nesterov, not with outer none"
+            )
 
 
 def _check_table(where: str, m: Membership) -> None:
@@ -481,23 +506,28 @@ def _check_table(where: str, m: Membership) -> None:
             f"{where}hyperparameters may hold numbers, text, truth values, lists and tables only"
         ) from None
     if right != m.hyperparameters_sha256:
-        raise ValueError(f"{where}hyperparameters_sha256 {m.hyperparameters_sha256} is not that of the table, {right}")
+        raise ValueError(
+            f"{where}hyperparameters_sha256 {m.hyperparameters_sha256} is not that of the table, {right}"
+        )
 
 
 def _seconds(where: str, moment: datetime) -> float:
     if moment.tzinfo is None:
-        raise ValueError(f"{where}: epoch {moment} has no time zone: write {moment.isoformat()}Z if it is UTC")
+        raise ValueError(
+            f"{where}: epoch {moment} has no time zone: write {moment.isoformat()}Z if it is UTC"
+        )
     return moment.timestamp()
 
 
 def cautions(m: Membership) -> Iterator[str]:
-    """Sentences on what is allowed and should be known: members of one organisation, weak plans, certificates' ends."""
+    """Sentences on what is allowed and should be known: members of one organisation, weak plans,
+    certificates' ends."""
     organisations = Counter(member.organisation for member in m.members if member.organisation)
     for organisation, count in organisations.items():
         if count > 1:
             yield (
-                f"{count} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if that "
-                f"organisation turns hostile it takes up {count} of them"
+                f"{count} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if "
+                f"that organisation turns hostile it takes up {count} of them"
             )
     holds = window_probability(m.nodes, m.byzantine, m.pull, m.rounds, m.memory, m.b_hat)
     if holds < m.confidence:
@@ -509,5 +539,9 @@ def cautions(m: Membership) -> Iterator[str]:
         until, first = early[0]
         alone = len(early) == 1
         which = f"the certificate of {first!r} ends" if alone else f"{len(early)} certificates end"
-        when = f"{until:%Y-%m-%d %H:%M} UTC" if alone else f"that of {first!r} first, at {until:%Y-%m-%d %H:%M} UTC"
+        when = (
+            f"{until:%Y-%m-%d %H:%M} UTC"
+            if alone
+            else f"that of {first!r} first, at {until:%Y-%m-%d %H:%M} UTC"
+        )
         yield f"{which} before the last round, {when}: `rpel network rotate` brings in one that lasts longer"

@@ -1,7 +1,7 @@
 """peer.toml: what one peer needs to know beside members.toml. Relative paths are relative to the file itself.
 
-Invariant: no key can fix the coins. A peer draws whom it pulls from with the operating system's randomness, because a
-draw that others can predict lets hostile peers choose their victims.
+Invariant: no key can fix the coins. A peer draws whom it pulls from with the operating system's randomness,
+because a draw that others can predict lets hostile peers choose their victims.
 """
 
 import os
@@ -29,17 +29,21 @@ _COINS = re.compile(r"seed|coin|random|rng|entropy|draw")
 
 
 def check_task(task: str) -> str:
-    """The task itself, if it is a built-in one, registered by an installed package, or looks like module:task.
+    """The task itself, if it is a built-in one, registered by an installed package,
+    or looks like module:task.
 
     >>> check_task("clinic.training:task")
     'clinic.training:task'
     >>> check_task("minst")
     Traceback (most recent call last):
-    ValueError: there is no task 'minst': the nearest is 'mnist' (of mnist-sample, mnist), and your own is ...:task
+    ValueError: there is no task 'minst': the nearest is 'mnist' (of mnist-sample, mnist), and your own
+    is ...:task
     """
     known = [*BUILT_IN_TASKS, *registered(TASKS)]
     if task not in known and not _OWN_TASK.fullmatch(task):
-        raise ValueError(f"there is no task {task!r}: {nearest(task, known)}, and your own is written module:task")
+        raise ValueError(
+            f"there is no task {task!r}: {nearest(task, known)}, and your own is written module:task"
+        )
     return task
 
 
@@ -53,7 +57,9 @@ def listen_address(text: str) -> tuple[str, int]:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     bare = ":" in host and not text.startswith("[")
     if not host or bare or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {text!r} is not valid: write host:port, such as 127.0.0.1:7443 or [::]:7443")
+        raise ValueError(
+            f"address {text!r} is not valid: write host:port, such as 127.0.0.1:7443 or [::]:7443"
+        )
     return host, int(port)
 
 
@@ -78,40 +84,49 @@ MetricsAddress = Annotated[str, AfterValidator(_metrics_address)]
 class Config(StrictRecord):
     """One peer's settings: paths made absolute, addresses as written (see :func:`listen_address`).
 
-    ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output, and lies in the
-    state folder unless said; ``next_members`` is where a later membership is looked for.
+    ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output, and
+    lies in the state folder unless said; ``next_members`` is where a later membership is looked for.
     """
 
     id: Annotated[str, AfterValidator(check_id)] = Field(description="This peer's name in members.toml.")
     members: Path = Field(
-        default=Path("members.toml"), description="The file that all members hold; init.safetensors lies beside it."
+        default=Path("members.toml"),
+        description="The file that all members hold; init.safetensors lies beside it.",
     )
     key: Path = Field(
         default=Path("peer.key"),
-        description="The private key: it never leaves this machine, and only its owner may read it (mode 0600).",
+        description="The private key: it never leaves this machine, and only its owner may read it (mode "
+        "0600).",
     )
     certificate: Path = Field(
         default=Path("peer.crt"), description="The certificate that this peer's entry in members.toml holds."
     )
     listen: Address = Field(
         default="127.0.0.1:7443",
-        description="host:port at which other members reach this peer; 0.0.0.0 is every network of the machine.",
+        description="host:port at which other members reach this peer; 0.0.0.0 is every network of the "
+        "machine.",
     )
     metrics_listen: MetricsAddress = Field(
         default="127.0.0.1:9464",
-        description="host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this machine.",
+        description="host:port or unix:path of the metrics and health pages, plain HTTP: keep it on this "
+        "machine.",
     )
     state_dir: Path = Field(
         default=Path("state"),
-        description="Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each peer.",
+        description="Folder for half-steps, checkpoints and, at the end, model.safetensors. One for each "
+        "peer.",
     )
     task: Annotated[str, AfterValidator(check_task)] = Field(
         default=BUILT_IN_TASKS[0],
-        description="What is trained: mnist-sample, mnist, what a package registers, or your own as module:task.",
+        description="What is trained: mnist-sample, mnist, what a package registers, or your own as "
+        "module:task.",
     )
-    data: Path | None = Field(default=None, description="Folder or file with this peer's data, if the task needs one.")
+    data: Path | None = Field(
+        default=None, description="Folder or file with this peer's data, if the task needs one."
+    )
     log: Path | str = Field(
-        description='File for one JSON line a round, usually rounds.jsonl in the state folder; "-" is standard output.'
+        description='File for one JSON line a round, usually rounds.jsonl in the state folder; "-" is '
+        "standard output."
     )
     next_members: Path = Field(
         description="Where a coming membership is looked for; usually members.next.toml beside members.toml."
@@ -121,13 +136,18 @@ class Config(StrictRecord):
     )
     task_dir: Path = Field(
         default=Path(),
-        description="Folder in which a task of your own, module:task, is looked for; usually that of this file.",
+        description="Folder in which a task of your own, module:task, is looked for; usually that of this "
+        "file.",
     )
     max_grad_norm: float | None = Field(
-        default=None, description="Differential privacy: gradients of single examples are clipped to this norm.", gt=0
+        default=None,
+        description="Differential privacy: gradients of single examples are clipped to this norm.",
+        gt=0,
     )
     target_epsilon: float | None = Field(
-        default=None, description="Plan the noise for this epsilon, or stop before the step that would pass it.", gt=0
+        default=None,
+        description="Plan the noise for this epsilon, or stop before the step that would pass it.",
+        gt=0,
     )
     target_delta: float | None = Field(
         default=None, description="delta of epsilon, far below one over this peer's examples.", gt=0, lt=1
@@ -137,7 +157,8 @@ class Config(StrictRecord):
     )
     unspent_rounds: int | None = Field(
         default=None,
-        description="All rounds up to now count as spent, also those whose state is gone, but for so many first ones.",
+        description="All rounds up to now count as spent, also those whose state is gone, but for so many "
+        "first ones.",
         ge=0,
     )
 
@@ -185,11 +206,16 @@ class Config(StrictRecord):
             file.write(("\n".join(lines) + "\n").encode())
 
 
-_PATHS = {key for key, field in Config.model_fields.items() if Path in (field.annotation, *get_args(field.annotation))}
+_PATHS = {
+    key
+    for key, field in Config.model_fields.items()
+    if Path in (field.annotation, *get_args(field.annotation))
+}
 
 
 def _located(key: str, value: Any, folder: Path) -> Any:
-    """A path as written in the file, relative to its folder; "" is none, and what is no text is refused later."""
+    """A path as written in the file, relative to its folder; "" is none,
+    and what is no text is refused later."""
     if key == "metrics_listen" and str(value).startswith("unix:"):
         return f"unix:{folder / str(value).removeprefix('unix:')}"
     if key not in _PATHS or not isinstance(value, str | Path) or value == "-":
@@ -207,6 +233,6 @@ def _refuse_coins(where: str, content: Mapping[str, Any]) -> None:
     for key in content:
         if _COINS.search(key.lower()):
             raise ValueError(
-                f"{where} has a key {key!r}, but no key can fix a peer's coins: they come from the operating system, "
-                "so that nobody can predict its pulls"
+                f"{where} has a key {key!r}, but no key can fix a peer's coins: they come from the operating "
+                "system, so that nobody can predict its pulls"
             )

@@ -1,8 +1,9 @@
-"""How what people write becomes a checked record: TOML read strictly, values in every form they come in, one sentence
-for what is wrong.
+"""How what people write becomes a checked record: TOML read strictly, values in every form they come in, one
+sentence for what is wrong.
 
-Invariants: a record is checked when it is made; what is wrong is one sentence that names the key, the value and what
-would be right; whether a field is part of what a run *is* stands in the field's own metadata and nowhere else.
+Invariants: a record is checked when it is made; what is wrong is one sentence that names the key, the value
+and what would be right; whether a field is part of what a run *is* stands in the field's own metadata and
+nowhere else.
 """
 
 import json
@@ -25,7 +26,8 @@ OWN = "own"
 """The dataset, model or partition of a run that trains user-supplied objects."""
 _LARGEST = 256 << 20
 _LONG_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){100}")
-"""A dotted key of so many parts takes the parser a time that grows with their square; nobody writes one by hand."""
+"""A dotted key of so many parts takes the parser a time that grows with their square;
+nobody writes one by hand."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -41,7 +43,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError(f"{path} is not TOML: it is nested too deeply") from None
-    except ValueError as error:  # also TOMLDecodeError, UnicodeDecodeError, and integers of thousands of digits
+    except ValueError as error:
+        # also TOMLDecodeError, UnicodeDecodeError, and integers of thousands of digits
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 
@@ -58,14 +61,14 @@ def check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{where} has an unknown key {key!r}: {nearest(key, options)}")
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------
 
 
 class Identity(Enum):
     """Whether a field enters a run's hash. A field without such a mark always does.
 
-    LATER is for fields that came after others: they enter only where they differ from their default, so that the
-    hashes of runs made before stay what they were.
+    LATER is for fields that came after others: they enter only where they differ from their default, so that
+    the hashes of runs made before stay what they were.
     """
 
     LATER = "where it differs from its default"
@@ -77,7 +80,8 @@ PAIRED = "runs that differ in this field alone are one setting, and are compared
 
 
 class CheckedRecord(BaseModel):
-    """What people write, in any of its files or as keywords: a frozen record whose errors are one sentence each.
+    """What people write, in any of its files or as keywords:
+    a frozen record whose errors are one sentence each.
 
     A value in one of its fields has been checked; who wants another makes another record (:meth:`replace`).
     """
@@ -144,25 +148,35 @@ class StrictRecord(CheckedRecord, strict=True):
         return {key: getattr(self, key) for key in type(self).model_fields}
 
 
-# --- one sentence -----------------------------------------------------------------------------------------------------
+# --- one sentence -------------------------------------------------------------------------------------------
 
 _PATTERNS = {"^[0-9a-f]{64}$": "64 hexadecimal digits"}
 _KINDS = {
-    "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "text",
-    "path": "text", "is": "text", "dict": "a table", "mapping": "a table",
+    "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false",
+    "string": "text", "path": "text", "is": "text", "dict": "a table", "mapping": "a table",
 }  # fmt: skip
-_BOUNDS = {"ge": "the nearest is", "gt": "it must be more than", "le": "the nearest is", "lt": "it must be less than"}
+_BOUNDS = {
+    "ge": "the nearest is",
+    "gt": "it must be more than",
+    "le": "the nearest is",
+    "lt": "it must be less than",
+}
 
 
 def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
     """The first complaint, with the key, the value given and what would be right."""
     detail = error.errors()[0]
-    key, value, context = str(detail["loc"][0]) if detail["loc"] else "", detail["input"], detail.get("ctx", {})
+    key, value, context = (
+        str(detail["loc"][0]) if detail["loc"] else "",
+        detail["input"],
+        detail.get("ctx", {}),
+    )
     field = fields.get(key)
     if detail["type"] == "missing":
         return f"{key} must be given"
     if field is None or (detail["type"] == "value_error" and not field.examples):
-        return str(context.get("error", detail["msg"]))  # of a validator of our own: its message is a sentence
+        # of a validator of our own: its message is a sentence
+        return str(context.get("error", detail["msg"]))
     if detail["type"] in ("literal_error", "enum"):
         return f"{key} {value!r} is unknown: {nearest(str(value), choices(field.annotation))}"
     for bound, words in _BOUNDS.items():
@@ -182,7 +196,8 @@ def _wanted(field: FieldInfo, problem: str, context: Mapping[str, Any]) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that people may write there: those of a Literal or of an enum, without the one that Python writes.
+    """The words that people may write there: those of a Literal or of an enum,
+    without the one that Python writes.
 
     >>> from typing import Literal
     >>> choices(Literal["dirichlet", "iid", "own"])
@@ -193,7 +208,7 @@ def choices(annotation: Any) -> list[str]:
     return [str(choice) for choice in get_args(annotation) if choice != OWN]
 
 
-# --- values as people write them: what cannot be read raises a short ValueError ---------------------------------------
+# --- values as people write them: what cannot be read raises a short ValueError -----------------------------
 
 
 _SCHEDULES = {"cosine": ("warmup", "to"), "warmup": ("warmup",)}
@@ -204,8 +219,8 @@ _SCHEDULES = {"cosine": ("warmup", "to"), "warmup": ("warmup",)}
 class NamedRate:
     """A schedule by name, read from text such as cosine(0.5, warmup=10, to=0.01) or warmup(0.5, 10).
 
-    Both rise in equal steps to the rate over the first ``warmup`` rounds; cosine then falls to ``to`` along half a
-    cosine, as torch's CosineAnnealingLR does over the rounds that are left.
+    Both rise in equal steps to the rate over the first ``warmup`` rounds; cosine then falls to ``to`` along
+    half a cosine, as torch's CosineAnnealingLR does over the rounds that are left.
 
     >>> rate = NamedRate.read("cosine(0.4, warmup=2)")
     >>> [round(rate.at(t, rounds=6), 3) for t in range(1, 7)]
@@ -222,7 +237,9 @@ class NamedRate:
         """ValueError, one sentence, where it is none."""
         name, _, rest = text.strip().partition("(")
         if name not in _SCHEDULES or not rest.endswith(")"):
-            raise ValueError("a schedule is cosine(0.5, warmup=10, to=0.01), warmup(0.5, 10) or 500:0.5,1000:0.1")
+            raise ValueError(
+                "a schedule is cosine(0.5, warmup=10, to=0.01), warmup(0.5, 10) or 500:0.5,1000:0.1"
+            )
         known, parameters = _SCHEDULES[name], dict[str, float]()
         first, *others = [part.strip() for part in rest[:-1].split(",")]
         for position, part in enumerate(others):
@@ -292,7 +309,8 @@ def parameters(value: Any) -> Any:
         return value
     if value.lstrip().startswith("{"):
         return json.loads(value)
-    pairs = [part.partition("=") for part in re.split(r",(?![^()]*\))", value) if part]  # cosine(0.1, to=0.01) is one
+    # cosine(0.1, to=0.01) is one
+    pairs = [part.partition("=") for part in re.split(r",(?![^()]*\))", value) if part]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError("each parameter needs an =")
     return {key.strip(): _scalar(text.strip()) for key, _, text in pairs}

@@ -45,10 +45,12 @@ TO_ALL = ("all-to-all", "nna")
 """The methods in which everybody hears everybody: they have no pull and no b_hat of their own."""
 
 Pieces = tuple[tuple[int, float], ...]
-"""A learning-rate schedule: (up to and including this round, this rate), …; the last rate holds from then on."""
+"""A learning-rate schedule: (up to and including this round, this rate), …;
+the last rate holds from then on."""
 
 Alpha = Annotated[Annotated[float, Field(gt=0)] | Literal["inf"], BeforeValidator(unbounded)]
-"""Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML, JSON and a run's hash."""
+"""Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML,
+JSON and a run's hash."""
 
 Rate = Annotated[float | Pieces | str, BeforeValidator(learning_rate)]
 
@@ -66,7 +68,9 @@ class Training(CheckedRecord):
     ValueError: there is no field 'momentun'; the nearest is 'momentum'
     """
 
-    model: str = Field("mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation")
+    model: str = Field(
+        "mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation"
+    )
     rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
     partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = Field(
         "dirichlet", description="who holds which data"
@@ -78,9 +82,11 @@ class Training(CheckedRecord):
     )
     lr: Rate = Field(
         0.5,
-        description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, warmup=10)",
+        description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, "
+        "warmup=10)",
         examples=[
-            "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or warmup(0.5, 10)"
+            "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or "
+            "warmup(0.5, 10)"
         ],
     )
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
@@ -114,7 +120,8 @@ class Training(CheckedRecord):
         """Parameters of something that was not chosen would be left out without a word."""
         if self.optimizer == "momentum" and self.optimizer_params:
             raise ValueError(
-                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only one"
+                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only "
+                "one"
             )
         return self
 
@@ -132,7 +139,8 @@ class Training(CheckedRecord):
 
 
 class Spec(Training):
-    """Everything that defines a run. Fields left out have the defaults below; pull and b_hat are then planned.
+    """Everything that defines a run. Fields left out have the defaults below;
+    pull and b_hat are then planned.
 
     >>> Spec(nodes=30, byzantine=6, attack="alie").rounds
     60
@@ -148,19 +156,29 @@ class Spec(Training):
         examples=["letters, digits and . + - _"],
     )
     scale: Annotated[Scale, Identity.NEVER] = Field(Scale.FULL, description="size beside what it stands for")
-    dataset: DatasetName | str = Field("mnist-sample", description="data set: a name, or module:function of yours")
+    dataset: DatasetName | str = Field(
+        "mnist-sample", description="data set: a name, or module:function of yours"
+    )
     data_dir: Annotated[str | None, Identity.NEVER] = Field(
         None, description="folder with the data sets (else RPEL_DATA, the cache, a download)"
     )
     nodes: int = Field(20, description="all nodes, n", ge=2)
     byzantine: int = Field(4, description="how many of them are hostile, b", ge=0)
     pull: Planned = Field(
-        None, description="peers pulled per node and round, s", ge=1, examples=["a whole number from 1 on, or plan"]
+        None,
+        description="peers pulled per node and round, s",
+        ge=1,
+        examples=["a whole number from 1 on, or plan"],
     )
     b_hat: Planned = Field(
-        None, description="hostile answers that a round survives", ge=0, examples=["a whole number from 0 on, or plan"]
+        None,
+        description="hostile answers that a round survives",
+        ge=0,
+        examples=["a whole number from 0 on, or plan"],
     )
-    confidence: float = Field(CONFIDENCE, description="probability of the plan, over all nodes and rounds", gt=0, lt=1)
+    confidence: float = Field(
+        CONFIDENCE, description="probability of the plan, over all nodes and rounds", gt=0, lt=1
+    )
     max_fraction: Annotated[float | None, Identity.LATER] = Field(
         None,
         description="largest hostile share b_hat/(pull+1) of a planned pull (unset: 1/3 where that can be)",
@@ -170,7 +188,9 @@ class Spec(Training):
     rounds: int = Field(60, description="rounds, T", ge=1)
     method: MethodName = Field("rpel", description="how nodes exchange models")
     graph: Literal["random", "honest-first"] = Field("random", description="how a fixed graph is built")
-    placement: Literal["random", "adversarial"] = Field("random", description="where hostile nodes sit on a graph")
+    placement: Literal["random", "adversarial"] = Field(
+        "random", description="where hostile nodes sit on a graph"
+    )
     attack: str = Field("alie", description="what hostile nodes send")
     attack_params: Parameters = Field(
         {},
@@ -185,7 +205,9 @@ class Spec(Training):
     output: Literal["last", "uniform"] = Field(
         "last", description="the model kept: of the last round, or of a drawn one"
     )
-    no_show: float = Field(0.0, description="probability that an honest node misses a round's deadline", ge=0, lt=1)
+    no_show: float = Field(
+        0.0, description="probability that an honest node misses a round's deadline", ge=0, lt=1
+    )
     silent: bool = Field(False, description="hostile nodes do not answer")
     roaming: bool = Field(False, description="attackers take over other identities each round")
     consistent: Annotated[bool, Identity.LATER] = Field(
@@ -199,7 +221,8 @@ class Spec(Training):
         False, description="nodes publish, pull and aggregate without waiting for each other"
     )
     speeds: Annotated[str, Identity.LATER, BeforeValidator(joined)] = Field(
-        "equal", description="how slow nodes are: equal, lognormal:0.3, stragglers:0.1,10, joined by +, or a list"
+        "equal",
+        description="how slow nodes are: equal, lognormal:0.3, stragglers:0.1,10, joined by +, or a list",
     )
     jitter: Annotated[float, Identity.LATER] = Field(
         0.0, description="how unequal a node's local phases are: sigma of a lognormal factor", ge=0
@@ -223,7 +246,8 @@ class Spec(Training):
         None, description="delta of epsilon, below one over a node's examples", gt=0, lt=1
     )
     sampling: Annotated[Literal["replacement", "poisson"] | None, Identity.LATER] = Field(
-        None, description="how batches are drawn (unset: replacement, and poisson where gradients are clipped)"
+        None,
+        description="how batches are drawn (unset: replacement, and poisson where gradients are clipped)",
     )
     seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
@@ -235,7 +259,9 @@ class Spec(Training):
         20, description="rounds between checkpoints; 0: only when interrupted", ge=0
     )
     backend: Annotated[Literal["auto", "numba", "torch", "plain"], Identity.LATER] = Field(
-        "auto", description="who computes: numba (cpu), torch (any device), plain NumPy; auto: numba, torch off the cpu"
+        "auto",
+        description="who computes: numba (cpu), torch (any device), plain NumPy; auto: numba, torch off the "
+        "cpu",
     )
     device: Annotated[str, Identity.LATER] = Field(
         "cpu",
@@ -246,9 +272,13 @@ class Spec(Training):
     precision: Annotated[Literal["float32", "bfloat16"], Identity.LATER] = Field(
         "float32", description="of local steps within the network; models, momenta and exchange stay float32"
     )
-    threads: Annotated[int | None, Identity.NEVER] = Field(None, description="threads (unset: as many as cores)", ge=1)
+    threads: Annotated[int | None, Identity.NEVER] = Field(
+        None, description="threads (unset: as many as cores)", ge=1
+    )
     workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
-    engine: Annotated[Literal["local", "ray"], Identity.NEVER] = Field("local", description="who starts the workers")
+    engine: Annotated[Literal["local", "ray"], Identity.NEVER] = Field(
+        "local", description="who starts the workers"
+    )
     address: Annotated[str | None, Identity.NEVER] = Field(
         None, description="the Ray cluster, such as auto or 10.0.0.1:6379 (unset: one on this machine)"
     )
@@ -258,8 +288,8 @@ class Spec(Training):
         super().__init__(**fields)
 
     def replace(self, **changes: Any) -> "Spec":
-        """The same with some fields changed, checked again; a plan that it followed is left behind. Who turns to a
-        method in which everybody hears everybody also leaves the pull and b_hat of the other method.
+        """The same with some fields changed, checked again; a plan that it followed is left behind. Who turns
+        to a method in which everybody hears everybody also leaves the pull and b_hat of the other method.
 
         >>> Spec(pull=5).replace(batch_size=50).pull, Spec(pull=5).replace(method="nna").pull
         (5, None)
@@ -273,16 +303,21 @@ class Spec(Training):
         """Parameters of something that was not chosen would be left out without a word."""
         given = self.model_fields_set
         changed = [
-            key for key in ("outer_lr", "outer_momentum") if getattr(self, key) != type(self).model_fields[key].default
+            key
+            for key in ("outer_lr", "outer_momentum")
+            if getattr(self, key) != type(self).model_fields[key].default
         ]
         if self.precision == "bfloat16" and self.max_grad_norm is not None:
             raise ValueError("precision 'bfloat16' does not go with max_grad_norm: the nearest is 'float32'")
         if self.outer == "none" and changed and given:
-            raise ValueError(f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none")
+            raise ValueError(
+                f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none"
+            )
         return self
 
     def identity(self) -> dict[str, Any]:
-        """The fields that make this what it is: of the backend where it is not numba, of the device its class.
+        """The fields that make this what it is: of the backend where it is not numba,
+        of the device its class.
 
         >>> sorted(Spec(device="cuda:1", backend="torch").identity().items())[4:8:3]
         [('backend', 'torch'), ('confidence', 0.99)]
@@ -298,7 +333,9 @@ class Spec(Training):
     def _minority(self) -> Self:
         if 2 * self.byzantine >= self.nodes:
             most = (self.nodes - 1) // 2
-            raise ValueError(f"byzantine {self.byzantine} is not a minority of nodes {self.nodes}: the most is {most}")
+            raise ValueError(
+                f"byzantine {self.byzantine} is not a minority of nodes {self.nodes}: the most is {most}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -330,10 +367,11 @@ def compared_fields() -> list[str]:
 
 
 def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
-    """Twelve hexadecimal digits that name this run: its meaning, its data, and the user's own objects if there are any.
+    """Twelve hexadecimal digits that name this run: its meaning, its data,
+    and the user's own objects if there are any.
 
-    The Spec has nothing left open: it was resolved, or comes from a run folder. Equal hashes mean equal results: every
-    field that can change a file of the run is in the hash, with the checksums of the data.
+    The Spec has nothing left open: it was resolved, or comes from a run folder. Equal hashes mean equal
+    results: every field that can change a file of the run is in the hash, with the checksums of the data.
 
     >>> a, b = Spec(threads=1, out="here"), Spec(threads=2, out="there")
     >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(a.replace(seed=1), {})
@@ -346,7 +384,7 @@ def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-# --- TOML ------------------------------------------------------------------------------------------------------------
+# --- TOML ---------------------------------------------------------------------------------------------------
 
 
 def presets() -> list[str]:
@@ -368,7 +406,9 @@ def load(source: str | Path) -> Spec:
     ValueError: there is no preset and no file 'mnist-10'; the nearest is 'mnist-100'
     """
     if str(source) in presets():
-        return _made(tomllib.loads((_shelf() / f"{source}.toml").read_text("utf-8")), str(source), str(source))
+        return _made(
+            tomllib.loads((_shelf() / f"{source}.toml").read_text("utf-8")), str(source), str(source)
+        )
     path = Path(source)
     if path.is_dir():
         return load_folder(path)

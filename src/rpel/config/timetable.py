@@ -1,7 +1,9 @@
-"""When which round begins: an epoch and a period, and later ones where a membership changes the pace or pauses.
+"""When which round begins: an epoch and a period,
+and later ones where a membership changes the pace or pauses.
 
-Invariants: a round that has begun never moves, because a later pace begins with a later round, not before the round
-before it has ended; whoever holds the newest members.toml alone can say which round it is, and since when.
+Invariants: a round that has begun never moves, because a later pace begins with a later round, not before the
+round before it has ended; whoever holds the newest members.toml alone can say which round it is,
+and since when.
 """
 
 import re
@@ -30,19 +32,22 @@ def parse_hours(text: str) -> tuple[float, float]:
     ((72000.0, 36000.0), (0.0, 86400.0))
     >>> parse_hours("8pm-6am")
     Traceback (most recent call last):
-    ValueError: hours '8pm-6am' are not valid: write the begin and the end of the night, UTC, such as 20:00-06:00
+    ValueError: hours '8pm-6am' are not valid: write the begin and the end of the night, UTC, such as
+    20:00-06:00
     """
     match = _HOURS.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"hours {text!r} are not valid: write the begin and the end of the night, UTC, such as 20:00-06:00"
+            f"hours {text!r} are not valid: write the begin and the end of the night, UTC, such as "
+            "20:00-06:00"
         )
     first, last = (3600.0 * int(match[i]) + 60.0 * int(match[i + 1]) for i in (1, 3))
     return first, (last - first) % _DAY or _DAY
 
 
 class Pace(StrictRecord):
-    """Rounds from ``epoch_round`` on: that one begins at ``epoch`` (unix seconds), each lasts ``period`` seconds.
+    """Rounds from ``epoch_round`` on: that one begins at ``epoch`` (unix seconds),
+    each lasts ``period`` seconds.
 
     With ``hours`` (UTC) rounds lie wholly within these hours of each day.
     """
@@ -79,7 +84,8 @@ class Pace(StrictRecord):
         return today + int(days - 1) * daily + min(floor(since / self.period), daily - 1)
 
     def _window(self) -> tuple[float, int, int]:
-        """When the hours began before the epoch (0 or less), how many rounds of them are left then, and rounds a day.
+        """When the hours began before the epoch (0 or less), how many rounds of them are left then,
+        and rounds a day.
 
         Hours that begin at the epoch or after it are those of the day before, of which no round is left.
         """
@@ -94,7 +100,8 @@ class Timetable:
     >>> times = Timetable([Pace(epoch=1000.0, period=10.0), Pace(epoch=1100.0, epoch_round=4, period=60.0)])
     >>> [times.start(t) for t in (1, 3, 4, 5)]  # three rounds of 10 s, a pause of 70 s, rounds of 60 s
     [0.0, 20.0, 100.0, 160.0]
-    >>> [times.round(position) for position in (-5.0, 25.0, 99.0, 100.0, 165.0)], times.period(3), times.end(3)
+    >>> [times.round(position) for position in (-5.0, 25.0, 99.0, 100.0,
+    ...     165.0)], times.period(3), times.end(3)
     ([0, 3, 3, 4, 5], 10.0, 30.0)
     """
 
@@ -133,7 +140,8 @@ class Timetable:
         return tuple(pace for pace in self.paces if pace.epoch_round < t)
 
     def changed(self, t: int, period: float, hours: str, pause: float = 0.0) -> "Timetable":
-        """With another pace from round t on, which begins when the one before it has ended, or so much later."""
+        """With another pace from round t on, which begins when the one before it has ended,
+        or so much later."""
         earlier = Timetable(self.before(t) or self.paces[:1])
         began = self.begins if t == 1 else self.begins + earlier.end(t - 1)
         later = Pace(epoch=began + pause, epoch_round=t, period=period, hours=hours)
@@ -149,9 +157,14 @@ class Timetable:
         for index, pace in enumerate(self.paces[1:], 1):
             before = Timetable(self.paces[:index])
             if pace.epoch_round <= self._from[index - 1]:
-                yield f"epoch_round {pace.epoch_round} comes too early: the nearest is {self._from[index - 1] + 1}"
+                yield (
+                    f"epoch_round {pace.epoch_round} comes too early: the nearest is "
+                    f"{self._from[index - 1] + 1}"
+                )
             elif self._at[index] < (end := before.end(pace.epoch_round - 1)) - _NEAR:
-                yield f"epoch {pace.epoch:.15g} is before the end of the round before: {self.begins + end:.15g}"
+                yield (
+                    f"epoch {pace.epoch:.15g} is before the end of the round before: {self.begins + end:.15g}"
+                )
 
     def _place(self, t: int) -> int:
         return max(0, bisect_right(self._from, t) - 1)

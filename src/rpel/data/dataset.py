@@ -1,4 +1,5 @@
-"""What a data set is: the record that all parts of the product take, how it is made of arrays, what is checked."""
+"""What a data set is: the record that all parts of the product take, how it is made of arrays,
+what is checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from rpel.data.files import DataError, sha256
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples (N, …) and targets (N, …) for training and testing, and what is needed to use and to certify them.
+    """Examples (N, …) and targets (N, …) for training and testing,
+    and what is needed to use and to certify them.
 
     >>> x, y = np.zeros((4, 7), np.float32), np.array([0, 1, 1, 0])
     >>> Dataset("ward", x, y, x, y, classes=2).shape
@@ -39,7 +41,8 @@ class Dataset:
     test_writers: NDArray[np.int64] | None = None
     """The same of each test example; a writer has one number in both."""
     augment: str | None = None
-    """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip) or not at all."""
+    """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip)
+    or not at all."""
     collate: Callable[[list[Any]], tuple[Any, Any]] | None = None
     """collate(examples) -> (inputs, targets) makes a batch; None: examples are rows of arrays."""
 
@@ -68,7 +71,8 @@ class Dataset:
         return self.test_y if self.labels is not None else np.zeros(self.test_size, np.int64)
 
     def normalised(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Images as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel; other data as they are.
+        """Images as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel;
+        other data as they are.
 
         >>> x, y = np.full((1, 1, 2, 2), 255, np.uint8), np.array([0])
         >>> Dataset("white", x, y, x, y, mean=(0.5,), std=(0.25,)).normalised(x).ravel()
@@ -83,7 +87,9 @@ class Dataset:
         return result
 
 
-def crop_flip(images: NDArray[np.uint8], uniform: NDArray[np.floating], padding: int = 4) -> NDArray[np.uint8]:
+def crop_flip(
+    images: NDArray[np.uint8], uniform: NDArray[np.floating], padding: int = 4
+) -> NDArray[np.uint8]:
     """Random crops of the original size after padding with black, each mirrored with probability one half.
 
     images (N, C, H, W); uniform (N, 3) in [0, 1): row offset, column offset, mirror. Padding comes before
@@ -104,8 +110,11 @@ def crop_flip(images: NDArray[np.uint8], uniform: NDArray[np.floating], padding:
     return np.ascontiguousarray(picked.transpose(0, 3, 1, 2))
 
 
-def check_examples(train: NDArray[Any], test: NDArray[Any], names: tuple[str, str] = ("train", "test")) -> None:
-    """DataError unless both are finite, of one shape, and pixels (uint8) or not alike: only pixels are divided by 255.
+def check_examples(
+    train: NDArray[Any], test: NDArray[Any], names: tuple[str, str] = ("train", "test")
+) -> None:
+    """DataError unless both are finite, of one shape, and pixels (uint8) or not alike:
+    only pixels are divided by 255.
 
     >>> check_examples(np.zeros((2, 3), np.uint8), np.ones((2, 3), np.float32))
     Traceback (most recent call last):
@@ -146,8 +155,8 @@ def from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
 ) -> Dataset:
-    """Your own data: (examples, labels) for training and testing; with mean and std they are images to normalise, of
-    which uint8 are divided by 255, else they are kept as given.
+    """Your own data: (examples, labels) for training and testing; with mean and std they are images to
+    normalise, of which uint8 are divided by 255, else they are kept as given.
 
     >>> x, y = np.zeros((4, 1, 2, 2), np.float32), np.array([0, 1, 2, 1])
     >>> from_arrays((x, y), (x, y)).classes

@@ -1,7 +1,7 @@
 """Data sets by name: found in a folder, in the cache, or downloaded; checked, and returned as compact arrays.
 
-Invariants: images stay uint8 as published and are normalised by whoever trains, other data are used as they are; every
-source file's SHA-256 travels with the arrays; a file that is not the published one is never used.
+Invariants: images stay uint8 as published and are normalised by whoever trains, other data are used as they
+are; every source file's SHA-256 travels with the arrays; a file that is not the published one is never used.
 """
 
 import os
@@ -55,7 +55,8 @@ def _remotes(folder: str, digests: tuple[Digests, ...], *mirrors: str) -> tuple[
 
 @dataclass(frozen=True)
 class Source:
-    """How one data set is found in a folder (None: not there), and which files to download when it is nowhere."""
+    """How one data set is found in a folder (None: not there),
+    and which files to download when it is nowhere."""
 
     find: Callable[[Path], Dataset | None]
     remotes: tuple[Remote, ...]
@@ -79,7 +80,9 @@ def _idx_source(
         return Dataset(name, *arrays, 10, *statistics, checksums)
 
     return Source(
-        find, _remotes(folder, digests, *mirrors), f"{folder}/{formats.IDX_FILES[0]}.gz and its three companions"
+        find,
+        _remotes(folder, digests, *mirrors),
+        f"{folder}/{formats.IDX_FILES[0]}.gz and its three companions",
     )
 
 
@@ -112,7 +115,9 @@ def _find_femnist(root: Path) -> Dataset | None:
 
 
 def _find_heart(root: Path) -> Dataset | None:
-    return _owned("heart-disease", 2, federations.read_heart(root)) if federations.locate_heart(root) else None
+    return (
+        _owned("heart-disease", 2, federations.read_heart(root)) if federations.locate_heart(root) else None
+    )
 
 
 def _find_reviews(root: Path) -> Dataset | None:
@@ -125,7 +130,9 @@ def _find_shakespeare(root: Path) -> Dataset | None:
     return _owned("shakespeare", characters, federations.read_shakespeare(path)) if path.is_file() else None
 
 
-def _owned(name: str, classes: int, parts: tuple[federations.Arrays, federations.Arrays, dict[str, str]]) -> Dataset:
+def _owned(
+    name: str, classes: int, parts: tuple[federations.Arrays, federations.Arrays, dict[str, str]]
+) -> Dataset:
     (x, y, owners), (test_x, test_y, test_owners), checksums = parts
     return Dataset(
         name, x, y, test_x, test_y, classes, checksums=checksums, writers=owners, test_writers=test_owners
@@ -161,7 +168,9 @@ SOURCES = {
         f"{' or '.join(formats.CIFAR_ARCHIVES)} or the unpacked folder {formats.CIFAR_FOLDER}",
     ),
     "femnist": Source(
-        _find_femnist, (), f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}"
+        _find_femnist,
+        (),
+        f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}",
     ),
     "heart-disease": Source(
         _find_heart,
@@ -195,7 +204,8 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The data set of that name, from data_dir, RPEL_DATA, the cache, or a download into the cache, in this order.
+    """The data set of that name, from data_dir, RPEL_DATA, the cache, or a download into the cache,
+    in this order.
 
     >>> sample = load()
     >>> sample.train_x.shape, sample.train_x.dtype, sample.test_y.shape
@@ -221,19 +231,24 @@ def load(
 def _from_outside(name: str) -> Dataset:
     """What a function of others makes: ``module:function``, or one that an installed package registers."""
     if not plugins.is_own(name) and name not in plugins.registered(GROUP):
-        raise ValueError(f"there is no data set {name!r}; {nearest(name, [*NAMES, *plugins.registered(GROUP)])}")
+        raise ValueError(
+            f"there is no data set {name!r}; {nearest(name, [*NAMES, *plugins.registered(GROUP)])}"
+        )
     made = plugins.find(GROUP, name, NAMES)
     dataset = made() if callable(made) else made
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
-        raise ValueError(f"data set {name!r} is a {kind}: it takes a rpel.data.Dataset, or a function that returns one")
+        raise ValueError(
+            f"data set {name!r} is a {kind}: it takes a rpel.data.Dataset, or a function that returns one"
+        )
     from rpel.data import user  # which takes a Dataset of anybody's, and stands above
 
     return user.dataset(replace(dataset, name=name), None)
 
 
 def _found(name: str, folder: Path) -> Dataset | None:
-    """The data set in a folder; a damaged copy is reported, except in the cache, which can be filled again."""
+    """The data set in a folder; a damaged copy is reported, except in the cache,
+    which can be filled again."""
     try:
         return SOURCES[name].find(folder)
     except DataError as error:
@@ -249,7 +264,8 @@ def _sample() -> Dataset:
 
 
 def eight_by_eight(mnist: Dataset, name: str) -> Dataset:
-    """MNIST's images made small: the middle 24 × 24 pixels, of which each 3 × 3 become their mean, from 0 to 1.
+    """MNIST's images made small: the middle 24 × 24 pixels, of which each 3 × 3 become their mean,
+    from 0 to 1.
 
     >>> small = eight_by_eight(load(), "mnist-sample-8x8")
     >>> small.train_x.shape, small.train_x.dtype
@@ -275,7 +291,9 @@ def _downloaded(name: str, folders: list[Path], download: bool, progress: Progre
         try:
             fetch(remote, cache_folder(), progress)
         except DataError as error:
-            raise MissingDataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
+            raise MissingDataError(
+                f"{name} could not be downloaded ({error}): try again, or {advice}"
+            ) from error
     data = _found(name, cache_folder())
     if data is None:
         raise MissingDataError(

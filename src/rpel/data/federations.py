@@ -1,8 +1,8 @@
 """Data that real owners hold: four hospitals' patients, sixteen shops' reviews, Shakespeare's speakers.
 
-Invariants: every value is made with public constants, as owners who may not show their data would have to: no mean, no
-vocabulary and no category is taken from the files; a file is read only if it is the known one; who owns an example is
-its `writers` number, the same in training and test data.
+Invariants: every value is made with public constants, as owners who may not show their data would have to: no
+mean, no vocabulary and no category is taken from the files; a file is read only if it is the known one; who
+owns an example is its `writers` number, the same in training and test data.
 """
 
 import io
@@ -36,7 +36,7 @@ def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> A
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owners
 
 
-# --- heart disease: comma-separated, 13 findings and the diagnosis, "?" where a finding is missing --------------------
+# --- heart disease: comma-separated, 13 findings and the diagnosis, "?" where a finding is missing ----------
 
 HOSPITALS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -55,8 +55,9 @@ HEART_FOLDER = "heart-disease"
 HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 
 _NUMBERS = {0: (54, 9), 3: (132, 18), 4: (247, 52), 7: (150, 23), 9: (1.0, 1.2), 11: (0.7, 0.9)}
-"""Column: the mean and deviation by which it is normalised, round numbers near those of the study of 1989 (age, blood
-pressure at rest, cholesterol, highest heart rate, depression of ST, vessels coloured); missing is the mean."""
+"""Column: the mean and deviation by which it is normalised, round numbers near those of the study of 1989
+(age, blood pressure at rest, cholesterol, highest heart rate, depression of ST, vessels coloured);
+missing is the mean."""
 _YES_NO = (1, 5, 8)
 """Sex, high blood sugar, pain when moving: −1 or 1; missing is 0."""
 _KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2), 10: (1, 2, 3), 12: (3, 6, 7)}
@@ -76,7 +77,8 @@ def _heart_file(folder: Path, name: str) -> Path:
 
 
 def read_heart(folder: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test patients of all hospitals: features (N, 22), whether they are ill, and the hospital."""
+    """Training and test patients of all hospitals: features (N, 22), whether they are ill,
+    and the hospital."""
     train, test, checksums = [], [], {}
     for name, known in HOSPITALS.items():
         path = _heart_file(folder, name)
@@ -107,7 +109,8 @@ def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return np.nan_to_num(np.hstack(parts)).astype(np.float32), (table[:, 13] > 0).astype(np.int64)
 
 
-# --- reviews: an archive of DEPARTMENT.task.{train,test}, a line a review: label, tab, words separated by blanks ------
+# --- reviews: an archive of DEPARTMENT.task.{train,test}, a line a review: label, tab,
+# words separated by blanks
 
 REVIEWS = "fdu-mtl/fdu-mtl.tar.xz"
 REVIEWS_SHA256 = "fe5977648d868eab4a7d6f38dee0729b82cb31c96f682fb3756023f35913c9ad"
@@ -116,7 +119,8 @@ _REVIEW_FILE = re.compile(r"(\w+)\.task\.(train|test)")
 
 
 def read_reviews(path: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test reviews of all departments, by name: words (N, 128), 1 for praise (N,), and the department."""
+    """Training and test reviews of all departments, by name: words (N, 128), 1 for praise (N,),
+    and the department."""
     content = _checked(path, REVIEWS_SHA256, "the reviews")
     train, test = parse_reviews(content)
     return train, test, {REVIEWS: REVIEWS_SHA256}
@@ -132,7 +136,9 @@ def parse_reviews(archive: bytes) -> tuple[Arrays, Arrays]:
             if name and file:
                 texts[name[1], name[2]] = file.read()
     departments = sorted({department for department, _ in texts})
-    train, test = (_joined([_review_arrays(texts[d, split]) for d in departments]) for split in ("train", "test"))
+    train, test = (
+        _joined([_review_arrays(texts[d, split]) for d in departments]) for split in ("train", "test")
+    )
     return train, test
 
 
@@ -152,7 +158,7 @@ def word_numbers(text: bytes) -> NDArray[np.int32]:
     return np.array(numbers + [0] * (REVIEW_WORDS - len(numbers)), np.int32)
 
 
-# --- Shakespeare: speeches "NAME:", lines, an empty line --------------------------------------------------------------
+# --- Shakespeare: speeches "NAME:", lines, an empty line ----------------------------------------------------
 
 SHAKESPEARE = "shakespeare/input.txt"
 SHAKESPEARE_MD5 = "6fb458f1232090904fb40fe944165e91"
@@ -166,13 +172,15 @@ _TEST_SHARE = 10  # a tenth of each speaker's text, the last
 
 
 def read_shakespeare(path: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test windows of the speakers: 64 characters (N, 64), the next of each (N, 64), and the speaker."""
+    """Training and test windows of the speakers: 64 characters (N, 64), the next of each (N, 64),
+    and the speaker."""
     train, test = parse_shakespeare(_checked(path, SHAKESPEARE_SHA256, "tiny Shakespeare").decode("ascii"))
     return train, test, {SHAKESPEARE: SHAKESPEARE_SHA256}
 
 
 def parse_shakespeare(text: str, fewest: int = _FEWEST) -> tuple[Arrays, Arrays]:
-    """The same from the text; speakers with fewer characters are left out, the others go by how much they say."""
+    """The same from the text; speakers with fewer characters are left out,
+    the others go by how much they say."""
     spoken: dict[str, list[str]] = {}
     for speech in text.split("\n\n"):
         speaker, _, words = speech.strip().partition(":\n")

@@ -1,8 +1,8 @@
 """Files of data sets: where they may lie, their digests, and downloads of the public archives.
 
-A download goes to a temporary file, is checked, then renamed, so a wrong file is never found later. RPEL_DATA_URL
-replaces every mirror; below it the files lie as in a data folder (``MNIST/raw/…``), so that ``python -m http.server``
-in a data folder is a mirror.
+A download goes to a temporary file, is checked, then renamed, so a wrong file is never found later.
+RPEL_DATA_URL replaces every mirror; below it the files lie as in a data folder (``MNIST/raw/…``), so that
+``python -m http.server`` in a data folder is a mirror.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ _CHUNK = 1 << 18
 
 
 class DataError(ValueError):
-    """A data set that is missing, damaged or not what it claims to be; the message is one sentence for the user."""
+    """A data set that is missing, damaged or not what it claims to be;
+    the message is one sentence for the user."""
 
 
 class MissingDataError(DataError):

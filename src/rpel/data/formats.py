@@ -1,8 +1,9 @@
-"""The published files as arrays: IDX (MNIST and Fashion-MNIST), CIFAR-10's pickles, FEMNIST (LEAF's json, or the
-images of 155 writers in one npz file).
+"""The published files as arrays: IDX (MNIST and Fashion-MNIST), CIFAR-10's pickles, FEMNIST (LEAF's json, or
+the images of 155 writers in one npz file).
 
-Invariants: what is returned has exactly the shape its file promises, and belongs to the digest it is known by; no byte
-reaches the unpickler before its MD5 is known to be right, and the unpickler could not run code even then.
+Invariants: what is returned has exactly the shape its file promises, and belongs to the digest it is known
+by; no byte reaches the unpickler before its MD5 is known to be right,
+and the unpickler could not run code even then.
 """
 
 import gzip
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from rpel.data.files import DataError, md5, read, sha256
 
-# --- IDX, gzipped or unpacked -----------------------------------------------------------------------------------------
+# --- IDX, gzipped or unpacked -------------------------------------------------------------------------------
 
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -64,7 +65,9 @@ def parse_idx(content: bytes, name: str = "the file") -> NDArray[np.uint8]:
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     expected = start + math.prod(shape)  # exact, however large a forged header makes it
     if len(content) != expected:
-        raise DataError(f"{name} has {len(content)} bytes where its header, shape {shape}, promises {expected}")
+        raise DataError(
+            f"{name} has {len(content)} bytes where its header, shape {shape}, promises {expected}"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
@@ -83,7 +86,8 @@ def unpack(content: bytes, name: str = "the file") -> bytes:
 
 
 def verify(stored: bytes, content: bytes, known: Digests, name: str) -> None:
-    """Refuse a file that is neither the published one nor the same content, unpacked or packed in another way."""
+    """Refuse a file that is neither the published one nor the same content,
+    unpacked or packed in another way."""
     if md5(stored) != known.packed and md5(content) != known.unpacked:
         raise DataError(f"{name} is not the published file: its MD5 is {md5(stored)}")
 
@@ -94,20 +98,27 @@ Arrays = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[
 
 def locate_idx(folder: Path) -> list[Path] | None:
     """The four files in a folder, packed or unpacked; None unless all are there."""
-    files = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in IDX_FILES]
+    files = [
+        next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in IDX_FILES
+    ]
     paths = [path for path in files if path is not None]
     return paths if len(paths) == len(IDX_FILES) else None
 
 
-def read_idx(paths: list[Path], known: tuple[Digests, ...], classes: int = 10) -> tuple[Arrays, dict[str, str]]:
-    """Arrays and SHA-256 of the four files; the digest is of the unpacked content, so packing does not change it."""
+def read_idx(
+    paths: list[Path], known: tuple[Digests, ...], classes: int = 10
+) -> tuple[Arrays, dict[str, str]]:
+    """Arrays and SHA-256 of the four files; the digest is of the unpacked content,
+    so packing does not change it."""
     return _read_idx([(read(path), str(path)) for path in paths], known, classes)
 
 
 def read_sample(known: tuple[Digests, ...]) -> tuple[Arrays, dict[str, str]]:
     """The sample inside the package."""
     folder = resources.files("rpel.data") / "sample"
-    return _read_idx([((folder / f"{name}.gz").read_bytes(), f"sample/{name}.gz") for name in IDX_FILES], known, 10)
+    return _read_idx(
+        [((folder / f"{name}.gz").read_bytes(), f"sample/{name}.gz") for name in IDX_FILES], known, 10
+    )
 
 
 def _read_idx(
@@ -134,7 +145,7 @@ def _paired(
     return images[:, None], labels.astype(np.int64)
 
 
-# --- CIFAR-10: pickles, read without letting one name anything but NumPy's arrays -------------------------------------
+# --- CIFAR-10: pickles, read without letting one name anything but NumPy's arrays ---------------------------
 
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_ARCHIVES = ("cifar-10-batches-py.tar.gz", "cifar-10-python.tar.gz")
@@ -174,7 +185,9 @@ class _ArraysOnly(pickle.Unpickler):
         try:
             return _ALLOWED[module_name, global_name]
         except KeyError:
-            raise DataError(f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs") from None
+            raise DataError(
+                f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs"
+            ) from None
 
 
 def unpickle(content: bytes, name: str = "the file") -> Any:
@@ -212,7 +225,8 @@ def locate_cifar(folder: Path) -> Path | None:
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    """The six batches, by name, from an unpacked folder or an archive; an archive is never extracted to disk."""
+    """The six batches, by name, from an unpacked folder or an archive;
+    an archive is never extracted to disk."""
     if path.is_dir():
         return {name: read(path / name) for name in CIFAR_BATCHES}
     members: dict[str, bytes] = {}
@@ -246,7 +260,8 @@ def read_cifar(
     }
 
 
-# --- FEMNIST: femnist/{train,test}/*.json with users, num_samples and user_data[user]{x, y}, or a subset as npz ----
+# --- FEMNIST: femnist/{train,test}/*.json with users, num_samples and user_data[user]{x, y},
+# or a subset as npz ----
 
 FEMNIST_FOLDER = "femnist"
 FEMNIST_CLASSES = 62
@@ -258,7 +273,8 @@ _PIXELS = 784
 
 @dataclass(frozen=True)
 class Part:
-    """Pooled examples of one split: images (N, 1, 28, 28), labels (N,) and the writer's number of each (N,)."""
+    """Pooled examples of one split: images (N, 1, 28, 28), labels (N,)
+    and the writer's number of each (N,)."""
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
@@ -273,7 +289,8 @@ def locate_femnist(folder: Path) -> Path | None:
 
 
 def read_femnist(folder: Path, split: str, numbers: dict[str, int]) -> Part:
-    """All files of one split, in the order of their names; writers that are new to `numbers` get the next ones."""
+    """All files of one split, in the order of their names;
+    writers that are new to `numbers` get the next ones."""
     images, labels, writers, checksums = [], [], [], {}
     for path in sorted((folder / split).glob("*.json")):
         content = read(path)
@@ -288,7 +305,8 @@ def read_femnist(folder: Path, split: str, numbers: dict[str, int]) -> Part:
 
 
 def read_femnist_subset(path: Path) -> tuple[Part, Part]:
-    """Training and test examples of the 155 writers; the file is the known one, so what is inside needs no check."""
+    """Training and test examples of the 155 writers; the file is the known one,
+    so what is inside needs no check."""
     content = read(path)
     digest = sha256(content)
     if digest != FEMNIST_SUBSET_SHA256:
@@ -313,7 +331,9 @@ def _users(content: bytes, where: str) -> Iterator[tuple[str, NDArray[np.uint8],
         users = list(zip(record["users"], record["num_samples"], strict=True))
         data = [record["user_data"][user] for user, _ in users]
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{where} is not in LEAF's format (users, num_samples, user_data): {error}") from error
+        raise DataError(
+            f"{where} is not in LEAF's format (users, num_samples, user_data): {error}"
+        ) from error
     for (user, count), examples in zip(users, data, strict=True):
         yield user, *_examples(examples, count, f"{where}, user {user}")
 

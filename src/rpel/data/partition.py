@@ -1,5 +1,5 @@
-"""Who holds which training examples: Dirichlet, independent, by writer, one writer each, or virtual (more nodes than
-examples).
+"""Who holds which training examples: Dirichlet, independent, by writer, one writer each, or virtual (more
+nodes than examples).
 
 Invariants of the first three: no example is held twice, none is lost, every node can fill one batch.
 """
@@ -33,8 +33,9 @@ def dirichlet(labels: Integers, nodes: int, alpha: float, batch: int, seed: int)
         if min(map(len, parts)) >= batch:
             return parts
     raise ValueError(
-        f"after {_REDRAWS} redraws with alpha {alpha:g} one of {nodes} nodes still has less than a batch of {batch} "
-        f"out of {len(labels)} examples: take a larger alpha, a smaller batch, fewer nodes or a virtual partition"
+        f"after {_REDRAWS} redraws with alpha {alpha:g} one of {nodes} nodes still has less than a batch of "
+        f"{batch} out of {len(labels)} examples: take a larger alpha, a smaller batch, fewer nodes or a "
+        "virtual partition"
     )
 
 
@@ -43,7 +44,8 @@ def _dirichlet_once(labels: Integers, nodes: int, alpha: float, rng: np.random.G
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(nodes, alpha))
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)  # the last node takes the rest
+        # the last node takes the rest
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
         for node, part in enumerate(np.split(members, cuts)):
             held[node].append(part)
     return [np.concatenate(parts) for parts in held]
@@ -68,7 +70,9 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
     _check_room(len(writers), nodes, batch)
     _, first, counts = np.unique(writers, return_index=True, return_counts=True)
     if len(first) < nodes:
-        raise ValueError(f"{len(first)} writers cannot be dealt to {nodes} nodes: each node needs one of its own")
+        raise ValueError(
+            f"{len(first)} writers cannot be dealt to {nodes} nodes: each node needs one of its own"
+        )
     groups = np.split(np.argsort(writers, kind="stable"), np.cumsum(counts)[:-1])
     held: list[list[Integers]] = [[] for _ in range(nodes)]
     least = [(0, node) for node in range(nodes)]
@@ -77,12 +81,15 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
         held[node].append(groups[writer])
         heapq.heappush(least, (size + len(groups[writer]), node))
     if least[0][0] < batch:
-        raise ValueError(f"dealing writers leaves a node with {least[0][0]} examples, less than a batch of {batch}")
+        raise ValueError(
+            f"dealing writers leaves a node with {least[0][0]} examples, less than a batch of {batch}"
+        )
     return [np.concatenate(parts) for parts in held]
 
 
 def largest_owners(writers: NDArray[np.integer], nodes: int, batch: int) -> list[Integers]:
-    """Integers held by each node: all of one writer's, the writer with most examples first; the rest stay out.
+    """Integers held by each node: all of one writer's, the writer with most examples first;
+    the rest stay out.
 
     >>> [part.tolist() for part in largest_owners(np.array([7, 8, 9, 9, 8, 9]), nodes=2, batch=2)]
     [[2, 3, 5], [1, 4]]
@@ -94,7 +101,8 @@ def largest_owners(writers: NDArray[np.integer], nodes: int, batch: int) -> list
     if len(order) < nodes or counts[order[-1]] < batch:
         able = int((counts >= batch).sum())
         raise ValueError(
-            f"{nodes} nodes need an owner of a batch of {batch} examples each, and there are {able}: take fewer nodes"
+            f"{nodes} nodes need an owner of a batch of {batch} examples each, and there are {able}: take "
+            "fewer nodes"
         )
     return [groups[writer] for writer in order]
 
@@ -109,7 +117,8 @@ class Virtual:
     start: Integers
     """(classes + 1,) where each class's pool begins, and the end."""
     mixture: NDArray[np.float32] | None
-    """(nodes, classes), rows sum to one; None: every node draws evenly from all examples, and nothing is kept."""
+    """(nodes, classes), rows sum to one; None: every node draws evenly from all examples,
+    and nothing is kept."""
 
     @property
     def numbers(self) -> int:
@@ -117,7 +126,8 @@ class Virtual:
         return 1 if self.mixture is None else 2
 
     def draw(self, uniform: NDArray[np.floating], nodes: Integers) -> Integers:
-        """A batch for each of the nodes (h,): uniform (h, batch, numbers) in [0, 1) gives example indices (h, batch).
+        """A batch for each of the nodes (h,): uniform (h, batch, numbers) in [0, 1) gives example indices (h,
+        batch).
 
         The first number chooses the class by the node's mixture, the last the example in the class's pool.
 
@@ -161,10 +171,11 @@ _ROWS = 1 << 14  # mixtures that are drawn at once: as float64 they are twice wh
 
 
 def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
-    """A mixture of classes q ~ Dir(α·1) for each node over the classes that occur; with α = ∞ all data for everybody.
+    """A mixture of classes q ~ Dir(α·1) for each node over the classes that occur;
+    with α = ∞ all data for everybody.
 
-    It keeps 8 bytes for each example and, with finite α, 4 for each node and class: 40 MB for a million nodes and ten
-    classes.
+    It keeps 8 bytes for each example and, with finite α, 4 for each node and class: 40 MB for a million nodes
+    and ten classes.
 
     >>> shared = virtual(np.arange(100) % 10, nodes=100_000, alpha=1.0, seed=0)
     >>> shared.mixture.shape, shared.mixture.dtype, shared.pool.shape
@@ -190,7 +201,8 @@ def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
 
 
 def balanced_subset(labels: Integers, size: int, seed: int) -> Integers:
-    """``size`` indices in rising order, class counts as equal as the data allow; all indices if there are no more.
+    """``size`` indices in rising order, class counts as equal as the data allow;
+    all indices if there are no more.
 
     >>> subset = balanced_subset(np.arange(100) % 10, 20, seed=0)
     >>> np.bincount(subset % 10)

@@ -17,7 +17,9 @@ def mapped(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     {'ids': 2, 'masks': (4, 6)}
     """
     if isinstance(tree, dict):
-        return {key: mapped(function, value, *(other[key] for other in others)) for key, value in tree.items()}
+        return {
+            key: mapped(function, value, *(other[key] for other in others)) for key, value in tree.items()
+        }
     if isinstance(tree, tuple):
         return tuple(mapped(function, *values) for values in zip(tree, *others, strict=True))
     return function(tree, *others)

@@ -1,7 +1,9 @@
-"""The user's own data, in whatever form they come, as a Dataset: arrays, tensors, DataFrames, torch data sets.
+"""The user's own data, in whatever form they come, as a Dataset: arrays, tensors, DataFrames,
+torch data sets.
 
-Invariants: nothing is normalised and whole numbers stay whole (float64 becomes float32, the models' precision); what
-cannot be trained on is a DataError of one sentence that says which part, which rows and what would do.
+Invariants: nothing is normalised and whole numbers stay whole (float64 becomes float32, the models'
+precision); what cannot be trained on is a DataError of one sentence that says which part,
+which rows and what would do.
 """
 
 import hashlib
@@ -28,10 +30,10 @@ _TAKEN = "it takes (x, y) arrays, a torch Dataset with a length, or a list with 
 def dataset(train: Any, test: Any, *, collate: Collate | None = None, name: str = NAME) -> Dataset:
     """A Dataset of the user's training and test data.
 
-    train, test: a pair (x, y), where x and y are arrays, tensors, DataFrames, or tuples or dicts of them with a row an
-    example; or a torch Dataset whose examples are pairs, or a loader, whose batches are drawn anew. collate(examples)
-    -> (inputs, targets) makes batches of a list of examples that do not fit into arrays, such as texts of unequal
-    length; then x and y may be lists, and a torch Dataset's examples anything.
+    train, test: a pair (x, y), where x and y are arrays, tensors, DataFrames, or tuples or dicts of them with
+    a row an example; or a torch Dataset whose examples are pairs, or a loader, whose batches are drawn anew.
+    collate(examples) -> (inputs, targets) makes batches of a list of examples that do not fit into arrays,
+    such as texts of unequal length; then x and y may be lists, and a torch Dataset's examples anything.
 
     >>> x, y = torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
     >>> dataset(TensorDataset(x, y), (x.numpy(), y.numpy())).classes
@@ -65,7 +67,9 @@ def _check_given(data: Dataset) -> None:
         for what, tree in (("examples", x), ("targets", y)):
             for where, values in trees.leaves(tree):
                 if not isinstance(values, np.ndarray):
-                    raise DataError(f"the {part} {what}{where} of a Dataset are {_called(values)}, and not an array")
+                    raise DataError(
+                        f"the {part} {what}{where} of a Dataset are {_called(values)}, and not an array"
+                    )
                 if values.dtype.kind == "f":
                     check_finite(values, f"{part} {what}{where}")
     _check_alike(data.train_x, data.test_x, "examples")
@@ -93,7 +97,9 @@ def per_node(
     [[0, 1, 2], [3, 4]]
     """
     if len(train) != honest:
-        raise DataError(f"train has {len(train)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
+        raise DataError(
+            f"train has {len(train)} data sets, but there are {honest} honest nodes (nodes − byzantine)"
+        )
     collate = collate or next(filter(None, map(_loaders, train)), None)
     if collate is not None:
         each = [list(_examples(one, f"train[{i}]")) for i, one in enumerate(train)]
@@ -111,10 +117,12 @@ def per_node(
         raise DataError("each honest node needs at least one example")
     data, ends = dataset(whole, test, collate=collate), np.cumsum(sizes)
     nodes = hashlib.sha256(str(ends.tolist()).encode()).hexdigest()
-    return replace(data, checksums={**data.checksums, "own/nodes": nodes}), np.split(np.arange(ends[-1]), ends[:-1])
+    return replace(data, checksums={**data.checksums, "own/nodes": nodes}), np.split(
+        np.arange(ends[-1]), ends[:-1]
+    )
 
 
-# --- arrays ----------------------------------------------------------------------------------------------------------
+# --- arrays -------------------------------------------------------------------------------------------------
 
 
 def _arrays(part: Any, name: str) -> tuple[Any, Any]:
@@ -160,7 +168,8 @@ def array(value: Any, what: str) -> NDArray[Any]:
         values = _any_array(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"the {what} are {_called(value)} of unequal parts: make them equal, or give collate= to pad a batch"
+            f"the {what} are {_called(value)} of unequal parts: make them equal, or give collate= to pad a "
+            "batch"
         ) from None
     if values.dtype.kind not in "fiub":
         kinds = "text" if values.dtype.kind in "OUS" else str(values.dtype)
@@ -179,7 +188,9 @@ def _any_array(value: Any) -> NDArray[Any]:
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     if _is_frame(value) and value.ndim == 2:
         kinds = {dtype.kind for dtype in value.dtypes}
-        return np.asarray(value.to_numpy(np.float32) if kinds <= set("fiub") and len(kinds) > 1 else value.to_numpy())
+        return np.asarray(
+            value.to_numpy(np.float32) if kinds <= set("fiub") and len(kinds) > 1 else value.to_numpy()
+        )
     if isinstance(value, list | tuple) and value and all(isinstance(one, torch.Tensor) for one in value):
         return _any_array(torch.stack(list(value)))
     return np.asarray(value)
@@ -188,7 +199,9 @@ def _any_array(value: Any) -> NDArray[Any]:
 def _is_frame(value: Any) -> bool:
     """A DataFrame or a Series, of pandas or what is like it."""
     return (
-        hasattr(value, "to_numpy") and hasattr(value, "ndim") and (hasattr(value, "dtypes") or hasattr(value, "dtype"))
+        hasattr(value, "to_numpy")
+        and hasattr(value, "ndim")
+        and (hasattr(value, "dtypes") or hasattr(value, "dtype"))
     )
 
 
@@ -197,23 +210,31 @@ def _labels(y: NDArray[Any]) -> bool:
 
 
 def _classes(*targets: Any) -> int:
-    """One more than the largest of whole-numbered targets; 0 where they are something else, or may be negative."""
+    """One more than the largest of whole-numbered targets; 0 where they are something else,
+    or may be negative."""
     if not all(isinstance(y, np.ndarray) and y.dtype.kind in "iu" for y in targets):
         return 0
     known = [y[y != -100] for y in targets]  # the target that cross-entropy leaves out
-    return 1 + max(int(y.max(initial=-1)) for y in known) if min(int(y.min(initial=0)) for y in known) >= 0 else 0
+    return (
+        1 + max(int(y.max(initial=-1)) for y in known)
+        if min(int(y.min(initial=0)) for y in known) >= 0
+        else 0
+    )
 
 
 def _check_pair(name: str, x: Any, y: Any) -> None:
     """As many examples as targets."""
-    sizes = {where: len(value) for where, value in (*trees.leaves(x, "examples"), *trees.leaves(y, "targets"))}
+    sizes = {
+        where: len(value) for where, value in (*trees.leaves(x, "examples"), *trees.leaves(y, "targets"))
+    }
     if len(set(sizes.values())) > 1:
         told = " and ".join(f"{size:,} {where}" for where, size in sizes.items())
         raise DataError(f"{name} has {told}, which do not belong together")
 
 
 def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "test")) -> None:
-    """DataError unless both have the same form, the same shapes behind the rows, and the same kind of numbers."""
+    """DataError unless both have the same form, the same shapes behind the rows,
+    and the same kind of numbers."""
     ours, theirs = (dict(trees.leaves(tree)) for tree in (a, b))
     if list(ours) != list(theirs):
         told = (", ".join(part) or "one array" for part in (ours, theirs))
@@ -222,9 +243,12 @@ def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "
         other = theirs[where]
         if one.shape[1:] != other.shape[1:]:
             raise DataError(
-                f"{names[0]} {what}{where} have the shape {one.shape[1:]} and {names[1]} {what} {other.shape[1:]}"
+                f"{names[0]} {what}{where} have the shape {one.shape[1:]} and {names[1]} {what} "
+                f"{other.shape[1:]}"
             )
-        if one.dtype != other.dtype and not {one.dtype.kind, other.dtype.kind} <= set("iu") - _bytes(one, other):
+        if one.dtype != other.dtype and not {one.dtype.kind, other.dtype.kind} <= set("iu") - _bytes(
+            one, other
+        ):
             first, second = (
                 f"the {name} {what}{where} are {part.dtype} from {part.min():g} to {part.max():g}"
                 for name, part in zip(names, (one, other), strict=True)
@@ -241,7 +265,7 @@ def _mixed(names: tuple[str, str], told: Iterator[str]) -> list[str]:
     return [word for pair in zip(names, told, strict=True) for word in pair]
 
 
-# --- examples of any kind, with a collate ----------------------------------------------------------------------------
+# --- examples of any kind, with a collate -------------------------------------------------------------------
 
 
 def _loaders(part: Any) -> Collate | None:
@@ -258,7 +282,9 @@ def _examples(part: Any, name: str) -> Sequence[Any]:
     if isinstance(part, tuple) and len(part) == 2:
         x, y = part
         if len(x) != len(y):
-            raise DataError(f"{name} has {len(x):,} examples and {len(y):,} targets, which do not belong together")
+            raise DataError(
+                f"{name} has {len(x):,} examples and {len(y):,} targets, which do not belong together"
+            )
         part = list(zip(x, y, strict=True))
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__") or isinstance(part, str | dict):
         raise DataError(f"{name} is {_called(part)} without a length and numbered examples: {_TAKEN}")
@@ -270,7 +296,9 @@ def _examples(part: Any, name: str) -> Sequence[Any]:
 
 def _collated(train: Any, test: Any, collate: Collate, name: str) -> Dataset:
     if not callable(collate):
-        raise DataError(f"collate is {_called(collate)}: give a function collate(examples) -> (inputs, targets)")
+        raise DataError(
+            f"collate is {_called(collate)}: give a function collate(examples) -> (inputs, targets)"
+        )
     x, test_x = _examples(train, "train"), _examples(test, "test")
     checksums, targets = {}, []
     for part, examples in (("train", x), ("test", test_x)):
@@ -278,7 +306,11 @@ def _collated(train: Any, test: Any, collate: Collate, name: str) -> Dataset:
         checksums[f"{name}/{part}"] = checksum(whole)
         _check_floats(whole, part)
         targets.append(_single_labels(whole))
-    y, test_y = targets if all(len(target) for target in targets) else (np.zeros(len(e), np.int64) for e in (x, test_x))
+    y, test_y = (
+        targets
+        if all(len(target) for target in targets)
+        else (np.zeros(len(e), np.int64) for e in (x, test_x))
+    )
     classes = _classes(y, test_y) if all(len(target) for target in targets) else 0
     return Dataset(name, x, y, test_x, test_y, classes, checksums=checksums, collate=collate)
 

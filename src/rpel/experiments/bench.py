@@ -1,7 +1,9 @@
-"""Measured on this machine: what rpel gains over the plain way, in about two minutes, and what runs will cost.
+"""Measured on this machine: what rpel gains over the plain way, in about two minutes,
+and what runs will cost.
 
-Ratios travel between machines; seconds do not. Work is timed several times and the fastest counts: on a shared machine
-the others measure the neighbours. Kernels are compiled anew in a folder of their own, so nothing stored before counts.
+Ratios travel between machines; seconds do not. Work is timed several times and the fastest counts: on a
+shared machine the others measure the neighbours. Kernels are compiled anew in a folder of their own,
+so nothing stored before counts.
 """
 
 import os
@@ -108,7 +110,14 @@ def _local_steps() -> Measurement:
     from rpel.models import model
     from rpel.simulation.api import simulate
 
-    fields: dict[str, Any] = {"nodes": 15, "byzantine": 3, "pull": 8, "rounds": 8, "eval_every": 8, "eval_size": 10}
+    fields: dict[str, Any] = {
+        "nodes": 15,
+        "byzantine": 3,
+        "pull": 8,
+        "rounds": 8,
+        "eval_every": 8,
+        "eval_size": 10,
+    }
     run = simulate("mnist", **fields, out=None)
     ours = float(min(run.history["seconds"][1:-1])) / 12
     network, x, y = model("mnist"), torch.randn(25, 1, 28, 28), torch.randint(10, (25,))
@@ -121,7 +130,8 @@ def _local_steps() -> Measurement:
 
 
 def _plan() -> Measurement:
-    """The exact answer against Algorithm 2 as written: five simulations of each of ten s, every count drawn."""
+    """The exact answer against Algorithm 2 as written: five simulations of each of ten s,
+    every count drawn."""
     nodes, byzantine, rounds, simulations = 100_000, 10_000, 200, 50
     ours = fastest(lambda: planning.plan(nodes=nodes, byzantine=byzantine, rounds=rounds), 5)
     coins, part = np.random.default_rng(0), 20
@@ -147,8 +157,8 @@ def _first_use() -> Measurement:
         seconds = [
             float(
                 subprocess.run(
-                    [sys.executable, "-c", _FIRST], env={**os.environ, "RPEL_CACHE": cache}, stdout=subprocess.PIPE,
-                    text=True, check=True,
+                    [sys.executable, "-c", _FIRST], env={**os.environ, "RPEL_CACHE": cache},
+                    stdout=subprocess.PIPE, text=True, check=True,
                 ).stdout
             )
             for _ in range(2)
@@ -156,7 +166,7 @@ def _first_use() -> Measurement:
     return Measurement("first call, kernels stored", seconds[1], "kernels compiled anew", seconds[0])
 
 
-# --- what runs will cost, measured on real rounds of each kind --------------------------------------------------------
+# --- what runs will cost, measured on real rounds of each kind ----------------------------------------------
 
 _TIMED = 2
 """Rounds that are timed."""
@@ -164,7 +174,8 @@ _TIMED = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a kind of run takes: to begin, for a round, to evaluate, and to evaluate on all test examples."""
+    """Seconds that a kind of run takes: to begin, for a round, to evaluate,
+    and to evaluate on all test examples."""
 
     start: float
     round: float
@@ -193,7 +204,8 @@ def kind(spec: Spec) -> str:
 
 
 def searches(spec: Spec) -> bool:
-    """Whether the run's attack searches, which multiplies what the rule costs; False for one that does not exist."""
+    """Whether the run's attack searches, which multiplies what the rule costs;
+    False for one that does not exist."""
     with suppress(ValueError):
         return attack(spec.attack, **spec.attack_params).searches
     return False
@@ -212,7 +224,9 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 
-def costs(specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
+def costs(
+    specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind
+) -> dict[str, Cost]:
     """The measured cost of each kind among these runs, of the dearest; nothing for a run that cannot begin.
 
     Such a run will say so itself, and the others go on.

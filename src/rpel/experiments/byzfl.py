@@ -1,8 +1,8 @@
 """A ByzFL benchmark's config.json as a sweep file of ours, with what has no counterpart said.
 
-ByzFL trains with a server that aggregates everybody's gradients; the nearest here is ``all-to-all``, where every node
-aggregates everybody's models. Its lists become the grid; names and parameters are translated, f is left to the plan
-(b_hat = b when everybody is heard). Keys of versions 0.0.8 to 0.0.11 are understood.
+ByzFL trains with a server that aggregates everybody's gradients; the nearest here is ``all-to-all``, where
+every node aggregates everybody's models. Its lists become the grid; names and parameters are translated, f is
+left to the plan (b_hat = b when everybody is heard). Keys of versions 0.0.8 to 0.0.11 are understood.
 """
 
 import json
@@ -19,18 +19,24 @@ from rpel.text import visible
 
 RULES = {
     "Average": "mean", "Median": "median", "TrMean": "trimmed_mean", "GeometricMedian": "geometric_median",
-    "Krum": "krum", "MultiKrum": "multi_krum", "CenteredClipping": "centered_clipping", "MDA": "mda", "MoNNA": "monna",
-    "Meamed": "meamed", "SMEA": "smea", "CAF": "caf",
+    "Krum": "krum", "MultiKrum": "multi_krum", "CenteredClipping": "centered_clipping", "MDA": "mda",
+    "MoNNA": "monna", "Meamed": "meamed", "SMEA": "smea", "CAF": "caf",
 }  # fmt: skip
 MIXERS = {"NNM": "nnm", "Bucketing": "bucketing", "Clipping": "clipping", "ARC": "arc"}
 ATTACKS = {
-    "NoAttack": "none", "SignFlipping": "sign_flipping", "InnerProductManipulation": "inner_product_manipulation",
-    "FallOfEmpires": "foe", "ALittleIsEnough": "alie", "Mimic": "mimic", "Inf": "inf", "Gaussian": "gaussian",
+    "NoAttack": "none", "SignFlipping": "sign_flipping",
+    "InnerProductManipulation": "inner_product_manipulation", "FallOfEmpires": "foe",
+    "ALittleIsEnough": "alie", "Mimic": "mimic", "Inf": "inf", "Gaussian": "gaussian",
     "LabelFlipping": "label_flip", "Optimal_InnerProductManipulation": "strongest",
     "Optimal_ALittleIsEnough": "strongest",
 }  # fmt: skip
 """Those called optimal search the factor of the attack that stands behind the word."""
-_DATASETS = {"mnist": "mnist", "fashion_mnist": "fashion-mnist", "fashionmnist": "fashion-mnist", "cifar10": "cifar10"}
+_DATASETS = {
+    "mnist": "mnist",
+    "fashion_mnist": "fashion-mnist",
+    "fashionmnist": "fashion-mnist",
+    "cifar10": "cifar10",
+}
 _MODELS = {"cnn_mnist": "mnist", "fc_mnist": "mlp", "logreg_mnist": "linear", "cnn_cifar": "cifar10"}
 _UNUSED = {
     "size_train_set": "all training examples are used, and the test set is only for evaluation",
@@ -41,7 +47,8 @@ _UNUSED = {
     "store_per_client_metrics": "nodes.npz always holds every node's accuracy",
 }
 _SAID_ALWAYS = (
-    'nodes exchange models, not gradients, and there is no server: all-to-all is the nearest; method = "rpel" and '
+    "nodes exchange models, not gradients, and there is no server: all-to-all is the nearest; method = "
+    '"rpel" and '
     "pull = … would pull s peers instead"
 )
 
@@ -126,7 +133,11 @@ def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
 
 def _setting(imported: Imported, model: Mapping[str, Any], distributions: Any) -> None:
     if "dataset_name" in model:
-        _put(imported, "dataset", [_named("dataset_name", name, _DATASETS) for name in _listed(model["dataset_name"])])
+        _put(
+            imported,
+            "dataset",
+            [_named("dataset_name", name, _DATASETS) for name in _listed(model["dataset_name"])],
+        )
     names = [name for name in _listed(model.get("name", [])) if name]
     if names:
         known = [_MODELS.get(name) for name in names]
@@ -144,7 +155,9 @@ def _setting(imported: Imported, model: Mapping[str, Any], distributions: Any) -
             imported.base["partition"] = "dirichlet"
             alphas += _listed(parameter)
         else:
-            imported.remarks.append(f"data_distribution {kind!r} has no counterpart: partition dirichlet with alpha is")
+            imported.remarks.append(
+                f"data_distribution {kind!r} has no counterpart: partition dirichlet with alpha is"
+            )
     _put(imported, "alpha", alphas or None)
 
 
@@ -154,9 +167,13 @@ def _algorithm(imported: Imported, algorithms: Any) -> None:
         if name == "FedAvg":
             _put(imported, "local_steps", parameters.get("local_steps_per_client"))
             if parameters.get("proportion_selected_clients", 1.0) != 1.0:
-                imported.remarks.append("proportion_selected_clients has no counterpart: rpel pulls s of all instead")
+                imported.remarks.append(
+                    "proportion_selected_clients has no counterpart: rpel pulls s of all instead"
+                )
         elif name != "DSGD":
-            imported.remarks.append(f"training_algorithm {name!r} has no counterpart: every round is one local step")
+            imported.remarks.append(
+                f"training_algorithm {name!r} has no counterpart: every round is one local step"
+            )
 
 
 def _rules(imported: Imported, content: Mapping[str, Any]) -> list[str]:
@@ -175,7 +192,8 @@ def _rules(imported: Imported, content: Mapping[str, Any]) -> list[str]:
 
 
 def _attacks(imported: Imported, attacks: list[Mapping[str, Any]]) -> None:
-    """Attacks with parameters cannot share a grid with those without: they become combinations of their own."""
+    """Attacks with parameters cannot share a grid with those without:
+    they become combinations of their own."""
     cells = []
     for one in attacks:
         name = _named("attack", one["name"], ATTACKS)
@@ -212,7 +230,10 @@ def _sizes(imported: Imported, bench: Mapping[str, Any]) -> None:
     if sizes or imported.cells:
         swept = [dict(zip(imported.grid, values, strict=True)) for values in product(*imported.grid.values())]
         imported.cells = [
-            {**one, **cell, **size} for one in swept for cell in imported.cells or [{}] for size in sizes or [{}]
+            {**one, **cell, **size}
+            for one in swept
+            for cell in imported.cells or [{}]
+            for size in sizes or [{}]
         ]
         imported.grid = {}
 

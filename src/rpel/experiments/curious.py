@@ -1,17 +1,18 @@
 """The curious member: what it finds out about a victim's examples from the half-steps that it pulled.
 
-A run is played again from its Spec, which is deterministic, with one change at one node, the victim: each of its
-examples is left out by a fair coin, and canaries are put beside them, each there by a fair coin as well. Rates stay
-those of the run, as if nothing had changed, so the accountant's ε is the run's. Who is there is then guessed:
+A run is played again from its Spec, which is deterministic, with one change at one node, the victim: each of
+its examples is left out by a fair coin, and canaries are put beside them, each there by a fair coin as well.
+Rates stay those of the run, as if nothing had changed, so the accountant's ε is the run's.
+Who is there is then guessed:
 
-- of examples, by the loss of the model seen last (low: there), or by the ratio of likelihoods of that loss under shadow
-  runs with and without the example (Carlini et al. 2022);
-- of canaries, by how far the victim's updates point along the canary's gradient, summed over the rounds seen, less
-  what ordinary examples explain of it; from that comes a lower bound on ε (`rpel.inference`).
+- of examples, by the loss of the model seen last (low: there), or by the ratio of likelihoods of that loss
+  under shadow runs with and without the example (Carlini et al. 2022);
+- of canaries, by how far the victim's updates point along the canary's gradient, summed over the rounds seen,
+  less what ordinary examples explain of it; from that comes a lower bound on ε (`rpel.inference`).
 
-Two members guess. One sees the victim's half-step in every round, and knows the model it started from and which of its
-own examples are there: of somebody who knows all but the canaries, differential privacy says the same. The other meets
-it by the plan's draws, and knows its own model and its own examples only.
+Two members guess. One sees the victim's half-step in every round, and knows the model it started from and
+which of its own examples are there: of somebody who knows all but the canaries, differential privacy says the
+same. The other meets it by the plan's draws, and knows its own model and its own examples only.
 Invariant: coins are drawn for this and nothing else, and no guess looks at them.
 """
 
@@ -52,8 +53,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Point:
-    """What a member knows after a round. met: rounds in which it saw the victim. auc, tpr: of the victim's examples by
-    their loss; ratio_auc, ratio_tpr: by likelihood ratio, with shadows; canary_auc and epsilon_low: of the canaries."""
+    """What a member knows after a round. met: rounds in which it saw the victim. auc, tpr: of the victim's
+    examples by their loss; ratio_auc, ratio_tpr: by likelihood ratio, with shadows; canary_auc and
+    epsilon_low: of the canaries."""
 
     round: int
     met: int
@@ -94,7 +96,9 @@ class Findings:
     def holds(self) -> bool | None:
         """Whether no bound, in any round, exceeds what is stated for it; None where nothing is stated."""
         pairs = [
-            (p.epsilon_low, e) for points in self.curves.values() for p, e in zip(points, self.stated, strict=True)
+            (p.epsilon_low, e)
+            for points in self.curves.values()
+            for p, e in zip(points, self.stated, strict=True)
         ]
         return None if None in self.stated else all(e is not None and low <= e for low, e in pairs)
 
@@ -118,19 +122,25 @@ def attack(
 ) -> Findings:
     """Play a run again and let the curious member guess.
 
-    victim: its number among the honest nodes; the first if left out. shadows: further runs for the likelihood ratio, an
-    even number. points: rounds at which the curves are drawn. clipping=False breaks the mechanism on purpose: the bound
-    must then exceed what is stated, or the audit proves nothing. seed: of the coins.
+    victim: its number among the honest nodes; the first if left out. shadows: further runs for the likelihood
+    ratio, an even number. points: rounds at which the curves are drawn. clipping=False breaks the mechanism
+    on purpose: the bound must then exceed what is stated, or the audit proves nothing. seed: of the coins.
     """
     if canaries < 20:
-        raise ValueError(f"{canaries} canaries show nothing: the least is 20, and 200 show an epsilon up to 3")
+        raise ValueError(
+            f"{canaries} canaries show nothing: the least is 20, and 200 show an epsilon up to 3"
+        )
     if shadows % 2 or shadows < 0:
-        raise ValueError(f"shadows {shadows} must be even, since they come in pairs: the nearest is {shadows + 1}")
+        raise ValueError(
+            f"shadows {shadows} must be even, since they come in pairs: the nearest is {shadows + 1}"
+        )
     if points < 1:
         raise ValueError(f"a curve needs at least 1 point, not {points}")
     resolved, inputs = prepared(spec, own or Objects(), loader(download))
     if not clipping and resolved.max_grad_norm is None:
-        raise ValueError("this run does not clip, so clipping cannot be switched off: leave --without-clipping out")
+        raise ValueError(
+            "this run does not clip, so clipping cannot be switched off: leave --without-clipping out"
+        )
     with pinned(resolved.threads), one_torch_thread():
         stage = _Stage(resolved, inputs, canaries, seed, victim, clipping)
         return stage.findings(shadows, points, progress or (lambda what, t, rounds: None))
@@ -141,15 +151,23 @@ def drawing(findings: Findings) -> Any:
     figure, ((first, second),) = plots.panels(10.0, 4.2, 1, 2)
     for colour, (name, points) in zip(plots.COLOURS, findings.curves.items(), strict=False):
         rounds = [p.round for p in points]
-        first.plot(rounds, [p.auc for p in points], color=colour, marker="o", markersize=3.5, label=f"loss, {name}")
+        first.plot(
+            rounds, [p.auc for p in points], color=colour, marker="o", markersize=3.5, label=f"loss, {name}"
+        )
         if findings.shadows:
             ratio = [math.nan if p.ratio_auc is None else p.ratio_auc for p in points]
             first.plot(rounds, ratio, color=colour, linestyle="--", label=f"likelihood ratio, {name}")
-        first.plot(rounds, [p.canary_auc for p in points], color=colour, linestyle=":", label=f"canaries, {name}")
-        second.plot(rounds, [p.epsilon_low for p in points], color=colour, marker="o", markersize=3.5, label=name)
+        first.plot(
+            rounds, [p.canary_auc for p in points], color=colour, linestyle=":", label=f"canaries, {name}"
+        )
+        second.plot(
+            rounds, [p.epsilon_low for p in points], color=colour, marker="o", markersize=3.5, label=name
+        )
     first.axhline(0.5, color=plots.SOFT, linewidth=0.8)
     first.set(xlabel="round", ylabel="AUC of membership inference", ylim=(0.3, 1.02))
-    said = [(t.round, e) for t, e in zip(findings.curves[EVERY], findings.stated, strict=True) if e is not None]
+    said = [
+        (t.round, e) for t, e in zip(findings.curves[EVERY], findings.stated, strict=True) if e is not None
+    ]
     if said:
         second.plot(*zip(*said, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
     second.set(xlabel="round", ylabel=f"ε, at least ({findings.confidence:.1%} sure)", ylim=(0, None))
@@ -158,13 +176,15 @@ def drawing(findings: Findings) -> Any:
     return figure
 
 
-# --- what is changed at the victim -----------------------------------------------------------------------------------
+# --- what is changed at the victim --------------------------------------------------------------------------
 
 
 def with_canaries(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """The data set with canaries behind its training examples: noise that is unlike any example, with drawn labels.
+    """The data set with canaries behind its training examples: noise that is unlike any example,
+    with drawn labels.
 
-    Images: single bright pixels, as many as keep the mean. Other numbers: two deviations from the mean, up or down.
+    Images: single bright pixels, as many as keep the mean. Other numbers: two deviations from the mean,
+    up or down.
     """
     coins = stream(seed, "canaries")
     if not isinstance(dataset.train_x, np.ndarray) or dataset.collate is not None or dataset.labels is None:
@@ -197,8 +217,8 @@ class _Play:
 
 @dataclass
 class _Notes:
-    """What one member has noted: rounds in which it met the victim, canaries' scores so far, and at the points of the
-    curve the round seen last, the examples' losses in it, and the scores."""
+    """What one member has noted: rounds in which it met the victim, canaries' scores so far, and at the
+    points of the curve the round seen last, the examples' losses in it, and the scores."""
 
     scores: Floats
     met: int = 0
@@ -216,12 +236,16 @@ class _Stage:
         task = build_task(spec, inputs)
         held = task.examples.held
         if not held:
-            raise ValueError(f"partition {spec.partition!r} shares examples between nodes, so nobody's can be guessed")
+            raise ValueError(
+                f"partition {spec.partition!r} shares examples between nodes, so nobody's can be guessed"
+            )
         if len(held) < 2:
             raise ValueError("a run with one honest node has no other member that could be curious")
         row = 0 if victim is None else victim
         if not 0 <= row < len(held):
-            raise ValueError(f"victim {row} is none of the {len(held)} honest nodes: the last is {len(held) - 1}")
+            raise ValueError(
+                f"victim {row} is none of the {len(held)} honest nodes: the last is {len(held) - 1}"
+            )
         self.spec, self.inputs, self.clipping, self.seed = spec, inputs, clipping, seed
         self.module, self.metric_free = task.module, replace(inputs, metric=None)
         self.nodes, self.shards = list(held), list(held.values())
@@ -252,9 +276,9 @@ class _Stage:
         ids = simulation.roster.honest_ids(1) if not simulation.everybody else np.arange(self.spec.nodes)
         return Findings(
             victim=int(ids[self.row]), member=int(ids[self.member]), examples=len(self.own),
-            included=int(play.examples.sum()), canaries=len(self.planted), clipped=self.clipping, shadows=shadows,
-            confidence=inference.CONFIDENCE, delta=delta, most=inference.most(len(self.planted), delta), stated=stated,
-            curves=curves,
+            included=int(play.examples.sum()), canaries=len(self.planted), clipped=self.clipping,
+            shadows=shadows, confidence=inference.CONFIDENCE, delta=delta,
+            most=inference.most(len(self.planted), delta), stated=stated, curves=curves,
         )  # fmt: skip
 
     def _simulation(self, play: _Play) -> tuple[Simulation, Classification]:
@@ -277,7 +301,10 @@ class _Stage:
         notes = {name: _Notes(np.zeros(len(self.planted))) for name in (EVERY, DRAWN)}
         known = {EVERY: self.own[play.examples], DRAWN: self.shards[self.beside]}
         for t in range(1, rounds[-1] + 1):
-            starts = {EVERY: simulation.state.x[self.row].copy(), DRAWN: simulation.state.x[self.member].copy()}
+            starts = {
+                EVERY: simulation.state.x[self.row].copy(),
+                DRAWN: simulation.state.x[self.member].copy(),
+            }
             info = simulation.advance()
             seen = np.array(info.received.table[self.row])
             met = {EVERY: True, DRAWN: bool((info.received.index[self.member, 1:] == self.row).any())}
@@ -292,10 +319,17 @@ class _Stage:
         return notes
 
     def _along(
-        self, simulation: Simulation, task: Classification, start: Floats, seen: Floats, rows: Integers, t: int
+        self,
+        simulation: Simulation,
+        task: Classification,
+        start: Floats,
+        seen: Floats,
+        rows: Integers,
+        t: int,
     ) -> Floats:
-        """(m,) how far the victim's update points along each canary's gradient at `start`, the model it started from as
-        far as that is known, beyond what ordinary examples (rows) and the canary's label explain."""
+        """(m,) how far the victim's update points along each canary's gradient at `start`, the model it
+        started from as far as that is known, beyond what ordinary examples (rows)
+        and the canary's label explain."""
         update = (start - seen).astype(np.float64)
         if self.spec.optimizer == "momentum":  # what weight decay did is known, and so is the rate
             update = update / self.spec.rate(t) - self.spec.weight_decay * start
@@ -306,7 +340,8 @@ class _Stage:
         labels = task.examples.dataset.train_y[self.planted]
         known = np.column_stack([labels[:, None] == np.unique(labels), expected]).astype(np.float64)
         rest = raw - known @ np.linalg.lstsq(known, raw, rcond=None)[0]
-        alike = (along @ along.T).astype(np.float64)  # canaries are not quite orthogonal: each is charged for its own
+        # canaries are not quite orthogonal: each is charged for its own
+        alike = (along @ along.T).astype(np.float64)
         return np.asarray(np.linalg.solve(alike + _RIDGE * np.eye(len(alike)), rest))
 
     def _usual(self, simulation: Simulation, task: Classification, x: Floats, rows: Integers) -> Floats:
@@ -325,7 +360,11 @@ class _Stage:
     # --- guessing ---
 
     def _point(
-        self, noted: tuple[int, int, int, Floats | None, Floats], play: _Play, delta: float, ratios: Floats | None
+        self,
+        noted: tuple[int, int, int, Floats | None, Floats],
+        play: _Play,
+        delta: float,
+        ratios: Floats | None,
     ) -> Point:
         t, met, _, lost, scores = noted
         if lost is None:
@@ -343,9 +382,11 @@ class _Stage:
             inference.audit(scores, play.canaries, delta).epsilon,
         )
 
-    def _ratios(self, notes: dict[str, _Notes], shadows: int, progress: Progress) -> dict[tuple[str, int], Floats]:
-        """(N,) log-likelihood ratios of the examples at each point of each curve, from shadow runs in pairs, in which
-        each example is there once and once not."""
+    def _ratios(
+        self, notes: dict[str, _Notes], shadows: int, progress: Progress
+    ) -> dict[tuple[str, int], Floats]:
+        """(N,) log-likelihood ratios of the examples at each point of each curve, from shadow runs in pairs,
+        in which each example is there once and once not."""
         if not shadows:
             return {}
         wanted = sorted({point[2] for one in notes.values() for point in one.points if point[3] is not None})
@@ -361,7 +402,9 @@ class _Stage:
             for t in range(1, max(wanted, default=0) + 1):
                 info = simulation.advance()
                 if t in shadow_losses:
-                    shadow_losses[t].append(confidence(losses(task, np.array(info.received.table[self.row]), self.own)))
+                    shadow_losses[t].append(
+                        confidence(losses(task, np.array(info.received.table[self.row]), self.own))
+                    )
                 progress(f"shadow {number + 1} of {shadows}", t, max(wanted))
         return {
             (name, i): likelihood_ratios(confidence(lost), np.stack(shadow_losses[last]), np.stack(there))
@@ -376,7 +419,9 @@ def _unclipped(simulation: Simulation) -> None:
     gradients: Any = simulation.gradients
     clipped = gradients.engine.clipped
 
-    def whole(x: Any, local: Any, inputs: Any, labels: Any, seeds: Any, present: Any, norm: float, out: Any) -> None:
+    def whole(
+        x: Any, local: Any, inputs: Any, labels: Any, seeds: Any, present: Any, norm: float, out: Any
+    ) -> None:
         clipped(x, local, inputs, labels, seeds, present, math.inf, out)
 
     vars(gradients.engine)["clipped"] = whole
@@ -415,11 +460,13 @@ def confidence(lost: Floats) -> Floats:
 
 
 def likelihood_ratios(seen: Floats, shadows: Floats, there: NDArray[np.bool_]) -> Floats:
-    """(N,) log-likelihood ratios of what was seen (N,): of normal laws fitted to the shadows (k, N) in which an example
-    was there, and in which it was not; their variances are common to all examples, since shadows are few.
+    """(N,) log-likelihood ratios of what was seen (N,): of normal laws fitted to the shadows (k, N) in which
+    an example was there, and in which it was not; their variances are common to all examples,
+    since shadows are few.
 
     >>> shadows = np.array([[1.0, 5.0], [3.0, 2.0]])
-    >>> likelihood_ratios(np.array([3.0, 2.0]), shadows, np.array([[False, True], [True, False]])).round(1).tolist()
+    >>> likelihood_ratios(np.array([3.0, 2.0]), shadows,
+    ...     np.array([[False, True], [True, False]])).round(1).tolist()
     [200000000.0, -450000000.0]
     """
     laws = []

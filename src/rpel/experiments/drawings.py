@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------------------
 
 
 def run_rows(result: Run) -> list[Row]:
-    """A run's evaluated rounds: accuracies, bytes sent so far, the node that ends lowest; round 0 where it has one."""
+    """A run's evaluated rounds: accuracies, bytes sent so far, the node that ends lowest;
+    round 0 where it has one."""
     sent = np.concatenate([[0], np.cumsum(result.history["bytes"])])
-    seen = zip(result.nodes["round"].tolist(), result.nodes["accuracy"], result.lowest().tolist(), strict=True)
+    seen = zip(
+        result.nodes["round"].tolist(), result.nodes["accuracy"], result.lowest().tolist(), strict=True
+    )
     means = {row["round"]: row for row in result.history.where("accuracy_mean")}
     return [
         {
@@ -59,7 +62,8 @@ def curve_rows(panel: Panel, curve: Curve, runs: Sequence[list[Row]]) -> list[Ro
 
 
 def fraction_rows(panel: Panel) -> list[Row]:
-    """Figure 3: the largest hostile count of five simulations (Algorithm 2), and the exact median and 99 % quantile."""
+    """Figure 3: the largest hostile count of five simulations (Algorithm 2),
+    and the exact median and 99 % quantile."""
     rows = []
     for share in SHARES:
         b = panel.nodes * share // 100
@@ -67,7 +71,13 @@ def fraction_rows(panel: Panel) -> list[Row]:
         for s, median, high in zip(PULLS, *exact.tolist(), strict=True):
             seen = planning.simulate_max(panel.nodes, b, s, SIMULATED_ROUNDS, simulations=SIMULATIONS, seed=b)
             ends = dict(zip(("mean", "low", "high"), interval([k / (s + 1) for k in seen]), strict=True))
-            row: Row = {"curve": f"{share} % hostile", "nodes": panel.nodes, "byzantine": b, "pull": s, **ends}
+            row: Row = {
+                "curve": f"{share} % hostile",
+                "nodes": panel.nodes,
+                "byzantine": b,
+                "pull": s,
+                **ends,
+            }
             row |= {"exact_median": median / (s + 1), "b_hat_median": median, "b_hat_99": high}
             rows.append(row | {f"simulation_{i}": k for i, k in enumerate(seen, 1)})
     return rows
@@ -88,11 +98,16 @@ def _value(text: str) -> Any:
     return text or None
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- pictures -----------------------------------------------------------------------------------------------
 
 
 def save(
-    panel: Panel, rows: Sequence[Row], note: str, stem: Path, scale: Scale = Scale.FULL, style: plots.Style = "screen"
+    panel: Panel,
+    rows: Sequence[Row],
+    note: str,
+    stem: Path,
+    scale: Scale = Scale.FULL,
+    style: plots.Style = "screen",
 ) -> None:
     """Draw one panel to STEM.svg and STEM.png, for a paper also to STEM.pdf."""
     figure, axes = plots.canvas(6.4, 4.4)
@@ -112,7 +127,8 @@ def save_together(
     scale: Scale = Scale.FULL,
     style: plots.Style = "screen",
 ) -> None:
-    """Draw a figure of several panels in the paper's arrangement; a panel without rows stays empty and says so."""
+    """Draw a figure of several panels in the paper's arrangement;
+    a panel without rows stays empty and says so."""
     columns = COLUMNS[int(panels[0].number.rpartition("-")[2])]
     lines = -(-len(panels) // columns)
     figure, grid = plots.panels(3.9 * columns, 3.1 * lines + 0.8, lines, columns, sharey=True)
@@ -121,14 +137,17 @@ def save_together(
         axes.set_title(panel.title, fontsize=10)
         if panel.name not in rows:
             axes.set_axis_off()
-            axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color=plots.SOFT)
+            axes.text(
+                0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color=plots.SOFT
+            )
             continue
         _draw(axes, panel, rows[panel.name], scale)
         axes.label_outer()
         labelled |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.suptitle(panels[0].figure)
     key = figure.legend(
-        labelled.values(), labelled, loc="outside lower center", ncols=len(labelled), frameon=False, title=note,
+        labelled.values(), labelled, loc="outside lower center", ncols=len(labelled), frameon=False,
+        title=note,
     )  # fmt: skip
     key.get_title().set(fontsize=8, color=plots.SOFT)
     _write(figure, stem, style)
@@ -153,21 +172,28 @@ def _draw(axes: "Axes", panel: Panel, rows: Sequence[Row], scale: Scale) -> None
 
 
 def _draw_runs(axes: "Axes", panel: Panel, rows: Sequence[Row], against: str) -> None:
-    """Accuracy against rounds or gigabytes: the mean over the seeds, and a band from the lowest to the highest."""
+    """Accuracy against rounds or gigabytes: the mean over the seeds,
+    and a band from the lowest to the highest."""
     column = "accuracy_mean" if panel.measure == "mean" else "accuracy_lowest"
     unit = 1e9 if against == "bytes" else 1
     curves = []
     for label, mine in _by(rows, "curve"):
         seeds = [seed for _, seed in _by(mine, "seed")]
-        curves.append((label, _column(seeds[0], against) / unit, np.stack([_column(seed, column) for seed in seeds])))
+        curves.append(
+            (label, _column(seeds[0], against) / unit, np.stack([_column(seed, column) for seed in seeds]))
+        )
     wide = plots.widths([(x.tolist(), y.mean(axis=0)) for _, x, y in curves])
     for i, (label, x, y) in enumerate(curves):
         plots.curve(
             axes, x, y, plots.COLOURS[i % len(plots.COLOURS)], marker=plots.MARKERS[i % len(plots.MARKERS)],
             markersize=wide[i] + 2.2, label=label, linewidth=wide[i], markevery=max(1, len(x) // 10),
         )  # fmt: skip
-    words = "test accuracy, " + ("mean of honest nodes" if panel.measure == "mean" else "node that ends lowest")
-    axes.set(xlabel="gigabytes sent by all nodes" if against == "bytes" else "round", ylabel=words, ylim=(0, 1.02))
+    words = "test accuracy, " + (
+        "mean of honest nodes" if panel.measure == "mean" else "node that ends lowest"
+    )
+    axes.set(
+        xlabel="gigabytes sent by all nodes" if against == "bytes" else "round", ylabel=words, ylim=(0, 1.02)
+    )
     axes.set_xlim(left=0)
 
 
@@ -184,7 +210,9 @@ def _draw_final(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
 
 def _draw_fraction(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     for (label, mine), colour in zip(_by(rows, "curve"), plots.COLOURS, strict=False):
-        pulls, mean, low, high, median = (_column(mine, key) for key in ("pull", "mean", "low", "high", "exact_median"))
+        pulls, mean, low, high, median = (
+            _column(mine, key) for key in ("pull", "mean", "low", "high", "exact_median")
+        )
         axes.plot(pulls, mean, color=colour, label=label)
         axes.fill_between(pulls, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(pulls, median, "o", color=colour, markersize=3)
@@ -204,7 +232,7 @@ def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:
     return np.array([row[key] for row in rows], dtype=np.float64)
 
 
-# --- the fixed graph of a baseline -----------------------------------------------------------------------------------
+# --- the fixed graph of a baseline --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

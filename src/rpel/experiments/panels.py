@@ -1,8 +1,10 @@
-"""Panels as data: those of the paper's figures, and some beyond it; which curves, and which runs behind each of them.
+"""Panels as data: those of the paper's figures, and some beyond it; which curves,
+and which runs behind each of them.
 
-Invariants: a panel says what is run, never how; its runs are a preset's, changed only where the figure's caption says
-so, so a curve's run is the one that ``rpel run`` makes; panels that show the same runs (mean and worst) name them
-alike, so nothing is run twice. The paper prints no grid for its comparisons; ours is in docs/results/paper.md.
+Invariants: a panel says what is run, never how; its runs are a preset's, changed only where the figure's
+caption says so, so a curve's run is the one that ``rpel run`` makes; panels that show the same runs (mean and
+worst) name them alike, so nothing is run twice. The paper prints no grid for its comparisons;
+ours is in docs/results/paper.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +27,8 @@ PULLS = tuple(range(5, 51, 5))
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a panel, or one point of it: a label, a preset, what differs from it, and where the point stands."""
+    """One line of a panel, or one point of it: a label, a preset, what differs from it,
+    and where the point stands."""
 
     label: str
     preset: str
@@ -47,8 +50,8 @@ class Curve:
 class Panel:
     """One panel.
 
-    kind      accuracy against rounds or bytes, final accuracy against a swept value, or the fraction of Figure 3
-    measure   mean of the honest nodes, or the node that ends lowest (the paper's "worst")
+    kind      accuracy against rounds or bytes, final accuracy against a swept value, or the fraction of
+    Figure 3 measure   mean of the honest nodes, or the node that ends lowest (the paper's "worst")
     seeds     the paper's, "0-1"; nodes: n of a fraction panel; xlabel: what a final panel sweeps
     """
 
@@ -76,7 +79,7 @@ COLUMNS = {1: 2, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2}
 """Panels side by side in the paper's figures that have several."""
 
 
-# --- the parts -------------------------------------------------------------------------------------------------------
+# --- the parts ----------------------------------------------------------------------------------------------
 
 ATTACKS = {"SF": "sf", "FOE": "foe", "ALIE": "alie"}
 RIVALS = {"RPEL": "rpel", "CS+": "cs-plus", "GTS": "gts", "ClippedGossip": "clipped-gossip"}
@@ -91,22 +94,32 @@ def attacks(preset: str, **changes: Any) -> tuple[Curve, ...]:
 
 
 def rivals(preset: str, attack: str, **changes: Any) -> tuple[Curve, ...]:
-    """RPEL and the fixed-graph methods at equal budget; without hostile nodes the attack is none, whatever its name."""
+    """RPEL and the fixed-graph methods at equal budget; without hostile nodes the attack is none,
+    whatever its name."""
     attack = "none" if changes.get("byzantine") == 0 else attack
     return tuple(
-        Curve(label, preset, {**changes, "attack": attack, "method": method}) for label, method in RIVALS.items()
+        Curve(label, preset, {**changes, "attack": attack, "method": method})
+        for label, method in RIVALS.items()
     )
 
 
 def _panel(
-    name: str, figure: str, title: str, preset: str, measure: Measure = "mean", attack: str = "", **changes: Any
+    name: str,
+    figure: str,
+    title: str,
+    preset: str,
+    measure: Measure = "mean",
+    attack: str = "",
+    **changes: Any,
 ) -> Panel:
     """RPEL under the paper's attacks, or, under one attack, beside its rivals."""
     curves = rivals(preset, attack, **changes) if attack else attacks(preset, **changes)
     return Panel(name, figure, title, curves=curves, measure=measure, seeds=_SEEDS[preset])
 
 
-def _mnist_comparison(attack: str, number: int, measure: Measure, cells: Iterable[tuple[int, int]]) -> list[Panel]:
+def _mnist_comparison(
+    attack: str, number: int, measure: Measure, cells: Iterable[tuple[int, int]]
+) -> list[Panel]:
     """One of Figures 4 to 7: n = 30, a panel for each (s, b)."""
     words = {"mean": "average", "worst": "worst"}[measure]
     figure = f"Figure {number} (MNIST, {'ALIE' if attack == 'alie' else 'Dissensus'}, {words} accuracy)"
@@ -119,7 +132,7 @@ def _mnist_comparison(attack: str, number: int, measure: Measure, cells: Iterabl
     ]  # fmt: skip
 
 
-# --- the sixty panels ------------------------------------------------------------------------------------------------
+# --- the sixty panels ---------------------------------------------------------------------------------------
 
 
 def _main() -> list[Panel]:
@@ -135,7 +148,8 @@ def _main() -> list[Panel]:
 
 
 def _comparisons() -> list[Panel]:
-    """Figures 4 to 7; the paper's bottom-left picture, where RPEL gains most, is the sparsest with an attacker."""
+    """Figures 4 to 7; the paper's bottom-left picture, where RPEL gains most,
+    is the sparsest with an attacker."""
     sparse = [(s, b) for b, s in product((0, 1), (3, 4, 5))]
     dense = [(15, b) for b in (0, 3, 6)]
     return [
@@ -150,7 +164,9 @@ def _cifar10() -> list[Panel]:
     """Figures 8 to 10: higher heterogeneity, Dissensus."""
     eight = "Figure 8 (CIFAR-10, higher heterogeneity)"
     panels = [
-        _panel(f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a)
+        _panel(
+            f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a
+        )
         for a, s in product((0.5, 1), (6, 19))
     ]
     both: tuple[Measure, ...] = ("mean", "worst")
@@ -159,8 +175,8 @@ def _cifar10() -> list[Panel]:
         title = f"{'average' if measure == 'mean' else 'worst'}, n = 20, b = 3, s = {s}"
         panels.append(
             _panel(
-                f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, "cifar10-20", measure, "dissensus",
-                pull=s, alpha=1.0, local_steps=steps,
+                f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, "cifar10-20", measure,
+                "dissensus", pull=s, alpha=1.0, local_steps=steps,
             )
         )  # fmt: skip
     return panels
@@ -181,7 +197,9 @@ def _others() -> list[Panel]:
         rows.append((f"cifar10-local3-s{s}", f"{cifar}, b = 3, s = {s}, {three}", "cifar10-20", changes))
     for b, steps in product((0, 3), (1, 3)):
         title = f"{femnist}, b = {b}, s = 6" + (f", {three}" if steps == 3 else "")
-        rows.append((f"femnist-b{b}-local{steps}", title, "femnist-30", {"byzantine": b, "local_steps": steps}))
+        rows.append(
+            (f"femnist-b{b}-local{steps}", title, "femnist-30", {"byzantine": b, "local_steps": steps})
+        )
     return [
         _panel(name, f"Figure {number} ({title.partition(',')[0]})", title, preset, **changes)
         for number, (name, title, preset, changes) in enumerate(rows, 11)
@@ -192,7 +210,7 @@ PANELS: tuple[Panel, ...] = (*_main(), *_comparisons(), *_cifar10(), *_others())
 """The paper's sixty panels in its order."""
 
 
-# --- beyond the paper ------------------------------------------------------------------------------------------------
+# --- beyond the paper ---------------------------------------------------------------------------------------
 
 _QUIET = {"byzantine": 0, "attack": "none"}
 _GRAPHS = {**{label: name for label, name in RIVALS.items() if name != "rpel"}, "RTC": "rtc"}
@@ -208,7 +226,9 @@ def _beyond(name: str, title: str, curves: Mapping[str, Mapping[str, Any]], kind
 def _swept(name: str, title: str, xlabel: str, points: Mapping[int, Mapping[str, Any]]) -> Panel:
     """A line under ALIE and one under FOE, a point for each value."""
     curves = tuple(
-        Curve(label, "mnist-30", {**changes, "attack": "none" if changes.get("byzantine") == 0 else attack}, x=x)
+        Curve(
+            label, "mnist-30", {**changes, "attack": "none" if changes.get("byzantine") == 0 else attack}, x=x
+        )
         for label, attack in (("ALIE", "alie"), ("FOE", "foe"))
         for x, changes in points.items()
     )
@@ -222,7 +242,8 @@ EXTRAS: tuple[Panel, ...] = (
         {s: {"pull": s, "b_hat": min(6, s // 2)} for s in (4, 6, 8, 10, 12, 15, 20, 29)},
     ),
     _swept(
-        "b-hat", "a wrong b̂: n = 30, b = 6, s = 15", "b̂ that the nodes assume", {k: {"b_hat": k} for k in range(8)},
+        "b-hat", "a wrong b̂: n = 30, b = 6, s = 15", "b̂ that the nodes assume",
+        {k: {"b_hat": k} for k in range(8)},
     ),
     _swept(
         "breakdown", "breakdown: n = 30, plan fixed at s = 15, b̂ = 6", "nodes that are really hostile",
@@ -261,17 +282,19 @@ EXTRAS: tuple[Panel, ...] = (
     ),
     _beyond(
         "everybody", "pulling everybody: n = 30, b = 6, ALIE, with and without a warm-up",
-        # is pulling some as good as pulling everybody? at this rate a start with too large steps hides the answer
+        # is pulling some as good as pulling everybody? at this rate a start with too large steps hides the
+        # answer
         {
             f"s = {s}{words}": {"pull": s, "attack": "alie", **rate}
             for (words, rate), s in product(_WARM_UP.items(), (15, 29))
         },
     ),
 )  # fmt: skip
-"""Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes, all-to-all."""
+"""Sensitivity to s and b_hat, breakdown, the cost of robustness, adaptive attacks, stragglers, bytes,
+all-to-all."""
 
 
-# --- by name ---------------------------------------------------------------------------------------------------------
+# --- by name ------------------------------------------------------------------------------------------------
 
 
 def find(name: str) -> Panel:
@@ -284,7 +307,8 @@ def find(name: str) -> Panel:
     known = {panel.name: panel for panel in everything()}
     if name not in known:
         raise ValueError(
-            f"there is no panel {name!r}; {nearest(name, [*known, 'all', 'extra'])} (rpel reproduce --list shows all)"
+            f"there is no panel {name!r}; {nearest(name, [*known, 'all', 'extra'])} (rpel reproduce --list "
+            "shows all)"
         )
     return known[name]
 

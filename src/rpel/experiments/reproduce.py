@@ -1,12 +1,13 @@
 """Make panels at the size of one's machine: run what is missing, write numbers, pictures and an index.
 
-Scales: full is the paper's sizes and seeds, unchanged; short keeps data, network and plan and shortens the schedule;
-smoke keeps who talks to whom and replaces what is learned, so it shows that everything works and nothing else.
+Scales: full is the paper's sizes and seeds, unchanged; short keeps data, network and plan and shortens the
+schedule; smoke keeps who talks to whom and replaces what is learned,
+so it shows that everything works and nothing else.
 
-Invariants: a run that this code has finished in OUT/runs is not repeated, whichever panel wanted it; a panel is written
-as soon as its runs are there, so an interrupted reproduction leaves everything it had; what cannot be made is named
-with its reason and does not stop the rest; a figure and its runs carry their scale, so nobody takes them for the
-paper's.
+Invariants: a run that this code has finished in OUT/runs is not repeated, whichever panel wanted it; a panel
+is written as soon as its runs are there, so an interrupted reproduction leaves everything it had; what cannot
+be made is named with its reason and does not stop the rest; a figure and its runs carry their scale, so
+nobody takes them for the paper's.
 """
 
 import json
@@ -38,18 +39,20 @@ from rpel.text import count
 from rpel.types import Scale
 
 _SMOKE: dict[str, Any] = {
-    "dataset": "mnist-sample", "model": "mlp", "rounds": 10, "batch_size": 10, "eval_every": 2, "eval_size": 200,
-    "checkpoint_every": 0,
+    "dataset": "mnist-sample", "model": "mlp", "rounds": 10, "batch_size": 10, "eval_every": 2,
+    "eval_size": 200, "checkpoint_every": 0,
 }  # fmt: skip
 _SHORTER = {"mnist": 0.3, "cifar10": 0.1, "femnist": 0.1}
 """The part of the paper's rounds that a short run makes."""
 _POINTS = 6
-"""Evaluations of a short run, the last on all test images; on CIFAR-10 each of the others costs ten rounds."""
+"""Evaluations of a short run, the last on all test images;
+on CIFAR-10 each of the others costs ten rounds."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """A panel at some scale: for each of its curves the runs, one a seed; and what the figure says about it."""
+    """A panel at some scale: for each of its curves the runs, one a seed;
+    and what the figure says about it."""
 
     panel: Panel
     scale: Scale
@@ -74,8 +77,8 @@ def scale_named(name: str) -> Scale:
 class Selection:
     """The part of a panel to make: curves under these attacks and methods, these seeds, evaluated this often.
 
-    What is left out is the panel's own. part: how much of the paper's rounds a short run makes; without it .3 for MNIST
-    and .1 for the larger data sets.
+    What is left out is the panel's own. part: how much of the paper's rounds a short run makes; without it .3
+    for MNIST and .1 for the larger data sets.
     """
 
     attacks: Sequence[str] = ()
@@ -97,12 +100,16 @@ class Selection:
         curves = []
         for curve in panel.curves:
             spec = curve.spec()
-            if (not wanted or attack(spec.attack).name in wanted) and (not self.methods or spec.method in self.methods):
+            if (not wanted or attack(spec.attack).name in wanted) and (
+                not self.methods or spec.method in self.methods
+            ):
                 curves.append(curve)
         if panel.curves and not curves:
             asked, key = (self.methods, "method") if self.methods else (self.attacks, "attack")
             has = sorted({str(getattr(curve.spec(), key)) for curve in panel.curves})
-            raise ValueError(f"{panel.name} has no curve under {', '.join(map(repr, asked))}: it has {', '.join(has)}")
+            raise ValueError(
+                f"{panel.name} has no curve under {', '.join(map(repr, asked))}: it has {', '.join(has)}"
+            )
         return tuple(curves)
 
     def stamp(self, panel: Panel, seeds: Sequence[int]) -> str:
@@ -113,11 +120,14 @@ class Selection:
 
 
 def sized(panel: Panel, scale: Scale, selection: Selection | None = None, **where: Any) -> Sized:
-    """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads, device."""
+    """The panel's runs at this scale; ``where`` are fields without meaning: out, data_dir, threads,
+    device."""
     selection = selection or Selection()
     part = selection.part
     if part is not None and (scale is not Scale.SHORT or not 0 < part <= 1):
-        raise ValueError(f"part {part:g} is not valid: it takes a share of the rounds such as 0.1, with scale short")
+        raise ValueError(
+            f"part {part:g} is not valid: it takes a share of the rounds such as 0.1, with scale short"
+        )
     selected = replace(panel, curves=selection.curves(panel))
     specs = [curve.spec() for curve in selected.curves]
     seeds = parse_seeds(Spec(seeds=selection.seeds or (panel.seeds if scale is Scale.FULL else "0")).seeds)
@@ -140,7 +150,8 @@ def _resized(spec: Spec, scale: Scale, part: float | None) -> Spec:
 
 
 def shortened(spec: Spec, part: float) -> Spec:
-    """The same run with a part of its rounds: b_hat as planned for all of them, the steps of the schedule moved along.
+    """The same run with a part of its rounds: b_hat as planned for all of them,
+    the steps of the schedule moved along.
 
     >>> from rpel.config.spec import load
     >>> short = shortened(load("cifar10-20"), 0.1)
@@ -149,7 +160,11 @@ def shortened(spec: Spec, part: float) -> Spec:
     """
     planned = resolve(spec)
     rounds = max(1, round(part * spec.rounds))
-    lr = spec.lr if isinstance(spec.lr, float | str) else tuple((round(part * last), rate) for last, rate in spec.lr)
+    lr = (
+        spec.lr
+        if isinstance(spec.lr, float | str)
+        else tuple((round(part * last), rate) for last, rate in spec.lr)
+    )
     return planned.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
 
 
@@ -169,7 +184,7 @@ def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec], ma
     return f"{meant.rounds} rounds, {shown}, bands from lowest to highest"
 
 
-# --- what is to be made ----------------------------------------------------------------------------------------------
+# --- what is to be made -------------------------------------------------------------------------------------
 
 
 Row = drawings.Row
@@ -236,7 +251,7 @@ class Datasets:
         return self.held[spec.dataset]
 
 
-# --- before ----------------------------------------------------------------------------------------------------------
+# --- before -------------------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -300,7 +315,7 @@ def seconds_needed(work: Work) -> dict[Path, float]:
     return {path: measured[kind(spec)].seconds(spec) for path, spec in todo.items()}
 
 
-# --- at work ---------------------------------------------------------------------------------------------------------
+# --- at work ------------------------------------------------------------------------------------------------
 
 
 def make(
@@ -310,7 +325,8 @@ def make(
     progress: Progress | None = None,
     say: Say = lambda sentence: None,
 ) -> list[dict[str, Any]]:
-    """Run what is open, write each panel when its runs are there; returns the index entries of the panels made.
+    """Run what is open, write each panel when its runs are there;
+    returns the index entries of the panels made.
 
     What failed is added to ``work.missing``. Ctrl-C saves the run on its way and passes on.
     """
@@ -323,7 +339,9 @@ def make(
             try:
                 for path, spec in panel_runs.runs.items():
                     if path not in finished:
-                        finished[path] = drawings.run_rows(_result(work, path, spec, clock, stop, progress, say))
+                        finished[path] = drawings.run_rows(
+                            _result(work, path, spec, clock, stop, progress, say)
+                        )
             except ValueError as error:
                 work.missing[panel_runs.panel.name] = str(error)
                 say(f"{panel_runs.panel.name} cannot be made: {error}")
@@ -348,7 +366,9 @@ class Clock:
         return sum(self.needed.values()) * (self.spent / self.expected if self.expected else 1.0)
 
 
-def _result(work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progress: Progress | None, say: Say) -> Run:
+def _result(
+    work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progress: Progress | None, say: Say
+) -> Run:
     stop.check()
     folder = RunFolder(path, work.tensorboard)
     if folder.certificate() is not None:
@@ -365,7 +385,7 @@ def _result(work: Work, path: Path, spec: Spec, clock: Clock, stop: Stop, progre
     return result
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+# --- what is written ----------------------------------------------------------------------------------------
 
 
 def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -> dict[str, Any]:
@@ -375,7 +395,11 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         rows = drawings.fraction_rows(panel)
     else:
         both = zip(panel.curves, panel_runs.curves, strict=True)
-        rows = [row for curve, runs in both for row in drawings.curve_rows(panel, curve, [finished[p] for p in runs])]
+        rows = [
+            row
+            for curve, runs in both
+            for row in drawings.curve_rows(panel, curve, [finished[p] for p in runs])
+        ]
     write_text(work.out / f"{panel.name}.csv", Table(rows).to_csv())
     drawings.save(panel, rows, note, work.out / panel.name, work.scale, work.style)
     entry = {
@@ -386,7 +410,9 @@ def _write(work: Work, panel_runs: PanelRuns, finished: dict[Path, list[Row]]) -
         "runs": [path.relative_to(work.out).as_posix() for path in panel_runs.runs],
     }
     entries = {old["name"]: old for old in _index(work.out)} | {panel.name: entry}
-    write_text(work.out / "index.json", json.dumps(list(entries.values()), indent=2, ensure_ascii=False) + "\n")
+    write_text(
+        work.out / "index.json", json.dumps(list(entries.values()), indent=2, ensure_ascii=False) + "\n"
+    )
     return entry
 
 
@@ -401,7 +427,9 @@ def _write_together(work: Work, number: str) -> None:
     together = [panel for panel in PANELS if panel.number == number]
     notes = {old["name"]: old["note"] for old in _index(work.out) if old["scale"] == work.scale}
     there = {
-        panel.name: drawings.read_rows(work.out / f"{panel.name}.csv") for panel in together if panel.name in notes
+        panel.name: drawings.read_rows(work.out / f"{panel.name}.csv")
+        for panel in together
+        if panel.name in notes
     }
     if len(together) > 1 and there:
         note = "; ".join(dict.fromkeys(notes[name] for name in there))

@@ -1,13 +1,13 @@
 """Sweeps: a base, a grid over any fields, cells of their own; run several processes at a time.
 
-A sweep file is a run file with more: ``preset`` and fields (at the top or under [base]), [grid] with lists of values,
-all combinations of which are run, and [[cells]] with further combinations.
+A sweep file is a run file with more: ``preset`` and fields (at the top or under [base]), [grid] with lists of
+values, all combinations of which are run, and [[cells]] with further combinations.
 
-Invariants: the whole grid is checked before the first cell runs. A field that does not exist, and a value that no cell
-can run with, are errors of the file; a combination that cannot run is a failed cell, and the others run. A cell is one
-``rpel run`` in a process of its own, so a failure stays there; a cell that has its result, from the same data and code,
-is not run again; a stopped sweep has every run saved; the result is a table with a row for every cell, failed ones with
-their sentence.
+Invariants: the whole grid is checked before the first cell runs. A field that does not exist, and a value
+that no cell can run with, are errors of the file; a combination that cannot run is a failed cell, and the
+others run. A cell is one ``rpel run`` in a process of its own, so a failure stays there; a cell that has its
+result, from the same data and code, is not run again; a stopped sweep has every run saved; the result is a
+table with a row for every cell, failed ones with their sentence.
 """
 
 import hashlib
@@ -42,7 +42,8 @@ _POLL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: what the grid gave it, and the run it makes or the sentence that says why there is none."""
+    """One combination: what the grid gave it, and the run it makes or the sentence that says why there is
+    none."""
 
     values: Mapping[str, Any]
     spec: Spec | None
@@ -51,7 +52,11 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return self.name or ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items()) or "base"
+        return (
+            self.name
+            or ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items())
+            or "base"
+        )
 
     @cached_property
     def key(self) -> str:
@@ -74,7 +79,8 @@ def forget_checksums() -> None:
 
 
 def read(path: str | Path) -> list[Cell]:
-    """The cells of a sweep file; a field that does not exist is an error, a value that cannot be is a failed cell."""
+    """The cells of a sweep file; a field that does not exist is an error,
+    a value that cannot be is a failed cell."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}: a sweep is a TOML file with [grid]")
@@ -88,7 +94,8 @@ def read(path: str | Path) -> list[Cell]:
 def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     """All combinations of the grid, then the cells given one by one.
 
-    >>> found = cells({"rounds": 5, "grid": {"nodes": [10, 20], "attack": ["alie", "foe"]}, "cells": [{"nodes": 30}]})
+    >>> found = cells({"rounds": 5, "grid": {"nodes": [10, 20], "attack": ["alie", "foe"]},
+    ...     "cells": [{"nodes": 30}]})
     >>> [cell.label for cell in found][2:]
     ['nodes 20, attack alie', 'nodes 20, attack foe', 'nodes 30']
     >>> cells({"grid": {"nods": [10]}})
@@ -96,8 +103,14 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     ValueError: there is no field 'nods' in [grid]; the nearest is 'nodes'
     """
     base, grid, given = _base(content), content.get("grid", {}), content.get("cells", [])
-    if not isinstance(grid, Mapping) or not isinstance(given, list) or not all(isinstance(c, Mapping) for c in given):
-        raise ValueError("[grid] is a table of lists and [[cells]] are tables, as in attack = ['alie', 'foe']")
+    if (
+        not isinstance(grid, Mapping)
+        or not isinstance(given, list)
+        or not all(isinstance(c, Mapping) for c in given)
+    ):
+        raise ValueError(
+            "[grid] is a table of lists and [[cells]] are tables, as in attack = ['alie', 'foe']"
+        )
     known = [*Spec.model_fields, "preset"]
     for where, key in (
         [("base", k) for k in base] + [("grid", k) for k in grid] + [("cells", k) for c in given for k in c]
@@ -107,7 +120,9 @@ def cells(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"{key} in [grid] is {values!r}: it takes a list such as [{values!r}]")
-    combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())] if grid else []
+    combinations = (
+        [dict(zip(grid, values, strict=True)) for values in product(*grid.values())] if grid else []
+    )
     combinations += [dict(values) for values in given]
     if not combinations:
         raise ValueError("the sweep is empty: it needs [grid] or [[cells]]")
@@ -130,7 +145,9 @@ def checked(cells: list[Cell]) -> list[Cell]:
     ValueError: rule krumm: there is no rule 'krumm'; the nearest is 'krum'
     """
     tried = [_tried(cell) for cell in cells]
-    good = {(key, repr(value)) for cell in tried if cell.spec is not None for key, value in cell.values.items()}
+    good = {
+        (key, repr(value)) for cell in tried if cell.spec is not None for key, value in cell.values.items()
+    }
     for cell in tried:
         for key, value in cell.values.items():
             if cell.spec is None and (key, repr(value)) not in good:
@@ -162,12 +179,14 @@ def _cell(preset: Spec, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> 
         start = load(values["preset"]) if "preset" in values else preset
         fields = {key: value for key, value in values.items() if key != "preset"}
         own = () if fields.get("method") not in TO_ALL else ("pull", "b_hat")  # those of the other methods
-        return Cell(values, start.replace(**{key: value for key, value in fixed.items() if key not in own} | fields))
+        return Cell(
+            values, start.replace(**{key: value for key, value in fixed.items() if key not in own} | fields)
+        )
     except ValueError as error:
         return Cell(values, None, str(error))
 
 
-# --- the processes ---------------------------------------------------------------------------------------------------
+# --- the processes ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -285,8 +304,16 @@ class Sweep:
         spec = cell.spec.replace(threads=cell.spec.threads or self.threads, out=str(self.out / "runs"))
         file = self._file(cell, "toml")
         file.write_text(to_toml(spec), "utf-8")
-        command = ["run", str(file), "--json", *["--tensorboard"] * self.tensorboard, *["--reuse"] * self.reuse]
-        self.processes[i] = self.start(command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1)
+        command = [
+            "run",
+            str(file),
+            "--json",
+            *["--tensorboard"] * self.tensorboard,
+            *["--reuse"] * self.reuse,
+        ]
+        self.processes[i] = self.start(
+            command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1
+        )
         state.status, state.begun = "running", time.monotonic()
 
     def _collect(self) -> None:
@@ -330,7 +357,9 @@ class Sweep:
         each = sum(took) / len(took)
         waiting = sum(state.status == "waiting" for state in self.states)
         now = time.monotonic()
-        on_way = sum(max(0.0, each - (now - state.begun)) for state in self.states if state.status == "running")
+        on_way = sum(
+            max(0.0, each - (now - state.begun)) for state in self.states if state.status == "running"
+        )
         return (waiting * each + on_way) / self.jobs
 
     def rows(self) -> list[dict[str, Any]]:
@@ -342,7 +371,11 @@ class Sweep:
             spec = state.cell.spec
             row = {key: state.cell.values.get(key, getattr(spec, key, None)) for key in keys}
             row |= {"status": state.status, **{key: result.get(key) for key in _NUMBERS}}
-            row |= {"held": result.get("certificate", {}).get("held"), "path": result.get("path"), "error": state.error}
+            row |= {
+                "held": result.get("certificate", {}).get("held"),
+                "path": result.get("path"),
+                "error": state.error,
+            }
             rows.append(row)
         return rows
 

@@ -3,7 +3,8 @@
     strategy = RpelStrategy(rule="nnm+trimmed_mean", f=2, fraction_train=1.0)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-A server is a party that everybody trusts: this protects it from hostile clients, as rpel's peers protect each other.
+A server is a party that everybody trusts: this protects it from hostile clients,
+as rpel's peers protect each other.
 """
 
 from collections.abc import Iterable
@@ -21,10 +22,10 @@ from rpel.rules import rule as rule_by_name
 class RpelStrategy(FedAvg):  # type: ignore[misc]  # flwr is not installed where types are checked
     """FedAvg with one of rpel's rules in the place of the weighted mean.
 
-    rule: a name such as "nnm+trimmed_mean", made to survive f hostile replies, or a Rule. Clients weigh alike: one that
-    lies may also lie about its number of examples. A reply that lacks an array or has another shape counts as one that
-    did not come; with fewer than 2f + 1 usable replies the round keeps the model it had. Metrics are combined by their
-    medians. Other keywords are FedAvg's.
+    rule: a name such as "nnm+trimmed_mean", made to survive f hostile replies, or a Rule. Clients weigh
+    alike: one that lies may also lie about its number of examples. A reply that lacks an array or has another
+    shape counts as one that did not come; with fewer than 2f + 1 usable replies the round keeps the model it
+    had. Metrics are combined by their medians. Other keywords are FedAvg's.
     """
 
     def __init__(self, rule: str | Rule = "nnm+trimmed_mean", f: int = 1, **given: Any) -> None:
@@ -32,7 +33,9 @@ class RpelStrategy(FedAvg):  # type: ignore[misc]  # flwr is not installed where
         self.rule = rule_by_name(rule, f=f) if isinstance(rule, str) else rule
         self._expected: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any
+    ) -> Iterable[Message]:
         """FedAvg's, noting which arrays the clients are given and so must give back."""
         numpys = {name: array.numpy() for name, array in arrays.items()}
         self._expected = {name: (array.shape, array.dtype) for name, array in numpys.items()}
@@ -68,7 +71,9 @@ class RpelStrategy(FedAvg):  # type: ignore[misc]  # flwr is not installed where
         for name, (shape, dtype) in self._expected.items():
             size = int(np.prod(shape))
             values = vector[at : at + size].reshape(shape)
-            arrays[name] = Array(np.round(values).astype(dtype) if dtype.kind in "iu" else values.astype(dtype))
+            arrays[name] = Array(
+                np.round(values).astype(dtype) if dtype.kind in "iu" else values.astype(dtype)
+            )
             at += size
         return ArrayRecord(arrays)
 
@@ -79,5 +84,9 @@ def _medians(replies: list[Message]) -> MetricRecord:
     common = set.intersection(*map(set, tables)) if len(tables) == len(replies) else set()
     numbers = {key: [table[key] for table in tables] for key in common}
     return MetricRecord(
-        {k: float(np.median(v)) for k, v in sorted(numbers.items()) if all(isinstance(x, int | float) for x in v)}
+        {
+            k: float(np.median(v))
+            for k, v in sorted(numbers.items())
+            if all(isinstance(x, int | float) for x in v)
+        }
     )

@@ -4,7 +4,8 @@
     rpel.simulate("mlp", callbacks=[WandB(project="ward")])
 
 What is tracked: the fields of the specification as parameters, and every column that has a number, by round.
-metrics.jsonl stays what counts; each library is imported when its callback is made, and nothing else here needs it.
+metrics.jsonl stays what counts; each library is imported when its callback is made,
+and nothing else here needs it.
 """
 
 from collections.abc import Mapping

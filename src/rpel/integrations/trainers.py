@@ -12,9 +12,10 @@ Lightning::
     with rpel.Peer("peer.toml") as peer:
         Trainer(max_steps=200, callbacks=[lightning_callback(peer)]).fit(module, mine)
 
-After each optimiser step the model is published, the others' models are pulled, and the robust aggregate is loaded back
-before the trainer logs, evaluates or saves. ``max_steps`` should be at least the network's rounds: training ends with
-the last one. Only parameters named in the network's initial model travel, so adapters (LoRA) can be exchanged alone.
+After each optimiser step the model is published, the others' models are pulled, and the robust aggregate is
+loaded back before the trainer logs, evaluates or saves. ``max_steps`` should be at least the network's
+rounds: training ends with the last one. Only parameters named in the network's initial model travel, so
+adapters (LoRA) can be exchanged alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,8 @@ from rpel.peer.api import Peer
 
 
 class Rounds:
-    """The rounds of a peer, advanced one by one by whoever calls; ``round`` is None when the last has ended."""
+    """The rounds of a peer, advanced one by one by whoever calls;
+    ``round`` is None when the last has ended."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -46,7 +48,8 @@ class Rounds:
 
 
 class TransformersRounds(Rounds):
-    """The hooks of ``transformers.TrainerCallback``, which need nothing of transformers but its order of calls."""
+    """The hooks of ``transformers.TrainerCallback``,
+    which need nothing of transformers but its order of calls."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         kept = {name: given[name] for name in ("optimizer", "lr_scheduler") if given.get(name) is not None}

@@ -1,1 +1,2 @@
-"""A real peer: the same Algorithm 1, with pulls over mutually authenticated TLS. docs/architecture.md, "Real peers"."""
+"""A real peer: the same Algorithm 1, with pulls over mutually authenticated TLS. docs/architecture.md,
+"Real peers"."""

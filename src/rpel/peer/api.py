@@ -31,10 +31,11 @@ class Peer:
             for round in peer.rounds(model, state={"optimizer": optimizer}):
                 train_step(model, optimizer, next(batches))
 
-    At the top of the loop the model holds the last round's aggregate; at its end what the step made of it is published,
-    the other members' models are pulled, and the robust aggregate is loaded back. Leaving the loop, or an exception in
-    it, publishes nothing for that round. A script that is started again goes on where it stopped. After the last round
-    the loop ends when the other members have ended theirs, or one period later: until then they may need its model.
+    At the top of the loop the model holds the last round's aggregate; at its end what the step made of it is
+    published, the other members' models are pulled, and the robust aggregate is loaded back. Leaving the
+    loop, or an exception in it, publishes nothing for that round. A script that is started again goes on
+    where it stopped. After the last round the loop ends when the other members have ended theirs, or one
+    period later: until then they may need its model.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class Peer:
     ) -> None:
         """Read and check peer.toml and all it names; the network begins with the ``with`` block.
 
-        ``config``: the settings themselves instead of a file, as a :class:`rpel.config.peer.Config` or as a table with
-        the keys of peer.toml; relative paths are then relative to the present folder.
+        ``config``: the settings themselves instead of a file, as a :class:`rpel.config.peer.Config` or as a
+        table with the keys of peer.toml; relative paths are then relative to the present folder.
         """
         if (path is None) == (config is None):
             raise ValueError("rpel.Peer takes the path of a peer.toml, or config=, and not both")
@@ -63,21 +64,23 @@ class Peer:
     def rounds(self, model: nn.Module, state: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Round]:
         """The rounds from here to the last, each to be used for one local step of ``model``.
 
-        state: optimisers, schedules and other objects with a state_dict, by name. They stay on this machine, are saved
-        with every round and loaded back after a restart; an optimiser's momentum is emptied when the peer has to catch
-        up with the others. A round has ``number``, and of the round before it ``outcome`` ("aggregated", "local_only"
-        or "caught_up"; None if there is none), ``asked``, ``received`` and ``trim``.
+        state: optimisers, schedules and other objects with a state_dict, by name. They stay on this machine,
+        are saved with every round and loaded back after a restart; an optimiser's momentum is emptied when
+        the peer has to catch up with the others. A round has ``number``, and of the round before it
+        ``outcome`` ("aggregated", "local_only" or "caught_up"; None if there is none), ``asked``,
+        ``received`` and ``trim``.
         """
         said = self._node.config.noise_multiplier, self._node.config.target_epsilon
         if any(value is not None for value in said):
             raise ValueError(
-                "peer.toml asks for noise, which a training loop of your own has to add itself: leave it out there "
-                "(docs/privacy.md says how)"
+                "peer.toml asks for noise, which a training loop of your own has to add itself: leave it out "
+                "there (docs/privacy.md says how)"
             )
         return self._node.live(TorchLearner(model, state, self._node.layout))
 
     def measured(self, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Say what the loop measured in this round: it is shown on the peer's page, in its metrics and in its log."""
+        """Say what the loop measured in this round: it is shown on the peer's page,
+        in its metrics and in its log."""
         self._node.said = Measured(accuracy, loss)
 
     @property
@@ -95,11 +98,12 @@ class Peer:
 
 
 def run(config: Config, progress: Progress | None = None, force: bool = False) -> dict[str, Any]:
-    """Run the peer with these settings; returns its summary. Ctrl-C and SIGTERM raise, with everything on disk.
+    """Run the peer with these settings; returns its summary. Ctrl-C and SIGTERM raise,
+    with everything on disk.
 
     ``force``: also take a later membership that comes too late, or an older one. SIGTERM raises
-    :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before the start,
-    ``model`` where the model lies, ``model_round`` after which round (None: there is none).
+    :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before
+    the start, ``model`` where the model lies, ``model_round`` after which round (None: there is none).
     """
     node = Node(config, progress=progress, force=force)
     over, last = node.over, None

@@ -1,4 +1,5 @@
-"""The exact law of the largest number of hostile peers any honest node ever pulls, F(k)^{hT}, and the smallest pull."""
+"""The exact law of the largest number of hostile peers any honest node ever pulls, F(k)^{hT},
+and the smallest pull."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +44,9 @@ def probability(
     return float(np.exp(exponent * log_cdf[b_hat - low])) if b_hat - low < len(log_cdf) else 1.0
 
 
-def quantile(nodes: int, byzantine: int, pull: int, rounds: int, p: float, aggregations: int | None = None) -> int:
+def quantile(
+    nodes: int, byzantine: int, pull: int, rounds: int, p: float, aggregations: int | None = None
+) -> int:
     """The smallest k with P(max ≤ k) ≥ p.
 
     >>> quantile(nodes=100, byzantine=10, pull=15, rounds=200, p=0.99)
@@ -56,7 +59,8 @@ def quantile(nodes: int, byzantine: int, pull: int, rounds: int, p: float, aggre
 
 
 def quantiles(nodes: int, byzantine: int, rounds: int, pulls: Sequence[int], p: Sequence[float]) -> Integers:
-    """b̂ at each probability and pull, shape (len(p), len(pulls)): the curves of the paper's Figure 3, exactly.
+    """b̂ at each probability and pull, shape (len(p), len(pulls)): the curves of the paper's Figure 3,
+    exactly.
 
     >>> quantiles(1000, 100, 200, pulls=[10, 30, 50], p=[0.5, 0.99]).tolist()
     [[7, 12, 16], [8, 14, 18]]
@@ -70,14 +74,17 @@ def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> No
             raise ValueError(f"{name} must be at least {least}, not {value}")
     if 2 * byzantine >= nodes:
         raise ValueError(
-            f"byzantine {byzantine} is not a minority of nodes {nodes}: at most {(nodes - 1) // 2} can be tolerated"
+            f"byzantine {byzantine} is not a minority of nodes {nodes}: at most {(nodes - 1) // 2} can be "
+            "tolerated"
         )
     if pull is not None and not 1 <= pull < nodes:
         nearest = 1 if pull < 1 else nodes - 1
-        raise ValueError(f"pull {pull} is impossible among nodes {nodes}: choose 1 to {nodes - 1}, nearest {nearest}")
+        raise ValueError(
+            f"pull {pull} is impossible among nodes {nodes}: choose 1 to {nodes - 1}, nearest {nearest}"
+        )
 
 
-# --- the smallest pull: what counts as enough, and which pulls can be the answer --------------------------------------
+# --- the smallest pull: what counts as enough, and which pulls can be the answer ----------------------------
 
 
 COMFORT = Fraction(1, 3)
@@ -136,8 +143,8 @@ class Question:
         return 3 if self.silent else 2
 
     def feasible(self, pull: int, b_hat: int) -> bool:
-        """b̂/m ≤ max_fraction, m − 2b̂ ≥ margin of m = c·s + 1 models, and enough answers when F honest peers a round
-        are late."""
+        """b̂/m ≤ max_fraction, m − 2b̂ ≥ margin of m = c·s + 1 models, and enough answers when F honest peers a
+        round are late."""
         answers = self.window(pull)
         return (
             b_hat <= self.max_fraction * (answers + 1)
@@ -155,9 +162,9 @@ class Question:
     def smallest_pull(self) -> int | None:
         """The smallest feasible s, or None.
 
-        For a fixed b̂ the tail grows with s, so only s(k) = smallest_pull_for(k) can be the answer. Up to 1,500 every k
-        is tried; beyond, P(max ≤ k) at s(k) rises with k but for the rounding in s(k), so double, bisect, and look back
-        over the rounding.
+        For a fixed b̂ the tail grows with s, so only s(k) = smallest_pull_for(k) can be the answer. Up to
+        1,500 every k is tried; beyond, P(max ≤ k) at s(k) rises with k but for the rounding in s(k), so
+        double, bisect, and look back over the rounding.
         """
         every = min(self.byzantine, 1500)
         for k in range(every + 1):
@@ -173,14 +180,18 @@ class Question:
             fails, holds = (fails, middle) if self._suffices(middle) else (middle, holds)
         gap = float(self.max_fraction) - self.byzantine / self.nodes
         look_back = 64 + min(1500, int(2 / gap) if gap > 0 else 1500)
-        return self.smallest_pull_for(next(k for k in range(max(0, holds - look_back), holds + 1) if self._suffices(k)))
+        return self.smallest_pull_for(
+            next(k for k in range(max(0, holds - look_back), holds + 1) if self._suffices(k))
+        )
 
     def comfortable_pull(self) -> int | None:
-        """The smallest s with a share of at most 1/3 and s+1−2b̂ ≥ 3; else the feasible one that leaves most; or None.
+        """The smallest s with a share of at most 1/3 and s+1−2b̂ ≥ 3; else the feasible one that leaves most;
+        or None.
 
-        Where only 1 or 2 models are left after trimming, trimmed mean and median are one function. What leaves most is
-        n − 1 if that is feasible: whoever leaves out u peers would need more than u/2 hostile ones among them, always.
-        Among few nodes, where chance and a low confidence may say otherwise, all are looked at.
+        Where only 1 or 2 models are left after trimming, trimmed mean and median are one function. What
+        leaves most is n − 1 if that is feasible: whoever leaves out u peers would need more than u/2 hostile
+        ones among them, always. Among few nodes, where chance and a low confidence may say otherwise,
+        all are looked at.
         """
         pull = replace(self, max_fraction=min(self.max_fraction, COMFORT), margin=3).smallest_pull()
         if pull is not None:
@@ -205,10 +216,14 @@ class Question:
 def check_question(case: Question) -> None:
     if not 0 < case.confidence < 1:
         nearest = 0.999999 if case.confidence >= 1 else 0.01
-        raise ValueError(f"confidence {case.confidence} must lie strictly between 0 and 1, for example {nearest}")
+        raise ValueError(
+            f"confidence {case.confidence} must lie strictly between 0 and 1, for example {nearest}"
+        )
     if not 0 < case.max_fraction <= Fraction(1, 2):
         nearest = 0.5 if case.max_fraction > 0 else 0.1
-        raise ValueError(f"max_fraction {float(case.max_fraction)} must lie in (0, 1/2], for example {nearest}")
+        raise ValueError(
+            f"max_fraction {float(case.max_fraction)} must lie in (0, 1/2], for example {nearest}"
+        )
     check_window(case.nodes, 1, case.memory)
     most = case.nodes - case.byzantine - 1
     if not 0 <= case.no_shows <= most:

@@ -1,4 +1,5 @@
-"""The paper's own ways to an answer: its Algorithm 2, which simulates, and its Lemma "effectiveByz", which bounds."""
+"""The paper's own ways to an answer: its Algorithm 2, which simulates, and its Lemma "effectiveByz",
+which bounds."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,8 +14,8 @@ def simulate_max(
 ) -> list[int]:
     """Lines 4-5 of Algorithm 2: the largest number of hostile peers met, once per simulation.
 
-    The hT draws of a simulation enter only through their histogram, which is multinomial; the rare large values are
-    drawn first, where their conditional probabilities are accurate.
+    The hT draws of a simulation enter only through their histogram, which is multinomial; the rare large
+    values are drawn first, where their conditional probabilities are accurate.
 
     >>> simulate_max(100, 10, 15, 200, simulations=5, seed=0)
     [6, 6, 6, 6, 7]
@@ -39,7 +40,9 @@ def default_grid(nodes: int) -> Iterator[int]:
 def simulated(case: Question, grid: Iterable[int], simulations: int, seed: int) -> tuple[int, int] | None:
     """Algorithm 2: the first s of the grid whose largest simulated count is feasible."""
     for pull in grid:
-        b_hat = max(simulate_max(case.nodes, case.byzantine, pull, case.rounds, simulations=simulations, seed=seed))
+        b_hat = max(
+            simulate_max(case.nodes, case.byzantine, pull, case.rounds, simulations=simulations, seed=seed)
+        )
         if case.feasible(pull, b_hat):
             return pull, b_hat
     return None

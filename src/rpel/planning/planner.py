@@ -1,4 +1,5 @@
-"""The answer: the smallest pull, what it must survive, how certain that is, what it costs, and its neighbours."""
+"""The answer: the smallest pull, what it must survive, how certain that is, what it costs,
+and its neighbours."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,8 @@ class Plan:
         )  # fmt: skip
 
     def reduction(self) -> theory.Reduction | None:
-        """The contraction constants of a round under this plan; None with a memory: the theorem says nothing of it."""
+        """The contraction constants of a round under this plan; None with a memory:
+        the theorem says nothing of it."""
         if self.memory > 1:
             return None
         return theory.reduction(self.nodes, self.byzantine, self.pull, self.b_hat)
@@ -131,13 +133,14 @@ def plan(
     memory: int = 1,
     aggregations: int | None = None,
 ) -> Plan:
-    """Find the smallest pull (or judge the given one) for ``nodes``, ``byzantine`` of them hostile, over ``rounds``.
+    """Find the smallest pull (or judge the given one) for ``nodes``, ``byzantine`` of them hostile,
+    over ``rounds``.
 
-    With ``silent`` a round must also go on when every hostile peer stays silent and ``no_shows`` honest ones are late.
-    With ``parameters`` (d) bytes are counted, of models sent as ``wire`` says; with ``upstream``, a rate such as
-    "20Mbit", the shortest period is given in which a node can answer all who ask it.
-    ``memory`` c: nodes aggregate the answers of their last c rounds, whose draws are disjoint. ``aggregations``: of all
-    honest nodes together, where it is not one a round each.
+    With ``silent`` a round must also go on when every hostile peer stays silent and ``no_shows`` honest ones
+    are late. With ``parameters`` (d) bytes are counted, of models sent as ``wire`` says; with ``upstream``, a
+    rate such as "20Mbit", the shortest period is given in which a node can answer all who ask it.
+    ``memory`` c: nodes aggregate the answers of their last c rounds, whose draws are disjoint.
+    ``aggregations``: of all honest nodes together, where it is not one a round each.
     Raises ValueError, in one sentence with the nearest feasible choice, when there is no answer.
 
     >>> p = plan(nodes=100_000, byzantine=10_000, rounds=200)
@@ -156,7 +159,15 @@ def plan(
     # The fraction that was meant: .1 is 1/10, and 1/3 in floating point is a third.
     meant = Fraction(max_fraction).limit_denominator(10**9) if math.isfinite(max_fraction) else Fraction(-1)
     case = Question(
-        nodes, byzantine, rounds, confidence, meant, silent, no_shows, memory=memory, aggregations=aggregations
+        nodes,
+        byzantine,
+        rounds,
+        confidence,
+        meant,
+        silent,
+        no_shows,
+        memory=memory,
+        aggregations=aggregations,
     )
     check_question(case)
     chosen = _choose(case, pull, method, simulations, grid, seed)
@@ -179,16 +190,17 @@ def comfortable(
 ) -> Plan:
     """The plan that a run or a network takes where nobody says how many to pull.
 
-    The smallest s with b̂/(s+1) ≤ 1/3 and s+1−2b̂ ≥ 3, so that rules can be told apart; where there is none, the
-    feasible one that leaves most models after trimming. max_fraction: another limit in place of 1/3, which is kept to.
+    The smallest s with b̂/(s+1) ≤ 1/3 and s+1−2b̂ ≥ 3, so that rules can be told apart; where there is none,
+    the feasible one that leaves most models after trimming. max_fraction: another limit in place of 1/3,
+    which is kept to.
 
     >>> [comfortable(nodes=n, byzantine=b, rounds=60).pull for n, b in ((20, 4), (7, 2), (4, 1), (100, 45))]
     [11, 6, 3, 99]
     """
     limit = Fraction(1, 2) if max_fraction is None else max_fraction
     least = plan(
-        nodes=nodes, byzantine=byzantine, rounds=rounds, confidence=confidence, max_fraction=limit, silent=silent,
-        no_shows=no_shows, memory=memory, aggregations=aggregations,
+        nodes=nodes, byzantine=byzantine, rounds=rounds, confidence=confidence, max_fraction=limit,
+        silent=silent, no_shows=no_shows, memory=memory, aggregations=aggregations,
     )  # fmt: skip
     case = least.question()
     meant = case.max_fraction
@@ -271,7 +283,9 @@ def _choose(
     if method == "simulate":
         if pull is None:
             return simulated(case, pulls, simulations, seed)
-        counts = simulate_max(case.nodes, case.byzantine, pull, case.rounds, simulations=simulations, seed=seed)
+        counts = simulate_max(
+            case.nodes, case.byzantine, pull, case.rounds, simulations=simulations, seed=seed
+        )
         return pull, max(counts)
     if pull is None:
         return bounded(case, pulls)
@@ -286,7 +300,9 @@ def _first_feasible(case: Question, pulls: Iterable[int]) -> int | None:
 def _choice(case: Question, pull: int) -> Choice:
     b_hat, window = case.b_hat(pull), case.window(pull)
     red = theory.reduction(case.nodes, case.byzantine, window, b_hat)
-    return Choice(pull, b_hat, b_hat / (window + 1), case.probability(pull, b_hat), red.kappa if red else None, window)
+    return Choice(
+        pull, b_hat, b_hat / (window + 1), case.probability(pull, b_hat), red.kappa if red else None, window
+    )
 
 
 def _comfortable(case: Question) -> Choice | None:
@@ -296,7 +312,8 @@ def _comfortable(case: Question) -> Choice | None:
 
 
 def mis_specified(p: Plan, rows: int = 8) -> list[dict[str, float]]:
-    """P(b̂ is never exceeded) when the true number of hostile nodes is larger than planned, until it is below 1 %.
+    """P(b̂ is never exceeded) when the true number of hostile nodes is larger than planned,
+    until it is below 1 %.
 
     >>> wrong = mis_specified(plan(nodes=100, byzantine=10, rounds=200, pull=15, confidence=0.97))
     >>> wrong[1]["byzantine"], round(wrong[1]["probability"], 3)
@@ -315,7 +332,8 @@ def mis_specified(p: Plan, rows: int = 8) -> list[dict[str, float]]:
 def theorem(p: Plan, L: float, sigma: float, G: float, gap: float) -> theory.Convergence | None:
     """The convergence theorem for this plan and these constants; None where it does not apply.
 
-    >>> theorem(plan(nodes=100, byzantine=10, rounds=200), L=1, sigma=1, G=1, gap=1) is None  # α is far above 1
+    >>> theorem(plan(nodes=100, byzantine=10, rounds=200), L=1, sigma=1, G=1,
+    ...     gap=1) is None  # α is far above 1
     True
     """
     red = p.reduction()
@@ -325,13 +343,17 @@ def theorem(p: Plan, L: float, sigma: float, G: float, gap: float) -> theory.Con
     return theory.convergence(red, **sizes, L=L, sigma=sigma, G=G, gap=gap)
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- pictures -----------------------------------------------------------------------------------------------
 
 
 def draw(
-    p: Plan, path: str | Path, figure: Literal["fraction", "messages"] = "fraction", style: plots.Style = "screen"
+    p: Plan,
+    path: str | Path,
+    figure: Literal["fraction", "messages"] = "fraction",
+    style: plots.Style = "screen",
 ) -> None:
-    """Draw b̂/(s+1) against s with its quantile band, or messages per round against n for the same hostile share."""
+    """Draw b̂/(s+1) against s with its quantile band,
+    or messages per round against n for the same hostile share."""
     _draw_fraction(p, path, style) if figure == "fraction" else _draw_messages(p, path, style)
 
 
@@ -367,7 +389,7 @@ def _draw_messages(p: Plan, path: str | Path, style: plots.Style) -> None:
     plots.messages_against_nodes(path, sizes, curves, title=title, style=style)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------------------
 
 
 def _check_method(method: str, simulations: int, parameters: int | None) -> None:
@@ -392,14 +414,16 @@ def _nothing_feasible(case: Question, grid: Sequence[int] | None) -> str:
         needed, answers = " and leaves 2 b_hat answers", f", {left} of {2 * b_hat} answers"
     most = _most_byzantine(case)
     return (
-        f"{where} keeps b_hat/(s+1) at or below {float(case.max_fraction):.6g}{needed} for nodes {case.nodes} and "
-        f"byzantine {case.byzantine}{late}{quiet}: the smallest fraction is {b_hat / models:.6g} (pull {best}, "
-        f"b_hat {b_hat}{answers})" + ("" if grid or most is None else f", or plan for at most byzantine {most}")
+        f"{where} keeps b_hat/(s+1) at or below {float(case.max_fraction):.6g}{needed} for nodes "
+        f"{case.nodes} and byzantine {case.byzantine}{late}{quiet}: the smallest fraction is "
+        f"{b_hat / models:.6g} (pull {best}, b_hat {b_hat}{answers})"
+        + ("" if grid or most is None else f", or plan for at most byzantine {most}")
     )
 
 
 def _most_byzantine(case: Question) -> int | None:
-    """The largest number of hostile nodes for which the same question has an answer; None if even 0 has none."""
+    """The largest number of hostile nodes for which the same question has an answer;
+    None if even 0 has none."""
     low, high = -1, case.byzantine
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,5 @@
-"""What a plan costs on the line: bytes of a message, how many ask one node at once, and the shortest period."""
+"""What a plan costs on the line: bytes of a message, how many ask one node at once,
+and the shortest period."""
 
 import math
 import re

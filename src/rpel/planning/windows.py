@@ -1,8 +1,9 @@
 """The law of hostile answers when a node aggregates those of its last c rounds (`memory`), exactly.
 
-In a round a node draws s peers among those it did not draw in the c − 1 rounds before, so the hostile among the c·s of
-a window are hypergeometric (n − 1, b, c·s), and the counts of the last c − 1 draws are a Markov chain: with Σ their
-sum, the next one is hypergeometric (n − 1 − (c − 1)s, b − Σ, s). A node survives while no window holds more than k.
+In a round a node draws s peers among those it did not draw in the c − 1 rounds before, so the hostile among
+the c·s of a window are hypergeometric (n − 1, b, c·s), and the counts of the last c − 1 draws are a Markov
+chain: with Σ their sum, the next one is hypergeometric (n − 1 − (c − 1)s, b − Σ, s).
+A node survives while no window holds more than k.
 
 Invariant: what is added up is the mass that leaves, a sum of positive terms, never one minus what stays: so
 probabilities near one are as exact as their complements.
@@ -19,17 +20,25 @@ from rpel.types import Floats
 _EXACT = 3
 """Windows of more rounds are bounded (Boole): the chain would have (s + 1)^(c − 1) states."""
 _STATES = 200_000
-"""Transitions of the chain up to which it is walked; so many need thousands of answers, and a bound is as good."""
+"""Transitions of the chain up to which it is walked; so many need thousands of answers,
+and a bound is as good."""
 _CUT = 1e-18
 
 
 def window_probability(
-    nodes: int, byzantine: int, pull: int, rounds: int, memory: int, b_hat: int, aggregations: int | None = None
+    nodes: int,
+    byzantine: int,
+    pull: int,
+    rounds: int,
+    memory: int,
+    b_hat: int,
+    aggregations: int | None = None,
 ) -> float:
-    """P(no window of any honest node holds more than b̂ hostile answers): exact up to c = 3, a lower bound beyond.
+    """P(no window of any honest node holds more than b̂ hostile answers): exact up to c = 3,
+    a lower bound beyond.
 
-    nodes, byzantine, pull, rounds: n, b, s, T. memory: c, whose windows hold c·s answers. aggregations: where c = 1,
-    how many times honest nodes aggregate in all, if that is not once a round each.
+    nodes, byzantine, pull, rounds: n, b, s, T. memory: c, whose windows hold c·s answers. aggregations: where
+    c = 1, how many times honest nodes aggregate in all, if that is not once a round each.
 
     >>> round(window_probability(nodes=100, byzantine=10, pull=8, rounds=200, memory=2, b_hat=8), 6)
     0.998895
@@ -53,8 +62,8 @@ def check_window(nodes: int, pull: int, memory: int) -> None:
         raise ValueError(f"memory {memory} is impossible: it must be at least 1, the answers of one round")
     if memory * pull > nodes - 1:
         raise ValueError(
-            f"memory {memory} with pull {pull} needs {memory * pull} different peers, and there are {nodes - 1}: "
-            f"the largest pull is {(nodes - 1) // memory}"
+            f"memory {memory} with pull {pull} needs {memory * pull} different peers, and there are "
+            f"{nodes - 1}: the largest pull is {(nodes - 1) // memory}"
         )
 
 
@@ -67,10 +76,12 @@ def is_exact(nodes: int, byzantine: int, pull: int, memory: int) -> bool:
     return memory == 1 or (memory <= _EXACT and _support(nodes - 1, byzantine, pull)[1] ** memory <= _STATES)
 
 
-def window_holds(nodes: int, byzantine: int, pull: int, rounds: int, memory: int, b_hat: int, p: float) -> bool:
-    """Whether P(all windows ≤ b̂) ≥ p. The chain is walked only where neither bound decides: Boole's from below and,
-    from above, that exceedances come in groups of c at most on average: windows c rounds apart share no draw, and after
-    many hostile answers fewer are left to be drawn. Twice that is allowed for.
+def window_holds(
+    nodes: int, byzantine: int, pull: int, rounds: int, memory: int, b_hat: int, p: float
+) -> bool:
+    """Whether P(all windows ≤ b̂) ≥ p. The chain is walked only where neither bound decides: Boole's from
+    below and, from above, that exceedances come in groups of c at most on average: windows c rounds apart
+    share no draw, and after many hostile answers fewer are left to be drawn. Twice that is allowed for.
 
     >>> window_holds(100, 10, 8, 200, 2, 8, 0.99)
     True
@@ -111,12 +122,17 @@ def _log_survival(others: int, marked: int, pull: int, rounds: int, memory: int,
     low, size = _support(others, marked, pull)
     counts = np.arange(low, low + size)
     lists = memory - 1
-    following = _conditional(others - lists * pull, marked, pull, lists * low, lists * (size - 1) + 1, low, size)
+    following = _conditional(
+        others - lists * pull, marked, pull, lists * low, lists * (size - 1) + 1, low, size
+    )
     state = _first(others, marked, pull, lists, low, size)  # the joint law of the last c − 1 counts
     before = counts - low if lists == 1 else (counts - low)[:, None] + (counts - low)[None, :]
     total_before = before + lists * low
     allowed = total_before[..., None] + counts <= most
-    surviving, lost = np.where(allowed, following[before], 0.0), np.where(allowed, 0.0, following[before]).sum(axis=-1)
+    surviving, lost = (
+        np.where(allowed, following[before], 0.0),
+        np.where(allowed, 0.0, following[before]).sum(axis=-1),
+    )
     total, left = 0.0, 1.0
     for t in range(rounds):
         left = float((state * lost).sum())
@@ -145,7 +161,8 @@ def _support(others: int, marked: int, pull: int) -> tuple[int, int]:
 
 
 def _first(others: int, marked: int, pull: int, lists: int, low: int, size: int) -> Floats:
-    """The joint law of the counts of the first ``lists`` draws, which are disjoint: (size,) or (size, size)."""
+    """The joint law of the counts of the first ``lists`` draws, which are disjoint: (size,) or (size,
+    size)."""
     one = _row(others, marked, pull, low, size)
     if lists == 1:
         return one
@@ -155,8 +172,8 @@ def _first(others: int, marked: int, pull: int, lists: int, low: int, size: int)
 def _conditional(others: int, marked: int, pull: int, gone: int, known: int, low: int, size: int) -> Floats:
     """(known, size): the law of the next count when Σ = gone, gone + 1, … of the marked are out of reach.
 
-    All at once by ratios where every count can be had; each law is made whole on these counts alone, which changes the
-    joint law by less than what was cut.
+    All at once by ratios where every count can be had; each law is made whole on these counts alone, which
+    changes the joint law by less than what was cut.
     """
     left = marked - gone - np.arange(known, dtype=np.float64)[:, None]
     k = np.arange(low, low + size - 1, dtype=np.float64)

@@ -39,7 +39,8 @@ class Broken:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that lies under some paths, in the order of their names; ``shown`` is how the paths are written on a page."""
+    """All that lies under some paths, in the order of their names;
+    ``shown`` is how the paths are written on a page."""
 
     shown: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -73,7 +74,8 @@ def collect(paths: Iterable[str | Path]) -> Collection:
 
 
 def by_code(collection: Collection, say: Callable[[str], None]) -> Collection:
-    """Of a run that several codes have made, the one by the running code; where there is none, all, and they are named.
+    """Of a run that several codes have made, the one by the running code; where there is none, all,
+    and they are named.
 
     What is left out, or stands beside each other, is said.
     """
@@ -90,7 +92,9 @@ def by_code(collection: Collection, say: Callable[[str], None]) -> Collection:
             say(f"one run by several other codes, all shown: {names}")
     done = {base for base, runs in alike.items() if any(made_here(run.certificate.versions) for run in runs)}
     waiting = tuple(one for one in collection.unfinished if base_of(Path(one.place)) not in done)
-    return replace(collection, runs=tuple(run for run in collection.runs if run.place not in out), unfinished=waiting)
+    return replace(
+        collection, runs=tuple(run for run in collection.runs if run.place not in out), unfinished=waiting
+    )
 
 
 def shown(path: Path) -> str:
@@ -124,7 +128,7 @@ def _folders(top: Path) -> Iterator[Path]:
             yield here
 
 
-# --- reading one folder ----------------------------------------------------------------------------------------------
+# --- reading one folder -------------------------------------------------------------------------------------
 
 
 def _read(path: Path, name: str) -> Run | Unfinished | Broken:
@@ -144,16 +148,20 @@ def _read(path: Path, name: str) -> Run | Unfinished | Broken:
 
 def _reason(error: BaseException, path: Path, name: str) -> str:
     told = isinstance(error, OSError | ValueError)
-    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(str(path), name)
+    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(
+        str(path), name
+    )
 
 
-# --- the command that makes a run again ------------------------------------------------------------------------------
+# --- the command that makes a run again ---------------------------------------------------------------------
 
-_LEFT_OUT = ("data_dir", "out", "seeds")  # where things lie on one machine, and what one run of several does not know
+# where things lie on one machine, and what one run of several does not know
+_LEFT_OUT = ("data_dir", "out", "seeds")
 
 
 def command(spec: Spec) -> str | None:
-    """The command line, from the preset the run is named after or else the nearest; None for objects from Python.
+    """The command line, from the preset the run is named after or else the nearest;
+    None for objects from Python.
 
     >>> command(load("mnist-30").replace(attack="foe", seed=3))
     'rpel run mnist-30 --attack foe --seed 3'
@@ -173,7 +181,9 @@ def _presets() -> dict[str, Spec]:
 
 def _differences(spec: Spec, base: Spec) -> list[tuple[str, Any]]:
     """(field, value) wherever the run is not as the preset; what is unset needs no option."""
-    pairs = [(key, getattr(spec, key), getattr(base, key)) for key in Spec.model_fields if key not in _LEFT_OUT]
+    pairs = [
+        (key, getattr(spec, key), getattr(base, key)) for key in Spec.model_fields if key not in _LEFT_OUT
+    ]
     return [(key, value) for key, value, theirs in pairs if value is not None and value != theirs]
 
 

@@ -1,8 +1,8 @@
-"""The report's drawings, made here by matplotlib and not in the browser, so that they are there without JavaScript and
-on paper.
+"""The report's drawings, made here by matplotlib and not in the browser, so that they are there without
+JavaScript and on paper.
 
-Colours follow the reader's theme by the style sheet of :mod:`rpel.plots`; each curve carries its number, by which the
-page's script hides and shows it.
+Colours follow the reader's theme by the style sheet of :mod:`rpel.plots`; each curve carries its number, by
+which the page's script hides and shows it.
 """
 
 import math
@@ -32,7 +32,7 @@ _MANY = 40  # points from which on they are not marked one by one
 Floats = NDArray[np.float64]
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
+# --- curves -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def axes_range(chart: Chart, metric: str) -> Range:
     values = np.concatenate([group.curve(key).ravel() for group, key in columns])
     if metric == "accuracy":
         values = values[np.abs(values) <= _CEILING]
-        low, high = (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (0.0, 1.0)
+        low, high = (
+            (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (0.0, 1.0)
+        )
         return Range(last, low, high if high > low else low + 1)
     values = values[(values >= _FLOOR) & (values <= _CEILING)]
     low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
@@ -76,13 +78,16 @@ def axes_range(chart: Chart, metric: str) -> Range:
 def draw(chart: Chart, metric: str, salt: str = "chart") -> Markup:
     """One metric of a panel as an SVG element; ``salt`` tells the drawings of a page apart."""
     shown, figure = axes_range(chart, metric), plots.fixed(WIDTH, HEIGHT)
-    axes = figure.add_axes((LEFT / WIDTH, 1 - BOTTOM / HEIGHT, (RIGHT - LEFT) / WIDTH, (BOTTOM - TOP) / HEIGHT))
+    axes = figure.add_axes(
+        (LEFT / WIDTH, 1 - BOTTOM / HEIGHT, (RIGHT - LEFT) / WIDTH, (BOTTOM - TOP) / HEIGHT)
+    )
     _curves(plots.plain(axes), chart, metric, shown)
     axes.set_xlabel("round")
     title = escape(f"{chart.stamp} {chart.title}: {_measured(chart, metric)} against rounds".lstrip())
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" data-metric="{metric}"'
-        f' data-last="{shown.last:.0f}" data-left="{LEFT}" data-right="{RIGHT}" data-width="{WIDTH}">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" '
+        f'data-metric="{metric}" data-last="{shown.last:.0f}" data-left="{LEFT}" data-right="{RIGHT}" '
+        f'data-width="{WIDTH}">'
         f"{plots.inline(figure, f'{salt}-{metric}')}"
         f'<line class="cursor" y1="{TOP}" y2="{BOTTOM}" hidden=""/></svg>'
     )
@@ -105,7 +110,8 @@ def _measured(chart: Chart, metric: str) -> str:
 
 
 def _curves(axes: "Axes", chart: Chart, metric: str, shown: Range) -> None:
-    """Bands under lines; the first column solid, the second dashed; a curve that others cover is wider than they."""
+    """Bands under lines; the first column solid, the second dashed;
+    a curve that others cover is wider than they."""
     rounds = [group.rounds(group.columns(metric)[0]) for group in chart.groups]
     means = [shown.heights(group.curve(group.columns(metric)[0])[0]) for group in chart.groups]
     wide = plots.widths(list(zip(rounds, means, strict=True)))
@@ -161,7 +167,10 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
             "rounds": group.rounds(group.columns(metric)[0]),
             "seeds": len(group.runs),
             "columns": [
-                [[float(f"{v:.6g}") if math.isfinite(v) else None for v in series] for series in group.curve(column)]
+                [
+                    [float(f"{v:.6g}") if math.isfinite(v) else None for v in series]
+                    for series in group.curve(column)
+                ]
                 for column in group.columns(metric)
             ],
         }
@@ -169,11 +178,12 @@ def values(chart: Chart, metric: str) -> list[dict[str, Any]]:
     ]
 
 
-# --- points and bars -------------------------------------------------------------------------------------------------
+# --- points and bars ----------------------------------------------------------------------------------------
 
 
 def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> Markup:
-    """(label, x, y) as labelled points, y from 0 to 1; labels of points at one place stand one below the other."""
+    """(label, x, y) as labelled points, y from 0 to 1;
+    labels of points at one place stand one below the other."""
     figure = plots.fixed(WIDTH, HEIGHT)
     axes = plots.plain(figure.add_axes((LEFT / WIDTH, 1 - BOTTOM / HEIGHT, 0.86, (BOTTOM - TOP) / HEIGHT)))
     most = max((x for _, x, _ in points), default=1.0) or 1.0
@@ -185,11 +195,12 @@ def scatter(points: Sequence[tuple[str, float, float]], xlabel: str) -> Markup:
         below = min(y, below - 0.047)
         right = x > 0.75 * most
         axes.annotate(
-            label, (x, below), (-8 if right else 8, 0), textcoords="offset points", ha="right" if right else "left",
-            va="center", fontsize=9, color=plots.INK, annotation_clip=False,
+            label, (x, below), (-8 if right else 8, 0), textcoords="offset points",
+            ha="right" if right else "left", va="center", fontsize=9, color=plots.INK, annotation_clip=False,
         )  # fmt: skip
     return Markup(
-        f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against {escape(xlabel)}">'
+        f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="accuracy against '
+        f'{escape(xlabel)}">'
         f"{plots.inline(figure, 'points')}</svg>"
     )
 
@@ -209,7 +220,12 @@ def histogram(counts: Sequence[int], b_hat: int, salt: str = "bars") -> Markup:
         (bar,) = axes.bar(k * step + step / 2, tall, step - 6, color=COLOURS[int(first > b_hat)])
         plots.name(bar, "bar", title=f"{count:,} times {named} hostile")
         axes.annotate(
-            str(first), (k * step + step / 2, 0), (0, -12), textcoords="offset points", ha="center", fontsize=9
+            str(first),
+            (k * step + step / 2, 0),
+            (0, -12),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
         )
     edge = sum(first <= b_hat for first, _, _ in bars) * step
     axes.axvline(edge, color=plots.INK, linewidth=1.5, linestyle=":")
@@ -233,7 +249,7 @@ def bins(counts: Sequence[int], b_hat: int) -> list[tuple[int, int, int]]:
     return [(k, min(k + step, end) - 1, sum(counts[k : k + step])) for k in range(first, end, step)]
 
 
-# --- heat map --------------------------------------------------------------------------------------------------------
+# --- heat map -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Runs brought together: seeds of one specification into a group, groups into a chart; all of them as CSV and LaTeX."""
+"""Runs brought together: seeds of one specification into a group, groups into a chart;
+all of them as CSV and LaTeX."""
 
 import math
 import re
@@ -26,7 +27,8 @@ _MOST_PARTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """The groups that are compared with each other: one data set, one number of nodes, attackers and pulls."""
+    """The groups that are compared with each other: one data set, one number of nodes,
+    attackers and pulls."""
 
     title: str
     slug: str
@@ -92,7 +94,8 @@ def group_runs(runs: Sequence[Run]) -> list[RunSet]:
 
 
 def chart_groups(groups: Sequence[RunSet]) -> list[Chart]:
-    """The groups by data set, nodes, attackers and pull, crowded ones in parts; who asks everybody joins every pull.
+    """The groups by data set, nodes, attackers and pull, crowded ones in parts;
+    who asks everybody joins every pull.
 
     >>> chart_groups(group_runs([]))
     []
@@ -110,7 +113,8 @@ def chart_groups(groups: Sequence[RunSet]) -> list[Chart]:
 
 
 def _parts(alike: list[RunSet], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[RunSet]]]:
-    """A chart with too many curves to tell apart in parts, by the field that makes the fewest; ``said`` names them."""
+    """A chart with too many curves to tell apart in parts, by the field that makes the fewest;
+    ``said`` names them."""
     few = _telling(alike, _others(), _MOST_PARTS) or _telling(alike, ["rule", "attack"], 2 * _CROWD)
     if not few:
         yield said, alike
@@ -128,7 +132,9 @@ def _telling(alike: list[RunSet], keys: Sequence[str], most: int) -> list[tuple[
     """(parts, field) for the fields that would split a crowd into 2 to ``most`` parts."""
     if len(alike) <= _CROWD:
         return []
-    counts = [(len({repr(getattr(group.spec, key)) for group in alike}), key) for key in keys if key != "b_hat"]
+    counts = [
+        (len({repr(getattr(group.spec, key)) for group in alike}), key) for key in keys if key != "b_hat"
+    ]
     return [(count, key) for count, key in counts if 2 <= count <= most]
 
 
@@ -138,7 +144,9 @@ def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[RunSet]) ->
     title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
     labels = _labels([group.spec for group in alike])
     named = tuple(RunSet(group.runs, label) for group, label in zip(alike, labels, strict=True))
-    slug = "-".join([f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)])
+    slug = "-".join(
+        [f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)]
+    )
     return Chart(title, slug, named)
 
 
@@ -179,7 +187,8 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
     if len(set(longer)) > len(set(names)):  # b_hat follows from the method unless somebody chose it
         names = longer
     return [
-        name if names.count(name) == 1 else f"{name} ({1 + names[:at].count(name)})" for at, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} ({1 + names[:at].count(name)})"
+        for at, name in enumerate(names)
     ]
 
 
@@ -200,7 +209,7 @@ def _name(spec: Spec, telling: Sequence[str]) -> str:
     return " · ".join([*size, spec.method, spec.rule or "own rule", _attack(spec), *extra])
 
 
-# --- two groups -------------------------------------------------------------------------------------------------------
+# --- two groups ---------------------------------------------------------------------------------------------
 
 
 def compared(a: RunSet, b: RunSet) -> dict[str, Any]:
@@ -233,11 +242,11 @@ def _difference(a: RunSet, b: RunSet, column: str, seeds: list[int]) -> dict[str
     return {"a": ends[0], "b": ends[1], "difference": mean, "low": low, "high": high}
 
 
-# --- for papers ------------------------------------------------------------------------------------------------------
+# --- for papers ---------------------------------------------------------------------------------------------
 
 _SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$", "±": r"$\pm$",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
+    "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$", "±": r"$\pm$",
 }  # fmt: skip
 
 
@@ -259,7 +268,7 @@ def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str =
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-# --- all numbers -----------------------------------------------------------------------------------------------------
+# --- all numbers --------------------------------------------------------------------------------------------
 
 
 def to_csv(runs: Sequence[Run]) -> str:
@@ -284,7 +293,11 @@ def groups_as_latex(groups: Iterable[RunSet]) -> str:
     if mixed := any(g.runs[0].measure != "accuracy" for g in groups):
         head[6:] = ["measure", "mean", "worst node"]
     rows = [
-        [g.label, g.spec.dataset, *map(str, (g.spec.nodes, g.spec.byzantine, g.runs[0].certificate.pull, len(g.runs)))]
+        [
+            g.label,
+            g.spec.dataset,
+            *map(str, (g.spec.nodes, g.spec.byzantine, g.runs[0].certificate.pull, len(g.runs))),
+        ]
         + [g.runs[0].measure] * mixed
         + [
             f"{mean:.4f}" + (f" ± {(high - low) / 2:.4f}" if len(g.runs) > 1 else "")

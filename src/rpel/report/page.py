@@ -1,7 +1,8 @@
-"""The page: header, curves, tables, certificates, in one file that needs no other and asks nobody for anything.
+"""The page: header, curves, tables, certificates,
+in one file that needs no other and asks nobody for anything.
 
-What is shown is prepared here; templates/ say how, with everything escaped that is not drawn by rpel itself. The page's
-Content-Security-Policy forbids every request and every script but its own, by hash.
+What is shown is prepared here; templates/ say how, with everything escaped that is not drawn by rpel itself.
+The page's Content-Security-Policy forbids every request and every script but its own, by hash.
 """
 
 import base64
@@ -56,7 +57,8 @@ def page(collection: Collection) -> str:
 
 
 def rendered(template: str, *, title: str, data: object, kind: str = "", **values: Any) -> str:
-    """A page: style and script inside, nothing asked of any other machine. ``data`` is what its script reads."""
+    """A page: style and script inside, nothing asked of any other machine.
+    ``data`` is what its script reads."""
     script = _file("script.js")
     return (
         _environment()
@@ -101,21 +103,30 @@ def _file(name: str) -> str:
     return (resources.files("rpel.report") / "templates" / name).read_text("utf-8")
 
 
-# --- parts of the page -----------------------------------------------------------------------------------------------
+# --- parts of the page --------------------------------------------------------------------------------------
 
 
 def _summary(collection: Collection, groups: Sequence[RunSet]) -> str:
-    parts = [f"{count(sum(len(group.runs) for group in groups), 'finished run')} in {count(len(groups), 'setting')}"]
+    parts = [
+        f"{count(sum(len(group.runs) for group in groups), 'finished run')} in "
+        f"{count(len(groups), 'setting')}"
+    ]
     violated = sum(not run.certificate.held for _, run in _each(groups))
     if groups:
         parts.append(
-            f"the plan was violated in {violated:,}" if violated else "the sampling of all stayed within the plan"
+            f"the plan was violated in {violated:,}"
+            if violated
+            else "the sampling of all stayed within the plan"
         )
     fragile = sum(group.runs[0].survival.robustness is Robustness.NONE for group in groups)
     if fragile:
         parts.append(f"the rule of {count(fragile, 'setting')} is not robust")
     copies = len(collection.runs) - sum(len(group.runs) for group in groups)
-    others = {"more are copies": copies, "unfinished": len(collection.unfinished), "broken": len(collection.broken)}
+    others = {
+        "more are copies": copies,
+        "unfinished": len(collection.unfinished),
+        "broken": len(collection.broken),
+    }
     parts += [f"{how_many:,} {words}" for words, how_many in others.items() if how_many]
     return "; ".join(parts) + "."
 
@@ -178,7 +189,7 @@ def _panel(chart: Chart, k: int) -> dict[str, Any]:
     }
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,11 @@ class TableCell:
     @property
     def sort_key(self) -> str:
         """The key as the page's script reads it."""
-        return repr(float(self.key)).replace("inf", "Infinity") if isinstance(self.key, int | float) else self.key
+        return (
+            repr(float(self.key)).replace("inf", "Infinity")
+            if isinstance(self.key, int | float)
+            else self.key
+        )
 
 
 def number(value: float, digits: str = ",.0f", small: str = "") -> TableCell:
@@ -249,8 +264,16 @@ def _of_runs(alone: Sequence[tuple[RunSet, str]]) -> list[dict[str, TableCell]]:
 
 def _ends(group: RunSet, judged: Sequence[str]) -> dict[str, TableCell]:
     """What settings and runs both show; ``judged`` are the columns that any of them is judged by."""
-    met, b_hat, robustness = group.max_observed, group.runs[0].certificate.b_hat, group.runs[0].survival.robustness
-    says = {Robustness.PROVEN: "survives b_hat", Robustness.UNKNOWN: "no bound known", Robustness.NONE: "not robust"}
+    met, b_hat, robustness = (
+        group.max_observed,
+        group.runs[0].certificate.b_hat,
+        group.runs[0].survival.robustness,
+    )
+    says = {
+        Robustness.PROVEN: "survives b_hat",
+        Robustness.UNKNOWN: "no bound known",
+        Robustness.NONE: "not robust",
+    }
     kinds = {Robustness.PROVEN: "held", Robustness.UNKNOWN: "plain", Robustness.NONE: "violated"}
     return {
         "sampling": _sampling(group.runs),
@@ -305,7 +328,8 @@ def _certificate(run: Run, label: str, anchor: str) -> dict[str, Any]:
 
 
 def _through_host(run: Run) -> list[str]:
-    """What a run on a device of torch had computed by code that takes NumPy's arrays: who, how often, how much."""
+    """What a run on a device of torch had computed by code that takes NumPy's arrays: who, how often,
+    how much."""
     counted = run.certificate.get("backend", {}).get("through_host", {})
     return [
         f"{who}: {count(found['calls'], 'call')}, {human_bytes(found['bytes'])} through the host"

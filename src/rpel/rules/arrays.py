@@ -37,7 +37,8 @@ def kernels_for(table: Array) -> Backend:
 def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
     """The array in a form the kernels take, and the way back to the caller's kind and dtype.
 
-    Tensors in main memory are lent to the compiled kernels without a copy; half precision is computed in float32.
+    Tensors in main memory are lent to the compiled kernels without a copy;
+    half precision is computed in float32.
     """
     if is_tensor(x):
         return _from_torch(x, name)
@@ -54,14 +55,18 @@ def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
 
     if not x.is_floating_point():
         raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
-    dtype, wide = x.dtype, x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+    dtype, wide = (
+        x.dtype,
+        x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous(),
+    )
     if wide.device.type == "cpu":
         return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
     return wide, lambda result: result.to(dtype)
 
 
 def writable(out: Array | None) -> Array | None:
-    """``out`` as the kernels can write to it: its memory as an array; None where they cannot, or nothing is given."""
+    """``out`` as the kernels can write to it: its memory as an array; None where they cannot,
+    or nothing is given."""
     if out is None or (is_tensor(out) and out.device.type != "cpu"):
         return out
     if out.dtype.itemsize < 4:
@@ -70,7 +75,8 @@ def writable(out: Array | None) -> Array | None:
 
 
 def delivered(result: Array, out: Array | None, place: Array | None, back: Callable[[Array], Array]) -> Array:
-    """A result that was computed into ``place``, or not, as the caller wants it: in ``out``, or as a new array."""
+    """A result that was computed into ``place``, or not, as the caller wants it: in ``out``,
+    or as a new array."""
     if out is None:
         return back(result)
     if place is None:
@@ -86,7 +92,9 @@ def host(x: Array) -> Any:
 def empty_like(table: Array, rows: int) -> Array:
     """An uninitialised (rows, d) array of the table's kind."""
     return (
-        table.new_empty((rows, table.shape[1])) if is_tensor(table) else np.empty((rows, table.shape[1]), table.dtype)
+        table.new_empty((rows, table.shape[1]))
+        if is_tensor(table)
+        else np.empty((rows, table.shape[1]), table.dtype)
     )
 
 
@@ -105,10 +113,13 @@ def as_table(x: Array, name: str) -> tuple[Array, Integers]:
 
 
 def check_index(name: str, table: Array, index: Array, more: int = 0) -> Integers:
-    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table or of ``more`` behind it."""
+    """The index as int64 (h, m); −1 only at the tail,
+    every other entry a row of the table or of ``more`` behind it."""
     rows = host(index)
     if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
-        raise ValueError(f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}")
+        raise ValueError(
+            f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}"
+        )
     if rows.dtype.kind not in "iu":
         raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
     rows = np.ascontiguousarray(rows, dtype=np.int64)
@@ -117,11 +128,13 @@ def check_index(name: str, table: Array, index: Array, more: int = 0) -> Integer
         raise ValueError(f"{name}: index entries lie between −1 and {last}, not {rows.min()} to {rows.max()}")
     absent = rows < 0
     if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
-        raise ValueError(f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model")
+        raise ValueError(
+            f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model"
+        )
     return rows
 
 
-# --- lists of arrays, tensors or state_dicts -------------------------------------------------------------------------
+# --- lists of arrays, tensors or state_dicts ----------------------------------------------------------------
 
 
 def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any]]:
@@ -171,7 +184,9 @@ def _is_floating(leaf: Any) -> bool:
     if is_tensor(leaf):
         return bool(leaf.is_floating_point())
     if not isinstance(leaf, np.ndarray):
-        raise ValueError(f"a rule takes lists of arrays, tensors or dictionaries of them, not {type(leaf).__name__}")
+        raise ValueError(
+            f"a rule takes lists of arrays, tensors or dictionaries of them, not {type(leaf).__name__}"
+        )
     return bool(leaf.dtype.kind == "f")
 
 

@@ -1,19 +1,20 @@
-"""What all rules share: checks, arrays of any kind, absent and non-finite answers. An author writes only the idea.
+"""What all rules share: checks, arrays of any kind, absent and non-finite answers.
+An author writes only the idea.
 
-There are three kinds. A :class:`Rule` makes one vector of m; a :class:`~rpel.rules.graph.GossipRule` is one that does
-so with the weights of a graph's edges; a :class:`~rpel.rules.coordinatewise.PreAggregation` makes m′ vectors of m, for
-a rule after it in a chain.
+There are three kinds. A :class:`Rule` makes one vector of m; a :class:`~rpel.rules.graph.GossipRule` is one
+that does so with the weights of a graph's edges; a :class:`~rpel.rules.coordinatewise.PreAggregation` makes
+m′ vectors of m, for a rule after it in a chain.
 
 Invariants:
 
-1. A rule acts on m vectors, row 0 the node's own: (…, m, d) → (…, d), or on many victims at once through a table
-   (n, d) and an index (h, m), without ever building an (h, m, d) array.
-2. A vector with a non-finite entry is one of the f hostile ones: the g such vectors are left out first, and the rule
-   runs on the other m − g with f − g. κ does not grow by that. Rules without f just leave them out.
+1. A rule acts on m vectors, row 0 the node's own: (…, m, d) → (…, d), or on many victims at once through a
+   table (n, d) and an index (h, m), without ever building an (h, m, d) array.
+2. A vector with a non-finite entry is one of the f hostile ones: the g such vectors are left out first, and
+   the rule runs on the other m − g with f − g. κ does not grow by that. Rules without f just leave them out.
 3. Inputs are never changed; the result has the kind (NumPy or torch) and dtype of the input.
 
-Victims are grouped by how many vectors they have left, so that inside a group nothing is absent or non-finite; large
-groups are cut so that their (h, m, m) distances stay small beside the table.
+Victims are grouped by how many vectors they have left, so that inside a group nothing is absent or
+non-finite; large groups are cut so that their (h, m, m) distances stay small beside the table.
 """
 
 from abc import ABC, abstractmethod
@@ -45,14 +46,15 @@ Kappa = Callable[[int, int], float]
 """(m, f) → the robustness coefficient."""
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
+# --- rules --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RoundContext:
     """Which round it is, and for which nodes: what rules that draw at random, or change over time, are told.
 
-    Whoever drives the round knows: the simulator with its seed, a deployed peer with one of the operating system's.
+    Whoever drives the round knows: the simulator with its seed,
+    a deployed peer with one of the operating system's.
 
     >>> RoundContext(round=3, rounds=10, seed=1, ids=np.array([4, 7, 9])).among([0, 2]).ids
     array([4, 9])
@@ -70,8 +72,8 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Group:
-    """Some victims: their rows of the table, and who does the arithmetic. Where :meth:`Rule.run` gets one, they all
-    aggregate equally many vectors, present and finite."""
+    """Some victims: their rows of the table, and who does the arithmetic. Where :meth:`Rule.run` gets one,
+    they all aggregate equally many vectors, present and finite."""
 
     kernels: Backend
     table: Array
@@ -79,7 +81,8 @@ class Group:
     f: int
     victims: Integers
     context: RoundContext = RoundContext()
-    finite: NDArray[np.bool_] | None = None  # (n,) the table's rows without a non-finite entry, where that is known
+    # (n,) the table's rows without a non-finite entry, where that is known
+    finite: NDArray[np.bool_] | None = None
     weights: Array | None = None  # (h, m) on a graph: of the gossip, self first
     hostile: Array | None = None  # (h, m) for the one rule that is told
 
@@ -89,11 +92,13 @@ class Group:
         return self.victims if self.context.ids is None else self.context.ids[self.victims]
 
     def finite_rows(self) -> NDArray[np.bool_]:
-        """(n + 1,) True for rows of the table without a non-finite entry, False at the end, where −1 looks it up."""
+        """(n + 1,) True for rows of the table without a non-finite entry, False at the end,
+        where −1 looks it up."""
         return np.append(self.kernels.finite_rows(self.table) if self.finite is None else self.finite, False)
 
     def pieces(self, each: int, share: int) -> "Iterator[Group]":
-        """Groups of so few victims, of ``each`` bytes, that they take 1/share of the table (one victim at least)."""
+        """Groups of so few victims, of ``each`` bytes,
+        that they take 1/share of the table (one victim at least)."""
         size = int(self.table.shape[0]) * int(self.table.shape[1]) * int(self.table.dtype.itemsize)
         step = max(1, size // share // each if each else len(self.index))
         for start in range(0, len(self.index), step):
@@ -101,7 +106,8 @@ class Group:
             yield replace(self, index=self.index[piece], victims=self.victims[piece])
 
     def draws(self, purpose: Purpose, size: int) -> Floats:
-        """(h, size) uniform numbers, those of each victim from its own coordinates (seed, purpose, round, node)."""
+        """(h, size) uniform numbers, those of each victim from its own coordinates (seed, purpose, round,
+        node)."""
         return draws(self.context.seed, purpose, self.context.round, self.nodes, size)
 
     @property
@@ -139,7 +145,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the three kinds share: a name, the number f of hostile vectors it is made for, and how many it needs."""
+    """What the three kinds share: a name, the number f of hostile vectors it is made for,
+    and how many it needs."""
 
     name: str
     f: int | None = field(default=None, kw_only=True)
@@ -214,13 +221,16 @@ class Rule(Stage, ABC):
         """(h, d) for victims whose m vectors are all present and finite."""
 
     def run_mixed(self, group: Group, before: "Mixing", out: Array | None = None) -> Array:
-        """:meth:`run` on what a mixing makes of the vectors, some victims at a time (a tenth of the table)."""
+        """:meth:`run` on what a mixing makes of the vectors,
+        some victims at a time (a tenth of the table)."""
         result, start = empty_like(group.table, len(group.index)) if out is None else out, 0
         each = group.m * int(group.table.shape[1]) * int(group.table.dtype.itemsize)
         for part in group.pieces(each, 10):
             table = before.mixed(part)
             index = np.arange(len(table), dtype=np.int64).reshape(len(part.index), -1)
-            self.run(replace(part, table=table, index=index, finite=None), out=result[start : start + len(index)])
+            self.run(
+                replace(part, table=table, index=index, finite=None), out=result[start : start + len(index)]
+            )
             start += len(index)
         return result
 
@@ -229,7 +239,8 @@ class Rule(Stage, ABC):
         return 8 * m * m
 
     def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
-        """Have the machine code ready that m vectors of d entries, for so many victims in all rounds, are worth.
+        """Have the machine code ready that m vectors of d entries, for so many victims in all rounds,
+        are worth.
 
         mixed: the vectors come from a nearest-neighbour mixing before it.
 
@@ -247,8 +258,8 @@ class Rule(Stage, ABC):
     def at(self, *, round: int, rounds: int, seed: int, ids: Integers) -> Self:
         """The rule as it runs in one of ``rounds`` for the nodes ``ids`` (h,), whoever calls it then.
 
-        The same as passing ``context=RoundContext(…)`` to :meth:`aggregate`; rules that neither draw nor change over
-        time do not look at it.
+        The same as passing ``context=RoundContext(…)`` to :meth:`aggregate`; rules that neither draw nor
+        change over time do not look at it.
         """
         return replace(self, context=RoundContext(round, rounds, seed, ids))
 
@@ -284,12 +295,12 @@ class Rule(Stage, ABC):
     ) -> Array:
         """(h, d): one result for each row of ``index``, which names that victim's rows of ``table`` (n, d).
 
-        Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own. Rules on
-        graphs take gossip ``weights`` (h, m), and the one that is told who is ``hostile`` takes marks (h, m).
-        ``context`` says which round it is, and who the victims are. ``finite`` (n,) says which rows of the table hold
-        nothing but finite numbers, where the caller has looked already.
-        ``kernels`` is who does the arithmetic: by default the compiled kernels for arrays in main memory and the tensor
-        kernels on other devices.
+        Column 0 is the victim's own row; −1 at the tail is an absent answer. ``f`` overrides the rule's own.
+        Rules on graphs take gossip ``weights`` (h, m), and the one that is told who is ``hostile`` takes
+        marks (h, m). ``context`` says which round it is, and who the victims are. ``finite`` (n,) says which
+        rows of the table hold nothing but finite numbers, where the caller has looked already.
+        ``kernels`` is who does the arithmetic: by default the compiled kernels for arrays in main memory and
+        the tensor kernels on other devices.
         """
         rule = self if f is None else self.with_f(f)
         given = kernels is not None and is_tensor(table)  # it takes them as they are
@@ -310,8 +321,8 @@ class Rule(Stage, ABC):
         return delivered(rule.compute(group, place), out, place, back)
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or a pivot
-        that is not."""
+        """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or
+        a pivot that is not."""
         short = present.sum(axis=1) < self.least(self.f or 0)
         lost = (present & ~usable).sum(axis=1) > (present.shape[1] if self.f is None else self.f)
         return np.asarray(self.blind(usable) | short | lost | ~usable.any(axis=1))
@@ -323,11 +334,14 @@ class Rule(Stage, ABC):
         return np.asarray(~usable[:, self.pivot : self.pivot + 1].any(axis=1))
 
     def compute(self, asked: Group, out: Array | None = None) -> Array:
-        """:meth:`aggregate` after its checks, for victims of whose vectors some may be absent or not finite."""
+        """:meth:`aggregate` after its checks, for victims of whose vectors some may be absent or not
+        finite."""
         self.refuse_weights(asked.weights, asked.hostile)
         if self.pivot:
             index, own = asked.index, [self.pivot]
-            asked = replace(asked, index=np.concatenate([index[:, own], np.delete(index, own, axis=1)], axis=1))
+            asked = replace(
+                asked, index=np.concatenate([index[:, own], np.delete(index, own, axis=1)], axis=1)
+            )
         groups = list(self._groups(asked))
         if len(groups) == 1:
             return self._here(self.run(groups[0], out=out), groups[0], out)
@@ -347,7 +361,8 @@ class Rule(Stage, ABC):
         return out
 
     def _groups(self, asked: Group) -> Iterator[Group]:
-        """Victims with equally many present and equally many non-finite vectors, their scratch 4 % of the table."""
+        """Victims with equally many present and equally many non-finite vectors,
+        their scratch 4 % of the table."""
         index, finite = asked.index, asked.finite_rows()
         everything = finite[:-1].all() and index.min(initial=0) >= 0
         if everything or finite[index].all():  # nothing to leave out, nothing to copy

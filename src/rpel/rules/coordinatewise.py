@@ -1,8 +1,10 @@
-"""Coordinate-wise rules, an operation on the m sorted values of each coordinate, and what may stand before a rule.
+"""Coordinate-wise rules, an operation on the m sorted values of each coordinate,
+and what may stand before a rule.
 
-A pre-aggregation takes m vectors and gives m′: the kept columns of every new row (integers), or a weight for every old
-row (floats). Before a coordinate-wise rule it is fused into that rule's kernel; before any other rule the
-mixed rows of a few victims at a time are written to a small table. Non-finite vectors are handed through.
+A pre-aggregation takes m vectors and gives m′: the kept columns of every new row (integers), or a weight for
+every old row (floats). Before a coordinate-wise rule it is fused into that rule's kernel; before any other
+rule the mixed rows of a few victims at a time are written to a small table.
+Non-finite vectors are handed through.
 """
 
 from collections.abc import Callable
@@ -34,7 +36,9 @@ class Coordinatewise(Rule):
     def run_mixed(self, group: Group, before: Mixing, out: Array | None = None) -> Array:
         near = before.nearest
         mix = near(group.m, group.f) if near else before.mix(group)
-        return group.kernels.coordinatewise(group.table, group.index, self.operation, group.f, mix=mix, out=out)
+        return group.kernels.coordinatewise(
+            group.table, group.index, self.operation, group.f, mix=mix, out=out
+        )
 
     def scratch(self, m: int) -> int:
         return 0
@@ -73,7 +77,8 @@ def meamed(f: int) -> Rule:
 
 @dataclass(frozen=True)
 class Bulyan(Rule):
-    """Krum picks θ = m − 2f vectors in turn; then per coordinate the θ − 2f values nearest to their median."""
+    """Krum picks θ = m − 2f vectors in turn; then per coordinate the θ − 2f values nearest to their
+    median."""
 
     def least(self, f: int) -> int:
         return 4 * f + 3 if f else 1
@@ -91,7 +96,9 @@ class Bulyan(Rule):
         picked = np.empty((h, m - 2 * f), dtype=np.int64)
         for k in range(m - 2 * f):
             sub = np.take_along_axis(squared, remaining[:, :, None], axis=1)
-            sub = np.take_along_axis(sub, np.repeat(remaining[:, None, :], remaining.shape[1], axis=1), axis=2)
+            sub = np.take_along_axis(
+                sub, np.repeat(remaining[:, None, :], remaining.shape[1], axis=1), axis=2
+            )
             best = np.argmin(krum_scores(sub, f), axis=1)
             picked[:, k] = remaining[np.arange(h), best]
             keep = np.arange(remaining.shape[1]) != best[:, None]
@@ -108,7 +115,7 @@ def bulyan(f: int) -> Rule:
     return Bulyan("bulyan", f=f)
 
 
-# --- before a rule ---------------------------------------------------------------------------------------------------
+# --- before a rule ------------------------------------------------------------------------------------------
 
 Parts = Integers | Floats
 """(h, m′, k) integer columns whose mean is taken, or (h, m′, m) float weights."""
@@ -118,7 +125,8 @@ Parts = Integers | Floats
 class PreAggregation(Stage):
     """m′ vectors of m: ``mix(group)`` says how each new row is made of the old ones.
 
-    >>> halves = PreAggregation("halves", lambda group: np.tile(0.5 * np.eye(group.m), (len(group.index), 1, 1)))
+    >>> halves = PreAggregation("halves", lambda group: np.tile(0.5 * np.eye(group.m),
+    ...     (len(group.index), 1, 1)))
     >>> halves(np.array([[1.0], [3.0]]))
     array([[0.5], [1.5]])
     """
@@ -127,7 +135,8 @@ class PreAggregation(Stage):
     mixed_kappa: Callable[[int, int, float], float] | None = None
     rows: Callable[[int], int] = lambda m: m
     nearest: Callable[[int, int], int] | None = None
-    """(m, f) → k where every new row is the mean of the k nearest old ones: the kernels find them as they go."""
+    """(m, f) → k where every new row is the mean of the k nearest old ones:
+    the kernels find them as they go."""
 
     @property
     def unsuited(self) -> str:
@@ -140,7 +149,8 @@ class PreAggregation(Stage):
         return repeated.combine(weights.reshape(-1, group.m))
 
     def __call__(self, x: Array, *, weights: Array | None = None, hostile: Array | None = None) -> Array:
-        """All rows: x (…, m, d) to (…, m′, d); rows with non-finite entries come last, untouched, unless m′ = m."""
+        """All rows: x (…, m, d) to (…, m′, d); rows with non-finite entries come last, untouched,
+        unless m′ = m."""
         self.refuse_weights(weights, hostile)
         if isinstance(x, list | tuple):
             rows, restore = stacked(x, self.name)
@@ -162,11 +172,14 @@ class PreAggregation(Stage):
         return back(x.new_tensor(joined) if is_tensor(x) else joined)
 
     def _with_non_finite(self, group: Group, i: int, finite: NDArray[np.bool_]) -> Any:
-        """(m′, d) one victim's rows on the host: the finite ones mixed, the others in their places (or at the end)."""
+        """(m′, d) one victim's rows on the host: the finite ones mixed,
+        the others in their places (or at the end)."""
         rows, good, bad = group.index[i], np.flatnonzero(finite), np.flatnonzero(~finite)
         f = max(0, group.f - len(bad))
         self.check(len(good), f)
-        mixed = host(self.mixed(replace(group, index=rows[None, good], f=f, victims=group.victims[i : i + 1])))
+        mixed = host(
+            self.mixed(replace(group, index=rows[None, good], f=f, victims=group.victims[i : i + 1]))
+        )
         through = host(group.kernels.take(group.table, rows[bad]))
         if len(mixed) != len(good):
             return np.concatenate([mixed, through])
@@ -185,13 +198,16 @@ def as_weights(mixing: Parts, m: int) -> Floats:
 
 
 def nnm(f: int) -> PreAggregation:
-    """Nearest-neighbour mixing: every vector becomes the mean of the m − f nearest to it (Allouah et al., 2023).
+    """Nearest-neighbour mixing: every vector becomes the mean of the m − f nearest to it (Allouah et al.,
+    2023).
 
     >>> nnm(1)(np.array([[0.0], [1.0], [9.0]]))
     array([[0.5], [0.5], [5. ]])
     """
 
-    return PreAggregation("nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f)
+    return PreAggregation(
+        "nnm", lambda g: g.nearest(g.m - g.f), theory.kappa_nnm, nearest=lambda m, f: m - f, f=f
+    )
 
 
 def bucketing(size: int = 2, seed: int = 0, f: int | None = None) -> PreAggregation:

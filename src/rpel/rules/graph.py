@@ -1,8 +1,10 @@
-"""Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i), where the neighbours' weights W_ij are cut down to a_j.
+"""Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i),
+where the neighbours' weights W_ij are cut down to a_j.
 
-Row 0 is the node itself, d_j = x_j − x_0. The neighbours are sorted by ‖d_j‖, self first; C_k is the cumulative weight
-and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule but gts is plain gossip.
-Cumulative weights are compared with a tolerance of 1e-12, so that equal weights behave as in exact arithmetic.
+Row 0 is the node itself, d_j = x_j − x_0. The neighbours are sorted by ‖d_j‖, self first; C_k is the
+cumulative weight and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule
+but gts is plain gossip. Cumulative weights are compared with a tolerance of 1e-12,
+so that equal weights behave as in exact arithmetic.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,8 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """What a graph rule sees of every victim: arrays (h, m), sorted by distance, absent neighbours with weight 0."""
+    """What a graph rule sees of every victim: arrays (h, m), sorted by distance,
+    absent neighbours with weight 0."""
 
     distance: Floats
     weight: Floats
@@ -48,7 +51,8 @@ class Neighbourhood:
 
 
 Cut = Callable[[Neighbourhood], Floats]
-"""The neighbours' reduced weights a_j (h, m), in sorted order; for b_w = 0 the base takes plain gossip instead."""
+"""The neighbours' reduced weights a_j (h, m), in sorted order;
+for b_w = 0 the base takes plain gossip instead."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class GossipRule(Rule):
         return replace(self, b_hat=f, byzantine_weight=None)
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Only a non-finite own model stops a graph rule: a leaf is valid, and lost answers take their weight along."""
+        """Only a non-finite own model stops a graph rule: a leaf is valid,
+        and lost answers take their weight along."""
         return self.blind(usable)
 
     def compute(self, asked: Group, out: Array | None = None) -> Array:
@@ -101,7 +106,8 @@ class GossipRule(Rule):
         order = np.argsort(np.where(present, distance, np.inf), axis=1, kind="stable")
         order = np.take_along_axis(order, np.argsort(order != 0, axis=1, kind="stable"), axis=1)  # self first
         distance, weight_, hostile = (
-            np.take_along_axis(column, order, axis=1) for column in (np.where(present, distance, 0.0), weight, hostile)
+            np.take_along_axis(column, order, axis=1)
+            for column in (np.where(present, distance, 0.0), weight, hostile)
         )
         near = Neighbourhood(distance, weight_, hostile, b_w)
         cut = np.where(self.always_cuts | (b_w > TOLERANCE), self.cut(near), near.weight)
@@ -111,7 +117,8 @@ class GossipRule(Rule):
         return kept
 
     def _hostile_weight(self, weight: Floats, hostile: NDArray[np.bool_]) -> Floats:
-        """(h, 1) b_w: the true one for the oracle, else the given one, or the b_hat largest neighbour weights."""
+        """(h, 1) b_w: the true one for the oracle, else the given one,
+        or the b_hat largest neighbour weights."""
         if self.needs_hostile:
             return np.asarray(np.where(hostile, weight, 0.0).sum(axis=1, keepdims=True))
         if self.byzantine_weight is not None:
@@ -145,17 +152,23 @@ def _graph_rule(
     always_cuts: bool = False,
     kind: type[GossipRule] = GossipRule,
 ) -> Callable[..., GossipRule]:
-    """A constructor; exactly one of b̂, which other rules call f, and a hostile weight is given where it is needed."""
+    """A constructor; exactly one of b̂, which other rules call f,
+    and a hostile weight is given where it is needed."""
     needed = name != "gossip" and not needs_hostile
 
     def constructor(
-        b_hat: int | None = None, byzantine_weight: float | None = None, rho: float = 1.0, f: int | None = None
+        b_hat: int | None = None,
+        byzantine_weight: float | None = None,
+        rho: float = 1.0,
+        f: int | None = None,
     ) -> GossipRule:
         b_hat = f if b_hat is None else b_hat
         if needed and (b_hat is None) == (byzantine_weight is None):
             raise ValueError(f"{name} needs either b_hat or byzantine_weight")
         if (b_hat or 0) < 0 or not (byzantine_weight or 0.0) >= 0:
-            raise ValueError(f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}")
+            raise ValueError(
+                f"{name} needs a hostile weight of 0 or more, not b_hat={b_hat}, {byzantine_weight=}"
+            )
         return kind(name, cut, b_hat, byzantine_weight, rho, needs_hostile, always_cuts, pivot=0)
 
     constructor.__name__, constructor.__doc__ = name, cut.__doc__ if kind is GossipRule else kind.__doc__
@@ -177,8 +190,9 @@ def _cs_plus(n: Neighbourhood) -> Floats:
 def _gts(n: Neighbourhood) -> Floats:
     """GTS as its authors' code has it: those before the boundary, and of the one on it what exceeds C − b_w.
 
-    The boundary is the first k with C_k ≥ C − b_w; it counts with C_k − (C − b_w). For equal weights that is one
-    neighbour fewer than ``gts_exact`` keeps, and with b_w = 0 the farthest is dropped (Gaucher et al., 2025).
+    The boundary is the first k with C_k ≥ C − b_w; it counts with C_k − (C − b_w). For equal weights that is
+    one neighbour fewer than ``gts_exact`` keeps, and with b_w = 0 the farthest is dropped (Gaucher et al.,
+    2025).
     """
     limit = n.total - n.b_w
     reached = n.cumulative >= limit - TOLERANCE
@@ -187,7 +201,8 @@ def _gts(n: Neighbourhood) -> Floats:
 
 
 def _gts_exact(n: Neighbourhood) -> Floats:
-    """GTS by definition: the nearest of total weight C − b_w, the one on the boundary with the part that fits."""
+    """GTS by definition: the nearest of total weight C − b_w,
+    the one on the boundary with the part that fits."""
     room = n.total - n.b_w - (n.cumulative - n.weight)
     return np.clip(np.where(np.abs(room) <= TOLERANCE, 0.0, room), 0.0, n.weight)
 
@@ -206,7 +221,8 @@ def _oracle(n: Neighbourhood) -> Floats:
 
 
 def _rtc(n: Neighbourhood) -> Floats:
-    """RTC: drop the farthest while the removed weight is at most b_w, clip to τ² = (1/b_w) Σ_kept W_ij‖d_j‖²."""
+    """RTC: drop the farthest while the removed weight is at most b_w, clip to τ² = (1/b_w)
+    Σ_kept W_ij‖d_j‖²."""
     from_far = np.cumsum(n.weight[:, ::-1], axis=1)[:, ::-1]  # weight of this one and all farther ones
     kept = from_far > n.b_w + TOLERANCE
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -223,15 +239,16 @@ clipped_gossip_oracle = _graph_rule("clipped_gossip_oracle", _oracle, needs_host
 rtc = _graph_rule("rtc", _rtc)
 
 
-# --- rules on graphs that do not sort by the distance to oneself -----------------------------------------------------
+# --- rules on graphs that do not sort by the distance to oneself --------------------------------------------
 
 
 @dataclass(frozen=True)
 class OutlierScissor(GossipRule):
     """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
 
-    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never dropped; then
-    the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed weight is at most that.
+    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never
+    dropped; then the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed
+    weight is at most that.
 
     >>> ios(b_hat=1)(np.array([[0.0], [1.0], [50.0]]), weights=np.full(3, 1 / 3))
     array([0.5])
@@ -244,7 +261,8 @@ class OutlierScissor(GossipRule):
         count = np.full(len(weight), np.inf) if self.b_hat is None else self.b_hat - (lost > 0).sum(axis=1)
         spare = np.inf if self.byzantine_weight is None else self.byzantine_weight - lost.sum(axis=1)
         left = np.where(present, weight, 0.0)
-        everybody = replace(seen, index=np.where(present, seen.index, seen.index[:, :1]))  # absent: oneself, weight 0
+        # absent: oneself, weight 0
+        everybody = replace(seen, index=np.where(present, seen.index, seen.index[:, :1]))
         squared = np.minimum(everybody.pairwise(), 1e300)  # sums of a few stay finite
         droppable, rows = present & (np.arange(weight.shape[1]) > 0), np.arange(len(weight))
         while True:
@@ -298,7 +316,8 @@ class Balance(Rule):
 
 
 def balance(gamma: float = 0.3, kappa: float = 1.0, alpha: float = 0.5, f: int | None = None) -> Rule:
-    """BALANCE: keep x_j with ‖x_i − x_j‖ ≤ γ·exp(−κ·t/T)·‖x_i‖; α x_i + (1 − α)·mean(kept), or x_i (Fang et al., 2024).
+    """BALANCE: keep x_j with ‖x_i − x_j‖ ≤ γ·exp(−κ·t/T)·‖x_i‖; α x_i + (1 − α)·mean(kept),
+    or x_i (Fang et al., 2024).
 
     It needs no f, so that f is accepted and not looked at.
 
@@ -306,5 +325,7 @@ def balance(gamma: float = 0.3, kappa: float = 1.0, alpha: float = 0.5, f: int |
     array([1.1])
     """
     if not (gamma >= 0 and kappa >= 0 and 0 <= alpha <= 1):
-        raise ValueError(f"balance needs gamma >= 0, kappa >= 0 and alpha in [0, 1], not {gamma}, {kappa}, {alpha}")
+        raise ValueError(
+            f"balance needs gamma >= 0, kappa >= 0 and alpha in [0, 1], not {gamma}, {kappa}, {alpha}"
+        )
     return Balance("balance", gamma, kappa, alpha, pivot=0)

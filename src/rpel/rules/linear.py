@@ -1,4 +1,5 @@
-"""Linear rules: m weights computed from the vectors' distances, and one weighted sum; some move there step by step.
+"""Linear rules: m weights computed from the vectors' distances, and one weighted sum;
+some move there step by step.
 
 Ties are broken by the lower index, the node's own vector (row 0) first.
 """
@@ -62,14 +63,16 @@ _KRUM_NEIGHBOURS = {"m-f-1": 1, "m-f-2": 2}
 def krum(f: int, neighbours: str = "m-f-1") -> Rule:
     """The vector with the lowest Krum score (Blanchard et al., 2017).
 
-    A score sums the squared distances to the m − f − 1 nearest others, which κ is proven for, or, as its authors
-    have it, to m − f − 2.
+    A score sums the squared distances to the m − f − 1 nearest others, which κ is proven for, or, as its
+    authors have it, to m − f − 2.
 
     >>> krum(1)(np.array([[0.0], [0.1], [9.0]]))
     array([0.])
     """
     if neighbours not in _KRUM_NEIGHBOURS:
-        raise ValueError(f"krum has neighbours {' or '.join(map(repr, _KRUM_NEIGHBOURS))}, not {neighbours!r}")
+        raise ValueError(
+            f"krum has neighbours {' or '.join(map(repr, _KRUM_NEIGHBOURS))}, not {neighbours!r}"
+        )
     without = _KRUM_NEIGHBOURS[neighbours]
 
     def weights(g: Group) -> Floats:
@@ -138,28 +141,33 @@ def mda(f: int) -> Rule:
 
 
 def _centred_gram(squared: Floats, c: Floats) -> Floats:
-    """(…, m, m) inner products of the vectors around their c-weighted mean, from squared distances; c sums to 1."""
+    """(…, m, m) inner products of the vectors around their c-weighted mean, from squared distances;
+    c sums to 1."""
     to_mean = np.einsum("...ij,...j->...i", squared, c)
     spread = np.einsum("...i,...i->...", to_mean, c)
     return np.asarray((to_mean[..., :, None] + to_mean[..., None, :] - spread[..., None, None] - squared) / 2)
 
 
 def smea(f: int) -> Rule:
-    """Smallest maximum eigenvalue averaging: the (m − f)-subset whose covariance has the least largest eigenvalue.
+    """Smallest maximum eigenvalue averaging: the (m − f)-subset whose covariance has the least largest
+    eigenvalue.
 
     >>> smea(1)(np.array([[0.0], [1.0], [9.0]]))
     array([0.5])
     """
 
     def largest_eigenvalue(squared: Floats, sets: Integers) -> Floats:
-        gram = _centred_gram(squared[sets[:, :, None], sets[:, None, :]], np.full(sets.shape, 1 / sets.shape[1]))
+        gram = _centred_gram(
+            squared[sets[:, :, None], sets[:, None, :]], np.full(sets.shape, 1 / sets.shape[1])
+        )
         return np.asarray(np.linalg.eigvalsh(gram)[:, -1])
 
     return _best_subset("smea", f, largest_eigenvalue)
 
 
 def caf(f: int) -> Rule:
-    """Covariance-bound agnostic filter: down-weight along the direction of largest variance, keep the calmest mean.
+    """Covariance-bound agnostic filter: down-weight along the direction of largest variance,
+    keep the calmest mean.
 
     >>> caf(1)(np.array([[0.0], [1.0], [9.0]])).round(2)
     array([0.56])
@@ -177,8 +185,8 @@ def _caf_weights(squared: Floats, f: int) -> Floats:
     best, least = c / m, np.inf
     while f > 0 and c.sum() > m - 2 * f:
         share = c / c.sum()
-        # Covariance Σ share (x−μ)(x−μ)ᵀ has the eigenvalues of the Gram matrix scaled by √share on both sides, and
-        # ⟨x_i − μ, v⟩ = (gram · √share · u)_i / √λ for its unit eigenvector u.
+        # Covariance Σ share (x−μ)(x−μ)ᵀ has the eigenvalues of the Gram matrix scaled by √share on both
+        # sides, and ⟨x_i − μ, v⟩ = (gram · √share · u)_i / √λ for its unit eigenvector u.
         gram, root = _centred_gram(squared, share), np.sqrt(share)
         values, vectors = np.linalg.eigh(gram * root[:, None] * root[None, :])
         top = max(float(values[-1]), 0.0)
@@ -231,7 +239,8 @@ def aksel(f: int) -> Rule:
 
 @dataclass(frozen=True)
 class DivideAndConquer(Rule):
-    """Several passes drop the f vectors farthest along the direction in which they vary most; see :func:`dnc`."""
+    """Several passes drop the f vectors farthest along the direction in which they vary most;
+    see :func:`dnc`."""
 
     passes: int = 3
     coordinates: int = 1000
@@ -240,7 +249,8 @@ class DivideAndConquer(Rule):
         place = empty_like(group.table, len(group.index)) if out is None else out
         d = int(group.table.shape[1])
         kept = np.ones(group.index.shape, dtype=bool)
-        for k in range(self.passes if d > self.coordinates else 1):  # on all coordinates one pass is as good as three
+        # on all coordinates one pass is as good as three
+        for k in range(self.passes if d > self.coordinates else 1):
             np.put_along_axis(kept, self._farthest(group, k, d), False, axis=1)
         weights = kept / np.maximum(kept.sum(axis=1, keepdims=True), 1)
         least = group.m - 2 * group.f
@@ -250,12 +260,15 @@ class DivideAndConquer(Rule):
         return group.combine(weights, place)
 
     def _farthest(self, group: Group, k: int, d: int) -> Integers:
-        """(h, f) columns of the f largest ⟨x_j − μ, v⟩², v the top right singular vector of the centred vectors."""
+        """(h, f) columns of the f largest ⟨x_j − μ, v⟩²,
+        v the top right singular vector of the centred vectors."""
         q, found = min(d, self.coordinates), []
         step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
         for start in range(0, len(group.index), step):
             piece = slice(start, start + step)
-            along = group.kernels.top_direction(group.table, group.index[piece], self._columns(group, piece, k, d))
+            along = group.kernels.top_direction(
+                group.table, group.index[piece], self._columns(group, piece, k, d)
+            )
             found.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
         return np.concatenate(found)
 
@@ -271,9 +284,9 @@ class DivideAndConquer(Rule):
 def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
     """Divide and conquer: the mean of what no pass has dropped (Shejwalkar, Houmansadr, 2021).
 
-    Each pass looks at ``coordinates`` of the d coordinates, drawn anew for each node and round, and drops the f vectors
-    farthest along the direction of largest variance. If fewer than m − 2f are left: the mean of the m − 2f nearest to
-    the coordinate-wise median.
+    Each pass looks at ``coordinates`` of the d coordinates, drawn anew for each node and round, and drops the
+    f vectors farthest along the direction of largest variance. If fewer than m − 2f are left: the mean of the
+    m − 2f nearest to the coordinate-wise median.
 
     >>> dnc(1)(np.array([[0.0], [1.0], [9.0]]))
     array([0.5])
@@ -288,14 +301,16 @@ def _nearest_to_median(group: Group, k: int, place: Array) -> Integers:
     return _first(group.to_origin(group.coordinatewise("median", 0, out=place)), k)
 
 
-# --- step by step ----------------------------------------------------------------------------------------------------
+# --- step by step -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Iterated(Rule):
-    """z moves towards a weighted sum of the vectors, weights from the current distances ‖x_i − z‖, a few times over.
+    """z moves towards a weighted sum of the vectors, weights from the current distances ‖x_i − z‖,
+    a few times over.
 
-    ``step(distances (h, m), group)`` gives the vectors' weights (h, m); what they leave of 1 stays on z itself.
+    ``step(distances (h, m), group)`` gives the vectors' weights (h, m);
+    what they leave of 1 stays on z itself.
     """
 
     step: Callable[[Floats, Group], Floats]
@@ -338,8 +353,9 @@ def geometric_median(
 ) -> Rule:
     """Smoothed Weiszfeld iterations; a point near most vectors (Pillutla et al., 2022).
 
-    By default truncated (three iterations from zero, ν absolute), a form for which no κ holds. With ``tol`` it runs to
-    convergence (weights move by at most tol) with ν relative to the vectors' spread, from the coordinate-wise median.
+    By default truncated (three iterations from zero, ν absolute), a form for which no κ holds. With ``tol``
+    it runs to convergence (weights move by at most tol) with ν relative to the vectors' spread,
+    from the coordinate-wise median.
 
     >>> geometric_median(tol=1e-9)(np.array([[0.0], [1.0], [50.0]])).round(2)
     array([1.])
@@ -360,8 +376,11 @@ def geometric_median(
     return Iterated("geometric_median", step, begin, count, tol, known_kappa=kappa, f=f)
 
 
-def centered_clipping(center: Any = "own", iterations: int = 1, tau: float = 100.0, f: int | None = None) -> Rule:
-    """Move the centre by the mean of the differences to it, each clipped to length τ (Karimireddy et al., 2021).
+def centered_clipping(
+    center: Any = "own", iterations: int = 1, tau: float = 100.0, f: int | None = None
+) -> Rule:
+    """Move the centre by the mean of the differences to it, each clipped to length τ (Karimireddy et al.,
+    2021).
 
     >>> centered_clipping("zero", iterations=1, tau=1.0)(np.array([[1.0], [0.5], [90.0]])).round(4)
     array([0.8333])

@@ -1,4 +1,5 @@
-"""Rules by name, in chains (``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``), and own ones."""
+"""Rules by name, in chains (``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``),
+and own ones."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,8 @@ def _before(rule: Rule, first: PreAggregation) -> Rule:
 
 @dataclass(frozen=True)
 class FunctionRule(Rule):
-    """A function x (m, d) → (d,) as a rule, called for one victim after another; it is given f if the rule has one.
+    """A function x (m, d) → (d,) as a rule, called for one victim after another;
+    it is given f if the rule has one.
 
     >>> FunctionRule("largest", lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
     array([3.])
@@ -94,9 +96,13 @@ class FunctionRule(Rule):
         _say_slow(self.name)
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
         result = empty_like(group.table, len(group.index)) if out is None else out
-        group.kernels.crossed(f"rule {self.name}", (group.index.size + len(group.index)) * _row_bytes(group.table))
+        group.kernels.crossed(
+            f"rule {self.name}", (group.index.size + len(group.index)) * _row_bytes(group.table)
+        )
         for i, rows in enumerate(group.index):
-            found = self.function(np.array(group.kernels.host(group.kernels.take(group.table, rows))), **given)
+            found = self.function(
+                np.array(group.kernels.host(group.kernels.take(group.table, rows))), **given
+            )
             vector = np.asarray(None if isinstance(found, Stage) else found)
             if vector.shape != (result.shape[1],):
                 what = f"{found.name}, a rule" if isinstance(found, Stage) else str(vector.shape)
@@ -120,7 +126,8 @@ def _say_slow(name: str) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a chain before it is made: the keywords it takes, and those it may be given without taking them."""
+    """One part of a chain before it is made: the keywords it takes,
+    and those it may be given without taking them."""
 
     name: str
     make: Callable[..., Any]
@@ -131,11 +138,11 @@ class Part:
 def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
     """The rule, or the chain joined by +, of that name; each part takes the keywords it knows, f is shared.
 
-    A part may also be ``module:object`` or a name that an installed package registers, and ``name`` an object: a Rule
-    or a PreAggregation (which is returned, for another f if one is given), or a callable. Of a callable the call form
-    decides: one to which the keywords given leave nothing open makes a rule; one that lacks its first parameter, and no
-    other, is a function of the vectors, ``f(x (m, d), f=…) -> (d,)``. To leave nothing to decide, hand over a
-    :class:`FunctionRule`.
+    A part may also be ``module:object`` or a name that an installed package registers, and ``name`` an
+    object: a Rule or a PreAggregation (which is returned, for another f if one is given), or a callable. Of a
+    callable the call form decides: one to which the keywords given leave nothing open makes a rule; one that
+    lacks its first parameter, and no other, is a function of the vectors, ``f(x (m, d), f=…) -> (d,)``. To
+    leave nothing to decide, hand over a :class:`FunctionRule`.
 
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True

@@ -1,6 +1,8 @@
-"""The certificate of a run: what it proves about its sampling, what is known of its rule, and with what it was made.
+"""The certificate of a run: what it proves about its sampling, what is known of its rule,
+and with what it was made.
 
-"The sampling stayed within the plan" and "the rule survives that many" are two statements; neither replaces the other.
+"The sampling stayed within the plan" and "the rule survives that many" are two statements;
+neither replaces the other.
 """
 
 import hashlib
@@ -64,7 +66,8 @@ class Certificate(dict[str, Any]):
 
     @property
     def guaranteed(self) -> bool:
-        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one, it is not."""
+        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one,
+        it is not."""
         return self.guarantee is Guarantee.PLAN
 
     @property
@@ -109,7 +112,14 @@ class Certificate(dict[str, Any]):
 
     def check(self) -> None:
         """An error where something is missing or of another kind than a run writes."""
-        numbers = [self.pull, self.b_hat, self.max_observed, self.violations_total, self.threads, *self.histogram]
+        numbers = [
+            self.pull,
+            self.b_hat,
+            self.max_observed,
+            self.violations_total,
+            self.threads,
+            *self.histogram,
+        ]
         for number in (*numbers, self.fraction, self.probability, self.confidence):
             float(number)  # OverflowError: a page could not sort by it
         if min(self.histogram, default=0) < 0:
@@ -133,13 +143,14 @@ def certificate(
     metrics: Mapping[str, bool] | None = None,
     privacy: Mapping[str, Any] | None = None,
 ) -> Certificate:
-    """What a run proves about its sampling: counts (T, h) of hostile peers against b̂, each violation by node and round.
+    """What a run proves about its sampling: counts (T, h) of hostile peers against b̂,
+    each violation by node and round.
 
     Where nodes do not aggregate once a round, counts are (T, k, h), −1 where there was no aggregation.
 
-    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are digests of
-    what the user supplied as objects; ``metrics``, names of the task's, with whether more is better; ``privacy`` is
-    what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
+    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are
+    digests of what the user supplied as objects; ``metrics``, names of the task's, with whether more is
+    better; ``privacy`` is what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
     >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
@@ -185,9 +196,9 @@ def _sources() -> str:
 def versions(device: str = "cpu", modules: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a result depends on beside its specification and data.
 
-    ``code`` is one digest of all that decides it: rpel's sources, torch, numpy and numba, the class of the device, and
-    ``modules``, digests of what runs by ``module:name``. What cannot be seen is not in it: other packages, environment
-    variables, files that such a module reads.
+    ``code`` is one digest of all that decides it: rpel's sources, torch, numpy and numba, the class of the
+    device, and ``modules``, digests of what runs by ``module:name``. What cannot be seen is not in it: other
+    packages, environment variables, files that such a module reads.
 
     >>> versions()["code"] == versions()["code"], versions()["code"] == versions("cuda")["code"]
     (True, False)
@@ -212,16 +223,20 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     if theirs.get("code") == ours["code"]:
         return ""
     keys = [key for key in ours if key not in _DO_NOT_DECIDE and key in theirs and theirs[key] != ours[key]]
-    return ", ".join(f"{key} {theirs[key]}, now {ours[key]}" for key in keys) or f"code {theirs.get('code', '?')[:8]}"
+    return (
+        ", ".join(f"{key} {theirs[key]}, now {ours[key]}" for key in keys)
+        or f"code {theirs.get('code', '?')[:8]}"
+    )
 
 
 def made_here(theirs: Mapping[str, str]) -> bool:
-    """Whether a run was made by the running rpel and its libraries; devices and user's modules are not looked at."""
+    """Whether a run was made by the running rpel and its libraries;
+    devices and user's modules are not looked at."""
     ours = versions()
     return all(theirs.get(key) == ours[key] for key in ("source", "torch", "numpy", "numba"))
 
 
-# --- the rule --------------------------------------------------------------------------------------------------------
+# --- the rule -----------------------------------------------------------------------------------------------
 
 
 class Robustness(StrEnum):

@@ -1,8 +1,9 @@
-"""The columns of metrics.jsonl, each declared once: what it means, which way is better, how it is shown and compared.
+"""The columns of metrics.jsonl, each declared once: what it means, which way is better,
+how it is shown and compared.
 
-Whoever computes a number puts it into a row under its column's name; tables, reports, ``rpel compare``, TensorBoard and
-the reference read the rest here. A column that is not declared here, such as one of a user's own callback, is shown and
-compared like a measure.
+Whoever computes a number puts it into a row under its column's name; tables, reports, ``rpel compare``,
+TensorBoard and the reference read the rest here. A column that is not declared here, such as one of a user's
+own callback, is shown and compared like a measure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,32 +66,38 @@ DECLARED = (
     Column("round", "1 to T"),
     Column("accuracy_mean", "mean over the honest nodes", _EVALUATED, _MEASURE, +1, ".4f", "accuracy/mean"),
     Column("accuracy_worst", "of the worst honest node", _EVALUATED, _MEASURE, +1, ".4f", "accuracy/worst"),
-    Column("accuracy_median", "median over the honest nodes", _EVALUATED, _MEASURE, +1, ".4f", "accuracy/median"),
+    Column("accuracy_median", "median over the honest nodes", _EVALUATED, _MEASURE, +1, ".4f",
+        "accuracy/median"),
     Column("loss", "mean test loss of the honest nodes", _EVALUATED, _MEASURE, -1, ".4g", "loss"),
-    Column("grad_norm", "estimate of the mean of ‖∇F_H(x_i)‖² over honest nodes", _EVALUATED, tag="grad_norm"),
+    Column("grad_norm", "estimate of the mean of ‖∇F_H(x_i)‖² over honest nodes", _EVALUATED,
+        tag="grad_norm"),
     Column(
-        "alpha_realised", "what the exchange of this round left of the disagreement, relative to that before it",
+        "alpha_realised", "what the exchange of this round left of the disagreement, relative to that before "
+                          "it",
         _EVALUATED, tag="realised/alpha",
     ),
     Column(
-        "lambda_realised", "how far the exchange moved the mean, relative to the disagreement before it", _EVALUATED,
-        tag="realised/lambda",
+        "lambda_realised", "how far the exchange moved the mean, relative to the disagreement before it",
+        _EVALUATED, tag="realised/lambda",
     ),
     Column(
-        "consensus", "mean squared distance of the honest models to their mean", _ALL, _MEASURE, -1, ".4g", "consensus"
+        "consensus", "mean squared distance of the honest models to their mean", _ALL, _MEASURE, -1, ".4g",
+        "consensus"
     ),
     Column("messages", "models sent", _ALL, _COST, -1, ",.0f"),
     Column("bytes", "their size", _ALL, _COST, -1, ",.0f"),
     Column(
-        "byzantine_max", "the most hostile peers any honest node met in this round (or window)", _ALL, _DETAIL, -1, "d",
-        "hostile/byzantine_max",
+        "byzantine_max", "the most hostile peers any honest node met in this round (or window)", _ALL,
+        _DETAIL, -1, "d", "hostile/byzantine_max",
     ),
     Column("degraded", "honest nodes that could not aggregate", _ALL, _DETAIL, -1, "d", "hostile/degraded"),
-    Column("diverged", "honest nodes whose model is not finite; what overflowed is null", _ALL, _DETAIL, -1, "d",
+    Column("diverged", "honest nodes whose model is not finite; what overflowed is null", _ALL, _DETAIL, -1,
+        "d",
            "diverged"),
     Column(
-        "attack_success_mean", "share of patched test images taken for the backdoor's target, mean over honest nodes",
-        _SOMETIMES, tag="hostile/attack_success_mean", better=-1,
+        "attack_success_mean",
+        "share of patched test images taken for the backdoor's target, mean over honest nodes", _SOMETIMES,
+        tag="hostile/attack_success_mean", better=-1,
     ),
     Column(
         "attack_success_worst", "the same at the node where it is largest", _SOMETIMES,
@@ -105,7 +112,8 @@ DECLARED = (
         tag="accuracy/output_worst",
     ),
     Column(
-        "epsilon", "largest of the honest nodes, of all that others have seen of them so far; null without privacy",
+        "epsilon", "largest of the honest nodes, of all that others have seen of them so far; null without "
+                   "privacy",
         _SOMETIMES, better=-1, tag="epsilon",
     ),
     Column("seconds", "time of the round", _ALL, _COST, -1, ",.1f"),
@@ -135,18 +143,28 @@ def names(*, role: Role | None = None, when: When | None = None) -> tuple[str, .
 
 
 def measures(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What these last rows of runs are judged by: accuracies where there are classes, then columns of metrics and such
-    that nobody declared, where all have them, then loss and consensus, and epsilon where all are private.
+    """What these last rows of runs are judged by: accuracies where there are classes, then columns of metrics
+    and such that nobody declared, where all have them, then loss and consensus,
+    and epsilon where all are private.
 
-    >>> rows = [{"accuracy_mean": None, "loss": 1.0, "metric.mae_mean": 0.5}, {"loss": 2.0, "metric.mae_mean": None}]
+    >>> rows = [{"accuracy_mean": None, "loss": 1.0, "metric.mae_mean": 0.5},
+    ...     {"loss": 2.0, "metric.mae_mean": None}]
     >>> measures(rows)
     ('metric.mae_mean', 'loss', 'consensus')
     """
     last = list(rows)
     declared = names(role=Role.MEASURE)
-    classes = [key for key in declared if key.startswith("accuracy") and any(row.get(key) is not None for row in last)]
-    each = [{key for key, value in row.items() if value is not None or key.startswith(METRIC)} for row in last]
-    others = [key for key in (last[0] if last else ()) if key not in _BY_NAME and all(key in keys for keys in each)]
+    classes = [
+        key
+        for key in declared
+        if key.startswith("accuracy") and any(row.get(key) is not None for row in last)
+    ]
+    each = [
+        {key for key, value in row.items() if value is not None or key.startswith(METRIC)} for row in last
+    ]
+    others = [
+        key for key in (last[0] if last else ()) if key not in _BY_NAME and all(key in keys for keys in each)
+    ]
     spent = ("epsilon",) if last and all(row.get("epsilon") is not None for row in last) else ()
     return (*classes, *others, *(key for key in declared if not key.startswith("accuracy")), *spent)
 
@@ -173,7 +191,8 @@ def prefix(measure: str) -> str:
 
 
 def is_evaluated(row: Mapping[str, Any]) -> bool:
-    """Whether models were evaluated in this round; without classes the realised alpha says so, which cannot overflow.
+    """Whether models were evaluated in this round; without classes the realised alpha says so,
+    which cannot overflow.
 
     >>> is_evaluated({"accuracy_mean": 0.5}), is_evaluated({"accuracy_mean": None, "metric.mae_mean": None})
     (True, False)

@@ -1,9 +1,11 @@
-"""The run folder: what a run leaves on disk, so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
+"""The run folder: what a run leaves on disk,
+so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
 
-Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except metrics.jsonl,
-which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for TensorBoard; seal.json has
-a digest of every other file; certificate.json comes last, so a folder that has one is finished; one process at a time
-writes a folder, but for the rows of a checkpoint, which count only when the checkpoint itself names them.
+Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except
+metrics.jsonl, which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for
+TensorBoard; seal.json has a digest of every other file; certificate.json comes last, so a folder that has one
+is finished; one process at a time writes a folder, but for the rows of a checkpoint,
+which count only when the checkpoint itself names them.
 """
 
 import contextlib
@@ -64,7 +66,8 @@ def is_by_row(key: str) -> bool:
 
 
 class RunFolder:
-    """One run's folder. Writing needs :meth:`locked`; reading does not. tensorboard: rows are copied for it."""
+    """One run's folder. Writing needs :meth:`locked`; reading does not. tensorboard:
+    rows are copied for it."""
 
     def __init__(self, path: Path, tensorboard: bool = False) -> None:
         self.path = path
@@ -112,7 +115,8 @@ class RunFolder:
             np.savez_compressed(file, **named)
 
     def write_tensors(self, name: str, arrays: Arrays) -> None:
-        """A safetensors file, written row by row as it lies in memory: models can be most of what there is."""
+        """A safetensors file, written row by row as it lies in memory:
+        models can be most of what there is."""
         kinds = {"f": "F", "i": "I", "u": "U"}
         header, at = {}, 0
         for key, array in arrays.items():
@@ -143,14 +147,16 @@ class RunFolder:
             return str(certificate["versions"].get("code"))
         for _, path in self.checkpoints:
             damage = contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-            with damage, path.open("rb") as file, np.load(file, allow_pickle=False) as state:  # read: one member
+            # read: one member
+            with damage, path.open("rb") as file, np.load(file, allow_pickle=False) as state:
                 return str(state["run.code"])
         return None
 
     # --- the seal ---
 
     def certify(self, certificate: Mapping[str, Any]) -> None:
-        """Finish the folder: seal.json with a digest of every file, also of the certificate, then certificate.json."""
+        """Finish the folder: seal.json with a digest of every file, also of the certificate,
+        then certificate.json."""
         text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
         digests = {path.name: _sha256(path) for path in sorted(self.path.iterdir()) if _is_result(path)}
         digests["certificate.json"] = hashlib.sha256(text.encode()).hexdigest()
@@ -175,7 +181,8 @@ class RunFolder:
         return Seal.EDITED if changed else Seal.SEALED, changed
 
     def _named_by_hash(self) -> bool:
-        """Whether the hash in the folder's name, if it has one, is that of its spec.toml and its certificate's data."""
+        """Whether the hash in the folder's name, if it has one,
+        is that of its spec.toml and its certificate's data."""
         certificate, named = self.certificate(), hash_of(self.path.resolve().name)
         if certificate is None or named is None:
             return True
@@ -197,7 +204,8 @@ class RunFolder:
             yield Journal(file, copy)
 
     def copy_events(self) -> None:
-        """Write the copy for TensorBoard, if one is wanted, of a run that is finished; two at once do no harm."""
+        """Write the copy for TensorBoard, if one is wanted, of a run that is finished;
+        two at once do no harm."""
         if self.tensorboard:
             remove_events(self.path / EVENTS)
             self._events(self.metrics()).close()
@@ -216,11 +224,14 @@ class RunFolder:
     def save(self, round_: int, arrays: Arrays, edges: Sequence[int] = ()) -> None:
         """Write the checkpoint of a round; older ones go when it is durable.
 
-        edges: what is held by row is not among the arrays but was written by :meth:`save_rows`, cut at these rows.
+        edges: what is held by row is not among the arrays but was written by :meth:`save_rows`,
+        cut at these rows.
         """
         for first in edges[:-1]:
             if not self._rows_file(round_, first).is_file():
-                raise ValueError(f"rows from {first} on are missing: --out must be one folder that all machines see")
+                raise ValueError(
+                    f"rows from {first} on are missing: --out must be one folder that all machines see"
+                )
         rows = {"rows": np.array(edges)} if edges else {}
         self._save(self.path / "checkpoint" / f"round-{round_:08d}.npz", {**arrays, **rows})
         for path in (self.path / "checkpoint").glob("round-*"):
@@ -228,7 +239,8 @@ class RunFolder:
                 path.unlink()
 
     def save_rows(self, round_: int, first: int, arrays: Arrays) -> None:
-        """Write some rows, from that one on, of what a checkpoint holds by row; :meth:`save` makes them count."""
+        """Write some rows, from that one on, of what a checkpoint holds by row;
+        :meth:`save` makes them count."""
         self._save(self._rows_file(round_, first), arrays)
 
     def _rows_file(self, round_: int, first: int) -> Path:
@@ -242,10 +254,13 @@ class RunFolder:
 
     def restore(self) -> dict[str, NDArray[Any]] | None:
         """The newest checkpoint that can be read; None to begin at round 0."""
-        return next((arrays for round_, _ in self.checkpoints if (arrays := self.read(round_)) is not None), None)
+        return next(
+            (arrays for round_, _ in self.checkpoints if (arrays := self.read(round_)) is not None), None
+        )
 
     def read(self, round_: int, mine: slice = slice(None)) -> dict[str, NDArray[Any]] | None:
-        """A round's checkpoint, with these rows of what is held by row, whoever wrote them; None if it is damaged."""
+        """A round's checkpoint, with these rows of what is held by row, whoever wrote them;
+        None if it is damaged."""
         try:
             arrays = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
             if "rows" not in arrays:

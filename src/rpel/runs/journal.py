@@ -1,7 +1,7 @@
 """metrics.jsonl: a line a round, and the same for TensorBoard if that is wanted.
 
-Invariant: metrics.jsonl is what counts. Whoever opens it anew begins another event file for TensorBoard with all its
-rows, and readers forget what earlier ones said (purge_step), so every round is there once.
+Invariant: metrics.jsonl is what counts. Whoever opens it anew begins another event file for TensorBoard with
+all its rows, and readers forget what earlier ones said (purge_step), so every round is there once.
 """
 
 import io
@@ -27,7 +27,7 @@ def number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-# --- metrics.jsonl ---------------------------------------------------------------------------------------------------
+# --- metrics.jsonl ------------------------------------------------------------------------------------------
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -66,7 +66,7 @@ class Journal:
         os.fsync(self.file.fileno())
 
 
-# --- TensorBoard -----------------------------------------------------------------------------------------------------
+# --- TensorBoard --------------------------------------------------------------------------------------------
 
 EVENTS = "tensorboard"
 """The folder, in a run folder, for event files."""
@@ -106,7 +106,8 @@ class Events:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Readers take event files by name, which begins with the second they were made in: no two may share one."""
+    """Readers take event files by name, which begins with the second they were made in:
+    no two may share one."""
     made = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*"))
     wait = max((int(second) for second in made if second.isdecimal()), default=0) + 1 - time.time()
     if wait > 1:  # made by a clock that was ahead of ours

@@ -1,4 +1,5 @@
-"""A run as everybody reads it, from Python, tables, reports and comparisons: `Run`, and `RunSet` for several seeds."""
+"""A run as everybody reads it, from Python, tables, reports and comparisons: `Run`,
+and `RunSet` for several seeds."""
 
 import copy
 import logging
@@ -44,12 +45,14 @@ Floats = NDArray[np.float64]
 log = logging.getLogger("rpel")
 Arrays = dict[str, NDArray[Any]]
 DAMAGE = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError,
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 """What reading a folder raises that does not hold what a run writes."""
 _EVALUATED = names(when=When.EVALUATED)
 _ACCURACIES = tuple(key for key in _EVALUATED if key.startswith("accuracy"))
-_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)  # these may overflow
+# these may overflow
+_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 
@@ -96,8 +99,8 @@ class Run(Finished):
 
     history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
     certificate  what the run proves about its sampling
-    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated; metric.<name> (e, h), too
-    path         its folder; None when nothing was kept
+    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated; metric.<name> (e,
+    h), too path         its folder; None when nothing was kept
     reused       True when the run had been finished before and was not repeated
     place        its path as a page shows it
     """
@@ -126,7 +129,9 @@ class Run(Finished):
         certificate = folder.certificate()
         if certificate is None:
             raise ValueError(f"{path} is not finished: rpel resume {path}")
-        run = Run(load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused)
+        run = Run(
+            load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused
+        )
         if run.seal is Seal.EDITED:
             log.warning("%s was edited after it was finished: %s", path, ", ".join(run.edited))
         return run
@@ -156,7 +161,8 @@ class Run(Finished):
 
     @cached_property
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """What models.safetensors holds: models (h, d), ids (h,), and local (h, q) where there are buffers."""
+        """What models.safetensors holds: models (h, d), ids (h,), and local (h, q)
+        where there are buffers."""
         from safetensors.numpy import load_file
 
         tensors: dict[str, NDArray[Any]] = load_file(self._folder.path / "models.safetensors")
@@ -196,7 +202,9 @@ class Run(Finished):
         if self.module is not None:
             return self.module
         if self.spec.model == OWN or self.spec.dataset == OWN:
-            raise ValueError("this run's network came from Python: give it again, as in rpel.load(path, model=…)")
+            raise ValueError(
+                "this run's network came from Python: give it again, as in rpel.load(path, model=…)"
+            )
         from rpel import data, models
 
         dataset = data.load(self.spec.dataset, self.spec.data_dir)
@@ -295,7 +303,8 @@ class Run(Finished):
     def series(self, column: str, from_start: bool = False) -> list[float]:
         """A column in the rounds evaluated, with round 0 or not.
 
-        <measure>_lowest follows the node that ends worst; where nodes are not known, it is the worst of each round.
+        <measure>_lowest follows the node that ends worst; where nodes are not known,
+        it is the worst of each round.
         """
         first = [self.curves.start[column]] if from_start else []
         if column == f"{self.key}_lowest":
@@ -324,8 +333,13 @@ class Run(Finished):
     def summary(self) -> dict[str, Any]:
         """The final metrics, where the run lies, and what its certificate says, as plain JSON values."""
         plan, spec = self.certificate["plan"], self.spec
-        setting = {key: getattr(spec, key) for key in ("name", "dataset", "model", "method", "rule", "attack", "seed")}
-        setting |= {key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")}
+        setting = {
+            key: getattr(spec, key)
+            for key in ("name", "dataset", "model", "method", "rule", "attack", "seed")
+        }
+        setting |= {
+            key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")
+        }
         proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent([self])
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
@@ -356,8 +370,9 @@ class Run(Finished):
 
 @dataclass(frozen=True)
 class Curves:
-    """What the honest nodes did: by round the measure of the node that ends lowest, quartiles at the end, from the
-    lowest to the highest, and the accuracies in round 0, by column; each empty if it is not known."""
+    """What the honest nodes did: by round the measure of the node that ends lowest, quartiles at the end,
+    from the lowest to the highest, and the accuracies in round 0, by column;
+    each empty if it is not known."""
 
     lowest: dict[int, float]
     quartiles: tuple[float, ...]
@@ -365,7 +380,8 @@ class Curves:
 
     @staticmethod
     def of(run: Run) -> "Curves":
-        """From nodes.npz; ValueError if that does not belong to the rounds evaluated, round 0 before them or not."""
+        """From nodes.npz; ValueError if that does not belong to the rounds evaluated,
+        round 0 before them or not."""
         followed, at = np.asarray(run._followed, np.float64), run.nodes["round"].tolist()
         rounds = [row["round"] for row in run.evaluated]
         if at not in (rounds, [0, *rounds]) or followed.shape != (len(at), followed.shape[1]):
@@ -408,7 +424,8 @@ def is_number(value: Any) -> bool:
 
 
 class RunSet(Finished):
-    """Several seeds of one setting: ``runs`` one by one; history, accuracies and certificate over all of them.
+    """Several seeds of one setting: ``runs`` one by one; history,
+    accuracies and certificate over all of them.
 
     label  tells it from the others of a chart
     """
@@ -490,7 +507,10 @@ class RunSet(Finished):
     def nodes(self) -> dict[str, NDArray[Any]]:
         """round (e,), and accuracy and metrics (seeds, e, h)."""
         first = self.runs[0].nodes
-        return {key: first[key] if key == "round" else np.stack([run.nodes[key] for run in self.runs]) for key in first}
+        return {
+            key: first[key] if key == "round" else np.stack([run.nodes[key] for run in self.runs])
+            for key in first
+        }
 
     @cached_property
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -504,7 +524,9 @@ class RunSet(Finished):
 
     def model(self, node: int) -> "nn.Module":
         """Not of several seeds at once: runs[0].model(node)."""
-        raise ValueError(f"there are {len(self.runs)} runs: ask one of them, as in result.runs[0].model({node})")
+        raise ValueError(
+            f"there are {len(self.runs)} runs: ask one of them, as in result.runs[0].model({node})"
+        )
 
     def total(self, column: str) -> float:
         """A column's sum over all rounds and seeds."""
@@ -516,7 +538,8 @@ class RunSet(Finished):
         return measures(run.final for run in self.runs)
 
     def interval(self, column: str) -> tuple[float, float, float]:
-        """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval, or both values of two seeds.
+        """(mean, low, high) of a column's last value over the seeds: a 95 % t-interval,
+        or both values of two seeds.
 
         NaN where a seed's value overflowed.
         """
@@ -549,7 +572,8 @@ class RunSet(Finished):
         return np.stack([run.lowest() for run in self.runs])
 
     def plot(self) -> "Figure":
-        """Mean and worst accuracy against rounds, averaged over the seeds, with bands from lowest to highest."""
+        """Mean and worst accuracy against rounds, averaged over the seeds,
+        with bands from lowest to highest."""
         followed = np.stack([run._followed for run in self.runs])
         return _drawn(self.runs[0], _title(self.spec, len(self.runs)), followed)
 
@@ -559,7 +583,9 @@ class RunSet(Finished):
         """Each seed's summary, and (mean, low, high) over the seeds of what they end with."""
         runs = [run.summary() for run in self.runs]
         over = {key: [number(value) for value in self.interval(key)] for key in self.measures}
-        intervals = {key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()}
+        intervals = {
+            key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()
+        }
         proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent(self.runs)
         of_one = {"seed", *(key for key in self.runs[0].final if column(key).role is not Role.COST)}
         common = {key: value for key, value in runs[0].items() if key not in of_one}
@@ -575,7 +601,10 @@ class RunSet(Finished):
     def __repr__(self) -> str:
         name = self.measure
         mean, low, high = self.interval(f"{prefix(name)}_mean")
-        return f"<RunSet of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to {high:.4f})>"
+        return (
+            f"<RunSet of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to "
+            f"{high:.4f})>"
+        )
 
 
 Result = Run

@@ -88,11 +88,14 @@ class Table:
 
     def __str__(self) -> str:
         cells = [
-            ["…"] * len(self.columns) if row is None else [_cell(v) for v in row.values()] for row in self._sample()
+            ["…"] * len(self.columns) if row is None else [_cell(v) for v in row.values()]
+            for row in self._sample()
         ]
         lines = [list(self.columns), *cells]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
-        return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+        return "\n".join(
+            "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
 
     def __repr__(self) -> str:
         return f"<Table of {len(self)} rows: {', '.join(self.columns)}>"
@@ -101,7 +104,9 @@ class Table:
         """What notebooks show."""
         head = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{'…' if row is None else _cell(row[c])}</td>" for c in self.columns) + "</tr>"
+            "<tr>"
+            + "".join(f"<td>{'…' if row is None else _cell(row[c])}</td>" for c in self.columns)
+            + "</tr>"
             for row in self._sample()
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

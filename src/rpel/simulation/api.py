@@ -105,8 +105,8 @@ class Options(Fields, total=False):
 
 
 _OPTIONS: dict[str, Any] = {
-    "metric": None, "collate": None, "task": None, "callbacks": (), "problem": None, "out": None, "progress": None,
-    "force": False, "reuse": False, "tensorboard": False,
+    "metric": None, "collate": None, "task": None, "callbacks": (), "problem": None, "out": None,
+    "progress": None, "force": False, "reuse": False, "tensorboard": False,
 }  # fmt: skip
 """The defaults of the options; those of the fields are the Spec's."""
 _Model = str | nn.Module | None
@@ -133,62 +133,71 @@ def simulate(
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
 
     What is trained:
-        model: a name, the paper's notation, or any torch.nn.Module, whose values are the common initial model.
-        train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts; torch data
-        sets or loaders (whose batches are drawn anew); train may also be a list with one of these per honest node, of
-        any sizes. All are used as they are: whole numbers such as token ids stay whole, nothing is normalised.
-        collate: collate(examples) -> (inputs, targets) makes a batch of examples that are not alike, by padding.
-        Left out: ``dataset`` from ``data_dir``.
+        model: a name, the paper's notation, or any torch.nn.Module,
+        whose values are the common initial model.
+        train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts;
+        torch data sets or loaders (whose batches are drawn anew); train may also be a list with one of these
+        per honest node, of any sizes. All are used as they are: whole numbers such as token ids stay whole,
+        nothing is normalised.
+        collate: collate(examples) -> (inputs, targets) makes a batch of examples that are not alike, by
+        padding. Left out: ``dataset`` from ``data_dir``.
         task: all of these in one rpel.tasks.Task, which a peer of a network takes as well.
         loss: loss(output, target), a mean over the batch; cross-entropy if left out. Float targets need one.
-        metric: a function metric(output, target), or a dict of named ones; columns metric.<name>_mean and _worst.
-        More is better, unless it is a rpel.tasks.Metric(function, higher_is_better=False). Where targets are no
-        classes there is no accuracy, and without a metric the loss is shown.
+        metric: a function metric(output, target), or a dict of named ones; columns metric.<name>_mean and
+        _worst. More is better, unless it is a rpel.tasks.Metric(function, higher_is_better=False). Where
+        targets are no classes there is no accuracy, and without a metric the loss is shown.
         partition, alpha: how the training examples are shared out among the nodes.
     Who takes part:
-        nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if left out
-        so that the plan holds with ``confidence`` over all nodes and ``rounds``.
-        method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name, module:object, a
-        Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise, or a function f(view, …) -> rows.
-        attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show: how often others are late.
+        nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if
+        left out so that the plan holds with ``confidence`` over all nodes and ``rounds``.
+        method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name,
+        module:object, a Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise,
+        or a function f(view, …) -> rows.
+        attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show:
+        how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
         memory: rounds whose answers a node aggregates, c; each round then needs fewer new ones.
-        asynchronous, speeds, jitter, latency, max_age: nodes that do not wait for each other; a row of the history is
-        then a unit of virtual time (column time).
+        asynchronous, speeds, jitter, latency, max_age: nodes that do not wait for each other; a row of the
+        history is then a unit of virtual time (column time).
     How it is trained:
         lr: a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)".
         momentum, weight_decay, batch_size, local_steps, output: as in a Spec.
-        optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a torch.optim
-        class, or a function that makes an optimiser of some parameters. What it remembers stays with its node.
+        optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a
+        torch.optim class, or a function that makes an optimiser of some parameters.
+        What it remembers stays with its node.
         outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.
-        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy (rpel.privacy).
-        Gradients are clipped example by example, noise is added to their sum, batches are Poisson samples; a
-        target_epsilon alone plans the noise. The certificate has the final epsilon, metrics.jsonl that of each round.
+        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy
+        (rpel.privacy). Gradients are clipped example by example, noise is added to their sum, batches are
+        Poisson samples; a target_epsilon alone plans the noise. The certificate has the final epsilon,
+        metrics.jsonl that of each round.
     How it is run:
-        seed: where all randomness comes from. seeds: several runs, such as "0-4"; the result is then a RunSet.
+        seed: where all randomness comes from. seeds: several runs, such as "0-4";
+        the result is then a RunSet.
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
-        out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part of the run
-        folder's name.
+        out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part
+        of the run folder's name.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
-        reuse: a run that is finished in ``out`` is returned if specification, data and code are the same. With a model,
-        loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a folder of its own;
-        reuse=True takes the finished one all the same, also one that other code has made.
+        reuse: a run that is finished in ``out`` is returned if specification, data and code are the same.
+        With a model, loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a
+        folder of its own; reuse=True takes the finished one all the same, also one that other code has made.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
         engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
-        precision: "bfloat16" takes local steps through the network in bfloat16, all else stays float32; `rpel doctor`
-        says whether that is quicker here.
-        progress: True prints it to stderr; a function is called with a Tick after every round, and in a long last
-        evaluation.
+        precision: "bfloat16" takes local steps through the network in bfloat16, all else stays float32;
+        `rpel doctor` says whether that is quicker here.
+        progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
+        last evaluation.
         tensorboard: copy the metrics for TensorBoard.
-        callbacks: callables (state, info, row), called after every round in their order. What one puts into the row, a
-        number under a name of its own, is a column of the history and of metrics.jsonl; state.x (h, d) are the models.
-        problem: a function from the run's :class:`rpel.algorithm.Problem` to another one, to plug in local steps, a
-        delivery, an aggregation or an outer step of your own.
+        callbacks: callables (state, info, row), called after every round in their order. What one puts into
+        the row, a number under a name of its own, is a column of the history and of metrics.jsonl; state.x
+        (h, d) are the models.
+        problem: a function from the run's :class:`rpel.algorithm.Problem` to another one, to plug in local
+        steps, a delivery, an aggregation or an outer step of your own.
 
     Fields left out have the defaults of a :class:`rpel.Spec`, which this signature shows.
 
-    Returns a :class:`rpel.Run`: history (a table with a row a round), models (h, d), certificate, path, plot().
-    Raises ValueError, one sentence that names the value and what would be right, for anything that does not fit.
+    Returns a :class:`rpel.Run`: history (a table with a row a round), models (h, d), certificate, path,
+    plot(). Raises ValueError, one sentence that names the value and what would be right,
+    for anything that does not fit.
 
     >>> result = simulate("linear", nodes=6, byzantine=1, rounds=2, eval_size=100)
     >>> len(result.history), result.certificate["held"], result.models.shape
@@ -203,7 +212,9 @@ def simulate(
         own = _of_task(options["task"], code, model=model, train=train, test=test, loss=loss, **objects)
         model = options["task"].module
     else:
-        own = Objects(model if isinstance(model, nn.Module) else None, train, test, loss, code=code, **objects)
+        own = Objects(
+            model if isinstance(model, nn.Module) else None, train, test, loss, code=code, **objects
+        )
     own = replace(own, callbacks=tuple(options["callbacks"]), problem=options["problem"])
     if not isinstance(given.get("optimizer", ""), str):
         own = replace(own, optimizer=given.pop("optimizer"))
@@ -282,10 +293,11 @@ def resume(
     force: bool = False,
     tensorboard: bool = False,
 ) -> Run:
-    """Go on with a run from its last checkpoint, bit by bit as if it had not stopped; a finished one is returned.
+    """Go on with a run from its last checkpoint, bit by bit as if it had not stopped;
+    a finished one is returned.
 
-    path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs again;
-    collate, optimizer, callbacks and problem, too.
+    path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
+    again; collate, optimizer, callbacks and problem, too.
     force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
@@ -295,7 +307,9 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own = Objects(model, train, test, loss, metric, tuple(callbacks), problem, collate=collate, optimizer=optimizer)
+    own = Objects(
+        model, train, test, loss, metric, tuple(callbacks), problem, collate=collate, optimizer=optimizer
+    )
     told = _printed if progress is True else progress or None
     return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 
@@ -303,8 +317,8 @@ def resume(
 def load(path: str | Path | None, model: nn.Module | None = None) -> Run:
     """The result of a finished run, from its folder.
 
-    path: the run folder. model: the network, where it came from Python and :meth:`rpel.Run.model` is to be called.
-    A folder that was edited after the run is read, with a warning that names what was changed.
+    path: the run folder. model: the network, where it came from Python and :meth:`rpel.Run.model` is to be
+    called. A folder that was edited after the run is read, with a warning that names what was changed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

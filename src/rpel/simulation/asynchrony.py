@@ -1,12 +1,14 @@
-"""Rounds without a barrier: nodes publish when their local phase ends and read whatever is there, window by window.
+"""Rounds without a barrier: nodes publish when their local phase ends and read whatever is there,
+window by window.
 
-A window (:mod:`rpel.simulation.schedule`) is: first all local phases that end in it, as one cohort, then all its reads.
-The table holds every node's newest version; those that were replaced within the window stand behind them until its
-end, so that each read finds what was newest at its own moment. Two versions a node are enough; no event is handled
-alone.
+A window (:mod:`rpel.simulation.schedule`) is: first all local phases that end in it, as one cohort, then all
+its reads. The table holds every node's newest version; those that were replaced within the window stand
+behind them until its end, so that each read finds what was newest at its own moment. Two versions a node are
+enough; no event is handled alone.
 
-Invariants: a phase draws its batches, peers and noise by coordinates of its own (`of_round`), the round's for the first
-that a node publishes in a round; so with equal speeds the run is the synchronous one, byte for byte.
+Invariants: a phase draws its batches, peers and noise by coordinates of its own (`of_round`), the round's for
+the first that a node publishes in a round; so with equal speeds the run is the synchronous one,
+byte for byte.
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,8 @@ from rpel.types import Aggregated, Arrays, Integers, Models, Received
 
 @dataclass(frozen=True)
 class Versions:
-    """Which version of a peer an answer brings: replaced (k,) are the rows whose older one stands behind the others.
+    """Which version of a peer an answer brings: replaced (k,)
+    are the rows whose older one stands behind the others.
 
     published, before: when the newest version of each row was published, and the one before it, in ticks.
     """
@@ -85,7 +88,9 @@ class AsynchronousRounds:
         """Whether what a node is sent depends on nobody else who reads at about the same time."""
         attack = self.network.attack
         forging = not (self.network.silent or attack.trains)
-        return not forging or (victim_by_victim(attack, self.network.consistent) and "before" not in attack.needs)
+        return not forging or (
+            victim_by_victim(attack, self.network.consistent) and "before" not in attack.needs
+        )
 
     def init(self, x: Models) -> Arrays:
         """The versions that everybody has before anything is published: the common initial model."""
@@ -119,13 +124,15 @@ class AsynchronousRounds:
         after = State(t, state.x, state.local, self._kept(attack), state.outer)
         nobody: Integers = np.empty((count, 0), np.int64)
         half = self.table[: self.h][self.mine]
-        return after, Info(t, half, Received(half, nobody, met=met), Aggregated(degraded, np.zeros_like(degraded)))
+        return after, Info(
+            t, half, Received(half, nobody, met=met), Aggregated(degraded, np.zeros_like(degraded))
+        )
 
     # --- local phases ---
 
     def _publish(self, acting: Acting, state: State, keep: bool) -> None:
-        """Lines 3-6 of those whose phase ends in the window; keep: somebody reads in it, so that what they replace is
-        put behind the newest versions."""
+        """Lines 3-6 of those whose phase ends in the window; keep: somebody reads in it, so that what they
+        replace is put behind the newest versions."""
         rows, h = acting.rows, self.h
         if not len(rows):
             return
@@ -150,11 +157,13 @@ class AsynchronousRounds:
         self.published[rows] = acting.published
 
     def _finite(self, table: Models) -> NDArray[np.bool_]:
-        """(n,) which rows hold nothing but finite numbers: looked at when they are published, not at each read."""
+        """(n,) which rows hold nothing but finite numbers: looked at when they are published,
+        not at each read."""
         return np.asarray(self.backend.finite_rows(table))
 
     def _some(self, name: str, array: Models, rows: Integers, fill: bool = True) -> Models:
-        """Some rows of an array, in memory that is used again: new memory would be cleared page by page each time."""
+        """Some rows of an array, in memory that is used again:
+        new memory would be cleared page by page each time."""
         room = self.scratch.get(name)
         if room is None or len(room) < len(rows):
             room = self.scratch[name] = self.backend.take(array, rows)
@@ -162,12 +171,15 @@ class AsynchronousRounds:
         return self.backend.take(array, rows, out=room[: len(rows)]) if fill else room[: len(rows)]
 
     def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
-        """Nodes that step together: of one coordinate, and with equally many steps behind them where that counts."""
+        """Nodes that step together: of one coordinate,
+        and with equally many steps behind them where that counts."""
         taken = local["steps"][at, 0] if "steps" in local else np.zeros(len(at), np.int64)
         for label, steps in np.unique(np.stack([labels, taken]), axis=1).T:
             yield int(label), np.flatnonzero((labels == label) & (taken == steps))
 
-    def _phase(self, rows: Integers, label: int, state: State, out: Models, at: Integers | None = None) -> Models:
+    def _phase(
+        self, rows: Integers, label: int, state: State, out: Models, at: Integers | None = None
+    ) -> Models:
         """One cohort's local steps, also put into out[at] (out[rows] if left out)."""
         some = rows - self.mine.start
         if self.known is not None:
@@ -175,7 +187,10 @@ class AsynchronousRounds:
         if len(some) == len(state.x) and at is None:  # everybody at once: nothing is copied
             half: Models = self.local(state.x, state.local, rows, label, out=out[: self.h])[0]
             return half
-        x, part = self._some("x", state.x, some), {k: self._some(f"local.{k}", a, some) for k, a in state.local.items()}
+        x, part = (
+            self._some("x", state.x, some),
+            {k: self._some(f"local.{k}", a, some) for k, a in state.local.items()},
+        )
         half = self._some("half", state.x, some, fill=False)
         self.local(x, part, rows, label, out=half)
         self.backend.put(out, rows if at is None else at, half)
@@ -188,8 +203,9 @@ class AsynchronousRounds:
     def _read(
         self, acting: Acting, replaced: Integers, state: State, attack: Arrays
     ) -> tuple[list[tuple[Integers, Integers, NDArray[np.bool_]]], Arrays]:
-        """Lines 7-9 of those who read in the window: (which of this worker's nodes, hostile answers met, who could not
-        aggregate) for each coordinate, and what the attack remembers. Nobody reads a model that is made here."""
+        """Lines 7-9 of those who read in the window: (which of this worker's nodes, hostile answers met, who
+        could not aggregate) for each coordinate, and what the attack remembers.
+        Nobody reads a model that is made here."""
         found = []
         known = None if self.known is None else self.workers_known()
         for label in np.unique(acting.labels):
@@ -230,7 +246,9 @@ class AsynchronousRounds:
         own, at = (rows[mine], moment[mine]) if alone else (rows, moment)
         if not len(own):
             return Received(self.table[:0], np.empty((0, 1), np.int64), met=np.empty(0, np.int64)), attack
-        versions = Versions(self.h, replaced, self.published, self.before, at, self.max_age, self.schedule.cycle)
+        versions = Versions(
+            self.h, replaced, self.published, self.before, at, self.max_age, self.schedule.cycle
+        )
         network = replace(plain, models=self.h + len(replaced), versions=versions)
         first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
         wanted = slice(None) if alone else slice(first, first + int(mine.sum()))

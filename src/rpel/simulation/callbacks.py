@@ -1,12 +1,13 @@
-"""What happens after each round of a run: a callback is called with the state, the info and the row of metrics.
+"""What happens after each round of a run: a callback is called with the state,
+the info and the row of metrics.
 
     measure · evaluate · the user's · write the row · save · show · stop
 
-Each is one small class; a user's callback is any callable ``(state, info, row)``. It sees the measured and evaluated
-row, and what it puts into the row stands in metrics.jsonl, in tables and in reports.
+Each is one small class; a user's callback is any callable ``(state, info, row)``. It sees the measured and
+evaluated row, and what it puts into the row stands in metrics.jsonl, in tables and in reports.
 
-Invariants: a row is written before the checkpoint that covers it; a signal is obeyed between rounds, and in the last
-evaluation, which can be long: the last round is then kept without it.
+Invariants: a row is written before the checkpoint that covers it; a signal is obeyed between rounds, and in
+the last evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
@@ -46,8 +47,8 @@ class Tick:
 
     Where there are no classes, they are those of a metric, and ``measure`` is its name.
 
-    ``error`` is the standard error of the worst accuracy on the examples of an evaluation; None in the last round,
-    which takes all of them.
+    ``error`` is the standard error of the worst accuracy on the examples of an evaluation; None in the last
+    round, which takes all of them.
 
     A last evaluation that takes long says on its way, as ``evaluated``, which share of it is done.
     """
@@ -71,7 +72,8 @@ class Tick:
         """The same as a line of text.
 
         >>> Tick("demo", 0, 10, 60, 0.5, 0.25, 3, 4, seen_round=8).sentence
-        'demo, seed 0: round 10 of 60; accuracy in round 8: mean 0.5000, worst 0.2500; hostile met 3, planned for 4'
+        'demo, seed 0: round 10 of 60; accuracy in round 8: mean 0.5000, worst 0.2500; hostile met 3, planned
+        for 4'
         """
         parts = [f"{self.name}, seed {self.seed}: round {self.round} of {self.rounds}"]
         if self.accuracy_mean is not None and self.accuracy_worst is not None:
@@ -101,8 +103,8 @@ def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     key = f"{prefix(shown)}_mean"
     seen = next((row["round"] for row in reversed(rows) if row.get(key) is not None), None)
     return Tick(
-        spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown, error=error,
-        seen_round=seen,
+        spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown,
+        error=error, seen_round=seen,
     )  # fmt: skip
 
 
@@ -111,18 +113,21 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, round_: int, rounds: int, path: Path | None) -> None:
         self.round, self.path = round_, path
-        saved = "nothing was kept" if path is None else f"saved; go on with: rpel resume {shlex.quote(str(path))}"
+        saved = (
+            "nothing was kept" if path is None else f"saved; go on with: rpel resume {shlex.quote(str(path))}"
+        )
         super().__init__(f"interrupted after round {round_} of {rounds}, {saved}")
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- measuring ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Measure:
     """How far the nodes are apart, whom they met, who diverged: every round.
 
-    ``found`` is of a round whose row is not complete; where a run was stopped in its last evaluation it is restored.
+    ``found`` is of a round whose row is not complete;
+    where a run was stopped in its last evaluation it is restored.
     """
 
     simulation: Simulation
@@ -149,7 +154,9 @@ class Evaluate:
         run, last = self.simulation, info.round == self.simulation.spec.rounds
         self.shown = None
         if last:
-            self.shown = replace(run.evaluate(None, self.look), output_accuracy=run.output_accuracy(self.look))
+            self.shown = replace(
+                run.evaluate(None, self.look), output_accuracy=run.output_accuracy(self.look)
+            )
         elif run.is_evaluated(info.round):
             self.shown = run.evaluate(self.subset)
 
@@ -177,7 +184,8 @@ class Rows:
 class UserCallbacks:
     """The user's, in their order; what they put into the row is a number, or nothing.
 
-    One may also have ``begin(spec)``, called before the first round of this process, and ``close()``, after its last.
+    One may also have ``begin(spec)``, called before the first round of this process, and ``close()``,
+    after its last.
     """
 
     callbacks: Sequence[Callback]
@@ -202,11 +210,13 @@ class UserCallbacks:
         for key in set(row) - known:
             value = row[key]
             if value is not None and not isinstance(value, int | float | np.integer | np.floating):
-                raise ValueError(f"a callback put {type(value).__name__} into column {key!r}: a column takes a number")
+                raise ValueError(
+                    f"a callback put {type(value).__name__} into column {key!r}: a column takes a number"
+                )
             row[key] = None if value is None else number(float(value))
 
 
-# --- keeping, showing, stopping --------------------------------------------------------------------------------------
+# --- keeping, showing, stopping -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -269,12 +279,16 @@ class Checkpoint:
         if folder is None or state is None:
             return
         if str(state.pop("run.hash", "")) != self.about["run.hash"]:
-            raise ValueError(f"the checkpoint in {folder.path} belongs to another specification or other data")
+            raise ValueError(
+                f"the checkpoint in {folder.path} belongs to another specification or other data"
+            )
         if str(state.pop("run.code", "")) != self.about["run.code"]:
             self._warn("the checkpoint was made by other code: the rest may differ")
         rows, done = self.workers.first(folder.metrics), len(state["record.counts"])
         if len(rows) < done:
-            self._warn(f"metrics.jsonl ends before the checkpoint of round {done}: starting again from round 0")
+            self._warn(
+                f"metrics.jsonl ends before the checkpoint of round {done}: starting again from round 0"
+            )
             return
         self.simulation.load({key: value for key, value in state.items() if not key.startswith("record.")})
         self.measure.found = self.metrics.load(state, rows[:done])

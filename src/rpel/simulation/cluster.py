@@ -1,7 +1,8 @@
-"""Ray, where it is installed: it places workers and starts them again (Ray Train), and runs tasks; it moves no models.
+"""Ray, where it is installed: it places workers and starts them again (Ray Train), and runs tasks;
+it moves no models.
 
-A cluster belongs in a private network: nothing is encrypted, and gloo authenticates nobody. Ray that is started here
-listens on loopback alone.
+A cluster belongs in a private network: nothing is encrypted, and gloo authenticates nobody. Ray that is
+started here listens on loopback alone.
 """
 
 import logging
@@ -18,7 +19,8 @@ from typing import Any, cast
 from rpel.processes import start
 
 _RESTARTS = 8
-"""How often a group is started again: after a worker or its machine was lost, or was lost while the group started."""
+"""How often a group is started again: after a worker or its machine was lost,
+or was lost while the group started."""
 _REACH = 10.0
 _ANYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Unless this is 0 when Ray is imported, it takes an address of the network for 127.0.0.1, on Linux, too."""
@@ -27,8 +29,13 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
 
 @contextmanager
 def connected(address: str | None, cpus: int) -> Iterator[Any]:
-    """The module ray, connected to the cluster at that address; None starts one here, of so many CPUs, on loopback."""
-    for key in ("RAY_USAGE_STATS_ENABLED", "RAY_TRAIN_ENABLE_STATE_TRACKING", *[_ANYWHERE] * (address is None)):
+    """The module ray, connected to the cluster at that address; None starts one here, of so many CPUs,
+    on loopback."""
+    for key in (
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_TRAIN_ENABLE_STATE_TRACKING",
+        *[_ANYWHERE] * (address is None),
+    ):
         os.environ.setdefault(key, "0")
     try:
         import ray
@@ -60,11 +67,13 @@ def _reach(address: str | None) -> None:
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=_REACH).close()
 
 
-def supervised(work: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: int, place: Path) -> Any:
+def supervised(
+    work: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: int, place: Path
+) -> Any:
     """What worker 0 returns of work(config), called by each of so many Ray workers, in one gloo group.
 
-    A worker that is lost takes the group with it, which is started again. place: a folder that all machines see, for
-    what Ray keeps of this; it is removed.
+    A worker that is lost takes the group with it, which is started again. place: a folder that all machines
+    see, for what Ray keeps of this; it is removed.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -91,13 +100,15 @@ def supervised(work: Callable[[dict[str, Any]], Any], config: Mapping[str, Any],
         shutil.rmtree(place, ignore_errors=True)
 
 
-# --- one command a task ----------------------------------------------------------------------------------------------
+# --- one command a task -------------------------------------------------------------------------------------
 
 
 class Task:
     """``rpel`` with some arguments as a Ray task, seen like a process that was started here."""
 
-    def __init__(self, ray: Any, arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1) -> None:
+    def __init__(
+        self, ray: Any, arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1
+    ) -> None:
         self._ray, self.returncode = ray, cast("int | None", None)
         remote = ray.remote(num_cpus=threads, max_retries=_RESTARTS)(_command)
         self._running = remote.remote(list(arguments), str(stdout.resolve()), str(stderr.resolve()), threads)
@@ -128,7 +139,8 @@ class Task:
 
 
 def _command(arguments: list[str], stdout: str, stderr: str, threads: int) -> int:
-    """In the task: a process of its own, which is told when the task is cancelled, and sees when the task is gone."""
+    """In the task: a process of its own, which is told when the task is cancelled,
+    and sees when the task is gone."""
     process = start(arguments, Path(stdout), Path(stderr), threads)
     try:
         return process.wait()

@@ -1,15 +1,16 @@
 """What the processes that share one simulation say to each other: nothing (alone), or by torch.distributed.
 
-Every worker holds a shard of the honest nodes as its cohort and runs the same program on it; here is all that they say
-to each other. One process is alone, to which all of this is nothing.
+Every worker holds a shard of the honest nodes as its cohort and runs the same program on it; here is all that
+they say to each other. One process is alone, to which all of this is nothing.
 
 Invariants:
 - shards are whole units of local work, counted from row 0, and each victim is aggregated whole by one worker;
-- a sum over nodes goes through the workers in the order of rows, so its bits do not depend on how many there are;
+- a sum over nodes goes through the workers in the order of rows,
+  so its bits do not depend on how many there are;
 - what one worker refuses, all refuse, with the same sentence;
-- arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends, receives and
-  broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. So a backend that moves
-  device memory (NCCL) can take the place of the first and leave the second alone.
+- arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends,
+  receives and broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. So a
+  backend that moves device memory (NCCL) can take the place of the first and leave the second alone.
 """
 
 import logging
@@ -31,7 +32,8 @@ from rpel.runs.certificate import versions
 
 log = logging.getLogger("rpel")
 _PIECES = 8  # a sum goes through the workers in so many pieces, so that all of them add at the same time
-_SENT = 4  # a shard is sent in so many pieces, each while the next is computed, if they have so many units of work:
+# a shard is sent in so many pieces, each while the next is computed, if they have so many units of work:
+_SENT = 4
 _WORTH = 16
 
 T = TypeVar("T")
@@ -74,8 +76,8 @@ class Alone:
     def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
         """Everybody's rows of a contiguous array to everybody, each sent once and straight to its place.
 
-        pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent while the
-        next is made.
+        pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent
+        while the next is made.
         """
         yield lambda piece: None
 
@@ -89,7 +91,8 @@ class Alone:
     # --- sums ---
 
     def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Add every worker's rows to total (d,), in the order of workers; add(columns) adds this worker's there.
+        """Add every worker's rows to total (d,), in the order of workers; add(columns)
+        adds this worker's there.
 
         The last worker has the result.
         """
@@ -105,7 +108,8 @@ class Alone:
         return said
 
     def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What every worker finds. Where one refuses, all do: ValueError with the sentence of the first that did."""
+        """What every worker finds. Where one refuses, all do:
+        ValueError with the sentence of the first that did."""
         return [work()]
 
     def first(self, work: Callable[[], Any]) -> Any:
@@ -145,8 +149,9 @@ class Group(Alone):
     def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
         """Everybody's rows to everybody.
 
-        Receiving is asked for first: gloo is half as fast where data come before anybody waits for them. A backend that
-        runs what it is asked in order (NCCL) would wait for ever, so there a piece's receives go with its sends.
+        Receiving is asked for first: gloo is half as fast where data come before anybody waits for them. A
+        backend that runs what it is asked in order (NCCL) would wait for ever,
+        so there a piece's receives go with its sends.
         """
         others = [(self.rank + k) % self.size for k in range(1, self.size)]
         coming = [[(rank, _bytes(array[piece])) for piece in pieces[rank]] for rank in others]
@@ -191,7 +196,8 @@ class Group(Alone):
         return whole
 
     def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Columns go from worker to worker in pieces: while one adds the next piece, the next one adds this piece."""
+        """Columns go from worker to worker in pieces: while one adds the next piece,
+        the next one adds this piece."""
         edges, sent = [len(total) * p // _PIECES for p in range(_PIECES + 1)], list[Any]()
         for left, right in pairwise(edges):
             if left == right:
@@ -253,7 +259,8 @@ class Group(Alone):
 
 
 def divided(rows: int, unit: int, size: int) -> Shards:
-    """Rows shared out among so many workers: contiguous, whole units but for the last, as equal as that allows.
+    """Rows shared out among so many workers: contiguous, whole units but for the last,
+    as equal as that allows.
 
     >>> divided(10, unit=2, size=3)
     [slice(0, 2, None), slice(2, 6, None), slice(6, 10, None)]

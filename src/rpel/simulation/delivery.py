@@ -1,7 +1,8 @@
 """The simulated network: it delivers what was pulled, and the adversary and all injected faults live here.
 
-Invariants: the round never learns who is hostile; every fault is drawn from coordinates, so that a round replays alone;
-forged vectors are written behind the honest rows of one table, so that nothing is copied to be aggregated.
+Invariants: the round never learns who is hostile; every fault is drawn from coordinates, so that a round
+replays alone; forged vectors are written behind the honest rows of one table,
+so that nothing is copied to be aggregated.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ _AUDIENCE = 16
 
 @dataclass(frozen=True)
 class Roster:
-    """Which node numbers are hostile in a round; with ``roaming`` the attackers change identity each round."""
+    """Which node numbers are hostile in a round;
+    with ``roaming`` the attackers change identity each round."""
 
     nodes: int
     byzantine: int
@@ -52,8 +54,8 @@ class Roster:
 
 @dataclass(frozen=True)
 class Ask:
-    """Line 7 of some nodes: the peers that each of them wants (c, s), −1 where fewer, and on a fixed graph the gossip
-    weights (c, 1 + s) of the node itself and of those peers."""
+    """Line 7 of some nodes: the peers that each of them wants (c, s), −1 where fewer, and on a fixed graph
+    the gossip weights (c, 1 + s) of the node itself and of those peers."""
 
     round: int
     wanted: Integers
@@ -87,9 +89,11 @@ class Window:
 class SimulatedNetwork:
     """Lines 7-8 from a table: honest rows first, then room for one forged vector per victim.
 
-    ids(t): (h,) the node numbers of the table's rows in a round. models: rows of the table that hold the nodes' models,
-    all others are for forged ones. mine: the rows of the nodes that ask. everyone(x): the rows of all workers.
-    in_order: answers come in the order of asking, −1 where there is none. window: what nodes have of earlier rounds.
+    ids(t): (h,) the node numbers of the table's rows in a round. models: rows of the table that hold the
+    nodes' models, all others are for forged ones. mine: the rows of the nodes that ask. everyone(x):
+    the rows of all workers.
+    in_order: answers come in the order of asking, −1 where there is none. window:
+    what nodes have of earlier rounds.
     versions: which of a peer's versions is read, where nodes do not publish all at once.
     """
 
@@ -120,7 +124,9 @@ class SimulatedNetwork:
         """The rows of the nodes that act: all of this worker's, in every round."""
         return np.arange(self.models)[self.mine]
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         """Honest peers answer with their half-step, hostile ones with whatever the attack forges.
 
         An attack that looks at everybody is computed for all victims, by every worker alike.
@@ -164,17 +170,19 @@ class SimulatedNetwork:
         return row[wanted], self.roster.hostile(ask.round)[wanted] & (ask.wanted >= 0)
 
     def _late(self, ask: Ask) -> NDArray[np.bool_]:
-        """(h, s) True where the wanted node misses this round's deadline; a late node is late for everybody."""
+        """(h, s) True where the wanted node misses this round's deadline;
+        a late node is late for everybody."""
         if self.no_show == 0:
             return np.zeros(ask.wanted.shape, dtype=bool)
         late = draws(self.seed, "no_show", ask.round, np.arange(self.roster.nodes), 1)[:, 0] < self.no_show
         return np.asarray(late[np.maximum(ask.wanted, 0)])
 
     def _forge(
-        self, ask: Ask, own: Integers, rows: Integers, hostile: NDArray[np.bool_], answered: NDArray[np.bool_],
-        state: Arrays, before: Models | None,
+        self, ask: Ask, own: Integers, rows: Integers, hostile: NDArray[np.bool_],
+        answered: NDArray[np.bool_], state: Arrays, before: Models | None,
     ) -> tuple[Integers, Arrays]:  # fmt: skip
-        """(c, s) rows; hostile entries point to the forged vector of their victim, or of their sender if consistent."""
+        """(c, s) rows; hostile entries point to the forged vector of their victim,
+        or of their sender if consistent."""
         met = np.flatnonzero(hostile.any(axis=1))
         view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
         asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
@@ -189,7 +197,8 @@ class SimulatedNetwork:
         return np.where(hostile, row[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
 
     def _meant(self, ask: Ask, hostile: NDArray[np.bool_]) -> Integers:
-        """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it, drawn."""
+        """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it,
+        drawn."""
         victims, places = np.nonzero(hostile)
         senders = ask.wanted[victims, places]
         order = np.argsort(senders, kind="stable")
@@ -199,7 +208,8 @@ class SimulatedNetwork:
         return np.where(count > 0, victims[order][np.minimum(chosen, len(order) - 1)], 0)
 
     def _audience(self, ask: Ask, victims: Integers, hostile: NDArray[np.bool_]) -> Integers:
-        """(v, 16) places among the victims of some that pulled whoever sends a victim's vector, drawn; −1 padded."""
+        """(v, 16) places among the victims of some that pulled whoever sends a victim's vector, drawn;
+        −1 padded."""
         place = np.full(len(hostile), -1, dtype=np.int64)
         place[victims] = np.arange(len(victims))
         meant = self._meant(ask, hostile)
@@ -211,7 +221,9 @@ class SimulatedNetwork:
             found[place[meant[sender]], : len(drawn)] = place[drawn]
         return found
 
-    def _view(self, ask: Ask, met: Integers, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]) -> View:
+    def _view(
+        self, ask: Ask, met: Integers, victims: Integers, peers: Integers, hostile: NDArray[np.bool_]
+    ) -> View:
         """What the adversary sees; on a fixed graph the victim's own model is among those it starts from.
 
         met: which of those who ask are victims. victims: their rows in the table.
@@ -245,10 +257,12 @@ class SimulatedNetwork:
 
 @dataclass(frozen=True)
 class CodedNetwork:
-    """A network whose models travel in a code: what is pulled, forged rows included, is what the code can say.
+    """A network whose models travel in a code: what is pulled, forged rows included,
+    is what the code can say.
 
-    network: answers from the first rows of ``whole``, which begin with what everybody's half-steps (h, d) become,
-    written here, and have room for forged ones. Behind them stand the half-steps: a node's own row stays exact.
+    network: answers from the first rows of ``whole``, which begin with what everybody's half-steps (h, d)
+    become, written here, and have room for forged ones. Behind them stand the half-steps:
+    a node's own row stays exact.
     """
 
     network: SimulatedNetwork
@@ -263,8 +277,11 @@ class CodedNetwork:
         """The rows of the nodes that act."""
         return self.network.nodes(t)
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
-        """Honest half-steps through the code; the attack forges from what came, and its vectors go through it, too."""
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
+        """Honest half-steps through the code; the attack forges from what came,
+        and its vectors go through it, too."""
         h, exact = len(self.half), len(self.whole) - len(self.half)
         finite = self.network.wire.through(self.half, self.whole[:h])
         received, state = self.network(half, state, nodes, t, before)
@@ -287,7 +304,8 @@ def _received(
     wanted: slice,
     in_order: bool = False,
 ) -> Received:
-    """Own row first, absent answers (−1) at the tail; weights and marks, where there are any, in the same order."""
+    """Own row first, absent answers (−1) at the tail; weights and marks, where there are any,
+    in the same order."""
     rows, hostile, weights = rows[wanted], hostile[wanted], None if weights is None else weights[wanted]
     met = hostile.sum(axis=1)
     index = np.concatenate([own[wanted, None], rows], axis=1)

@@ -1,11 +1,11 @@
 """The simulator: the honest nodes of one worker, as a problem of Algorithm 1 with a simulated network.
 
-Alone, a worker has all nodes. Several have a shard each: they take the local steps of their own nodes, give the
-half-step models to everybody, and forge and aggregate for their own.
+Alone, a worker has all nodes. Several have a shard each: they take the local steps of their own nodes, give
+the half-step models to everybody, and forge and aggregate for their own.
 
-Three buffers live as long as the run: models and momenta (c, d) of this worker's c nodes, and the table. Its first h
-rows are the half-step models of all nodes; the rows behind them hold gradients in the local step and forged vectors in
-the exchange. Nothing else of that size is ever made.
+Three buffers live as long as the run: models and momenta (c, d) of this worker's c nodes, and the table. Its
+first h rows are the half-step models of all nodes; the rows behind them hold gradients in the local step and
+forged vectors in the exchange. Nothing else of that size is ever made.
 """
 
 import logging
@@ -29,7 +29,14 @@ from rpel.randomness import draws
 from rpel.simulation.asynchrony import AsynchronousRounds
 from rpel.simulation.communicator import ALONE, Communicator, Shards
 from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
-from rpel.simulation.evaluation import GRADIENT_EXAMPLES, GRADIENT_NODES, Evaluation, evaluate, gradient_norms, spread
+from rpel.simulation.evaluation import (
+    GRADIENT_EXAMPLES,
+    GRADIENT_NODES,
+    Evaluation,
+    evaluate,
+    gradient_norms,
+    spread,
+)
 from rpel.simulation.memory import RememberingNetwork
 from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
 from rpel.simulation.private import private
@@ -42,7 +49,8 @@ from rpel.wire import Wire
 log = logging.getLogger("rpel")
 _CHOSEN = "chosen", "chosen_local"
 _ANSWER = 64
-"""Bytes of an answer beside the model it brings: who is asked, in which row it stands, in which order they come."""
+"""Bytes of an answer beside the model it brings: who is asked, in which row it stands,
+in which order they come."""
 _LOOKS = 20
 """How often an evaluation can be looked into on its way."""
 
@@ -51,7 +59,8 @@ _LOOKS = 20
 class Published:
     """Lines 3-6 of one worker's nodes, whose half-steps stand in the table of every worker.
 
-    half: the table's rows of all nodes. pieces: the rows of every worker, cut; each is sent while the next is computed.
+    half: the table's rows of all nodes. pieces: the rows of every worker, cut;
+    each is sent while the next is computed.
     """
 
     local: "MomentumSGD | TorchSteps"
@@ -78,19 +87,22 @@ class Published:
 def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
     """How many rows of a model's size a worker holds that has ``own`` nodes and a table of so many rows.
 
-    Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the table, once
-    more as it was coded, and once for each round remembered; what an attack that searches compares.
+    Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the
+    table, once more as it was coded, and once for each round remembered;
+    what an attack that searches compares.
     """
     coded, behind = spec.wire != "float32", table - own
     each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
-    each += 4 * spec.asynchronous  # those who act together are copied: models, momenta, half-steps, aggregates
+    # those who act together are copied: models, momenta, half-steps, aggregates
+    each += 4 * spec.asynchronous
     remembered_rounds = spec.memory if spec.memory > 1 else 0
     searched = 4 * behind * spec.adversary.searches  # honest means, aggregates, what was best
     return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older + searched
 
 
 class Simulation:
-    """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit by bit."""
+    """Algorithm 1 among simulated nodes, a round at a time;
+    :meth:`arrays` and :meth:`load` continue it bit by bit."""
 
     def __init__(
         self,
@@ -105,7 +117,8 @@ class Simulation:
         """change: from the problem of this run to the one that is played, with another part in it.
 
         optimizer: a torch class, or what makes one, where the Spec says that the user has brought one.
-        sizes: how many examples nodes count as theirs, where an audit gave them others (`rpel.tasks.private`).
+        sizes: how many examples nodes count as theirs,
+        where an audit gave them others (`rpel.tasks.private`).
         """
         self.spec, self.task, self.workers = spec, task, workers
         self.backend = arrays or backend("numba")
@@ -124,20 +137,29 @@ class Simulation:
         initial = task.initial()
         answers = spec.memory * self.topology.widest * (len(self.rows) if by_victim else h)
         beside = _ANSWER * answers + int(getattr(task, "device_bytes", 0))
-        self._check_memory(rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers)
+        self._check_memory(
+            rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers
+        )
         self.wire = Wire(spec.wire)
-        air = (h + behind) if self.wire.name != "float32" else 0  # what half-steps and forged rows become on their way
+        # what half-steps and forged rows become on their way
+        air = (h + behind) if self.wire.name != "float32" else 0
         whole = self.backend.empty(air + h + older + behind, initial)
         self.table = whole[air:]
         half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
         self.gradients, self.budget = private(spec, task, sizes, self.backend)
         if self.budget is not None and change is not None:
-            raise ValueError("problem= may change the local step, so its privacy could not be counted: leave it out")
+            raise ValueError(
+                "problem= may change the local step, so its privacy could not be counted: leave it out"
+            )
         local = self._local(self.gradients, optimizer, space)
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         deliver = self._deliver(attack, line9, half, whole, air)
-        outer = NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend) if spec.outer == "nesterov" else None
+        outer = (
+            NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend)
+            if spec.outer == "nesterov"
+            else None
+        )
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
@@ -155,17 +177,18 @@ class Simulation:
         if busy < self.workers.size and self.workers.rank == 0:
             log.warning(
                 "%d of %d workers have nothing to do: %d nodes are %s of local work",
-                self.workers.size - busy, self.workers.size, self.nodes, count(-(-self.nodes // self.unit), "unit"),
+                self.workers.size - busy, self.workers.size, self.nodes,
+                count(-(-self.nodes // self.unit), "unit"),
             )  # fmt: skip
 
     def _deliver(self, attack: Attack, line9: Aggregation, half: Models, whole: Models, air: int) -> Deliver:
-        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and stands in
-        the first rows (``air``) of the whole."""
+        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and
+        stands in the first rows (``air``) of the whole."""
         spec = self.spec
         self.network = SimulatedNetwork(
-            self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table, self.nodes,
-            self.mine, spec.seed, spec.no_show, spec.silent, spec.consistent, everyone=self._everyone,
-            backend=self.backend, wire=self.wire,
+            self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table,
+            self.nodes, self.mine, spec.seed, spec.no_show, spec.silent, spec.consistent,
+            everyone=self._everyone, backend=self.backend, wire=self.wire,
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])
         network: Deliver = coded if air else self.network
@@ -195,23 +218,33 @@ class Simulation:
         """The network of nodes that keep the answers of earlier rounds."""
         if self.workers.size > 1 and attack.searches and not victim_by_victim(attack, self.spec.consistent):
             raise ValueError(
-                f"memory {self.spec.memory} with attack {attack.name} on several workers needs one vector for each "
-                "victim: leave out consistent and targeting, or workers"
+                f"memory {self.spec.memory} with attack {attack.name} on several workers needs one vector "
+                "for each victim: leave out consistent and targeting, or workers"
             )
         return RememberingNetwork(network, self.spec.memory, self.spec.pull)
 
     def _windows(self, local: Any, line9: Aggregation, outer: Any, change: Any) -> AsynchronousRounds:
         """Rounds without a barrier."""
         if change is not None:
-            raise ValueError("asynchronous does not go with problem=, which changes rounds that all take together")
+            raise ValueError(
+                "asynchronous does not go with problem=, which changes rounds that all take together"
+            )
         if self.workers.size > 1 and self.unit > 1:
             raise ValueError(
-                f"asynchronous on several workers needs a network whose nodes are computed one by one, and here "
-                f"{self.unit} are at once: the nearest is workers 1"
+                "asynchronous on several workers needs a network whose nodes are computed one by one, and "
+                f"here {self.unit} are at once: the nearest is workers 1"
             )
         assert self.schedule is not None
         found = AsynchronousRounds(
-            self.schedule, local, self.network, line9, outer, self.workers, self.shards, self.mine, self.spec.max_age
+            self.schedule,
+            local,
+            self.network,
+            line9,
+            outer,
+            self.workers,
+            self.shards,
+            self.mine,
+            self.spec.max_age,
         )
         self.state = replace(self.state, network=self.state.network | found.init(self.state.x))
         return found
@@ -240,16 +273,20 @@ class Simulation:
             each = f" for each of {here} workers" if here > 1 else ""
             raise ValueError(
                 f"{self.nodes:,} models of {self.task.d:,} numbers and {answers:,} answers a round need "
-                f"{human_bytes(needed)}{each}, and {human_bytes(free)} are free here: fewer nodes, a smaller model, or "
-                "workers on more machines"
+                f"{human_bytes(needed)}{each}, and {human_bytes(free)} are free here: fewer nodes, a smaller "
+                "model, or workers on more machines"
             )
 
     def _ids(self, t: int) -> Integers:
-        """(h,) the node numbers of all rows in round t. Who roams takes its data and model along: they stay with the
-        row."""
+        """(h,) the node numbers of all rows in round t. Who roams takes its data and model along: they stay
+        with the row."""
         if not self.everybody:
             return self.roster.honest_ids(t)
-        ids, trained, now = np.empty(self.spec.nodes, np.int64), self.roster.hostile(1), self.roster.hostile(t)
+        ids, trained, now = (
+            np.empty(self.spec.nodes, np.int64),
+            self.roster.hostile(1),
+            self.roster.hostile(t),
+        )
         ids[~trained], ids[trained] = np.flatnonzero(~now), np.flatnonzero(now)
         return ids
 
@@ -269,7 +306,8 @@ class Simulation:
         if self.windows is not None and self.state.round:
             pulls = self.windows.schedule.pulls(self.state.round)
             return self.spec.pull * round(pulls * self.spec.nodes / self.nodes)
-        first = self.spec.memory if self.state.round <= 1 else 1  # the windows of the first round are filled at once
+        # the windows of the first round are filled at once
+        first = self.spec.memory if self.state.round <= 1 else 1
         return first * messages(self.spec.method, self.spec.nodes, self.spec.pull)
 
     @property
@@ -279,7 +317,8 @@ class Simulation:
     # --- a round ---
 
     def advance(self) -> Info:
-        """One round of Algorithm 1; BudgetSpentError, before anything is computed, where privacy does not allow it."""
+        """One round of Algorithm 1; BudgetSpentError, before anything is computed,
+        where privacy does not allow it."""
         if self.budget is not None:
             self.budget.check(self.round + 1)
         if self.windows is None:
@@ -311,7 +350,8 @@ class Simulation:
                 self.backend.put(kept, now, self.backend.take(value, now))
 
     def measured(self, info: Info, contraction: bool) -> RoundInfo:
-        """Consensus distance, hostile counts and failures of a round; contraction: also the realised α and λ."""
+        """Consensus distance, hostile counts and failures of a round; contraction:
+        also the realised α and λ."""
         before = self._spread(info.half) if contraction else None
         mean, consensus = self._spread(self.state.x)
         alpha = lam = None
@@ -326,7 +366,8 @@ class Simulation:
         return RoundInfo(info.round, met, degraded, self.messages, consensus, diverged, alpha, lam)
 
     def _diverged(self, consensus: float) -> NDArray[np.bool_]:
-        """(c,) which of this worker's models are not finite; none is if a number that all honest ones enter is."""
+        """(c,) which of this worker's models are not finite;
+        none is if a number that all honest ones enter is."""
         if math.isfinite(consensus):
             return np.zeros(len(self.state.x), dtype=bool)
         return np.asarray(~self.backend.finite_rows(self.state.x))
@@ -342,7 +383,9 @@ class Simulation:
 
     # --- what it shows ---
 
-    def evaluate(self, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None = None) -> Evaluation:
+    def evaluate(
+        self, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None = None
+    ) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖².
 
         look: called a few times on the way, on every worker, with the share that is done.
@@ -357,7 +400,9 @@ class Simulation:
         norms = np.concatenate(self.workers.each(lambda: self._norms(here, examples)))
         success = by_name.pop("attack_success", None)
         metrics = {
-            name.removeprefix("metric."): column for name, column in by_name.items() if name.startswith("metric.")
+            name.removeprefix("metric."): column
+            for name, column in by_name.items()
+            if name.startswith("metric.")
         }
         return Evaluation(
             shown, by_name["loss"], float(norms.mean()), success, metrics=metrics, better=self.measures
@@ -369,7 +414,8 @@ class Simulation:
         return gradient_norms(self.task, x, local, self.backend, examples)
 
     def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
-        """(h,) of the honest nodes' output models on all test examples; None where those are the last round's."""
+        """(h,) of the honest nodes' output models on all test examples;
+        None where those are the last round's."""
         return None if self._chosen is None else self._scores(*self._chosen, None, look)["accuracy"]
 
     def _scores(
@@ -382,12 +428,16 @@ class Simulation:
             if look is not None and done:
                 look(done)
             columns = evaluate(self.task, x[part], local[part], subset, self.rows[part])
-            names, found = list(columns), [*found, np.stack(list(columns.values()), axis=1).astype(np.float64)]
+            names, found = (
+                list(columns),
+                [*found, np.stack(list(columns.values()), axis=1).astype(np.float64)],
+            )
         shown = self._of_honest(self.workers.rows(np.concatenate(found), self.shards))
         return dict(zip(names, shown.T, strict=True))
 
     def _parts(self, most: int) -> Iterator[tuple[float, slice]]:
-        """This worker's rows in at most so many parts of whole units, and the share before each; as many everywhere."""
+        """This worker's rows in at most so many parts of whole units, and the share before each;
+        as many everywhere."""
         counts = [-(-(shard.stop - shard.start) // self.unit) for shard in self.shards]
         parts, units = max(1, min(most, *counts)), counts[self.workers.rank]
         edges = [units * p // parts * self.unit for p in range(parts + 1)]
@@ -403,11 +453,16 @@ class Simulation:
         """Accuracy and metrics of the model that all nodes begin with; of their own data nothing is said."""
         x, local = self.backend.array(self.task.initial()[None]), self.backend.array(self.task.local_state(1))
         measure = getattr(self.task, "measure", None)
-        found = {"accuracy": self.task.evaluate(x, local, subset)[0]} if measure is None else measure(x, local, subset)
+        found = (
+            {"accuracy": self.task.evaluate(x, local, subset)[0]}
+            if measure is None
+            else measure(x, local, subset)
+        )
         return {name: float(column[0]) for name, column in found.items()}
 
     def models(self) -> Models:
-        """(h, d) the honest nodes' output models; complete at worker 0, in the table, which is free between rounds."""
+        """(h, d) the honest nodes' output models; complete at worker 0, in the table,
+        which is free between rounds."""
         own = self.state.x if self._chosen is None else self._chosen[0]
         whole = self.table[: self.nodes] if self.windows is None else self.backend.empty(self.nodes, own)
         return self._of_honest(self.backend.host(self._collected(own, whole)))
@@ -426,7 +481,8 @@ class Simulation:
         return whole
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything a bit-exact continuation needs; `checkpoint.is_by_row` says what is of this worker's nodes."""
+        """Everything a bit-exact continuation needs;
+        `checkpoint.is_by_row` says what is of this worker's nodes."""
         kept = {} if self._chosen is None else dict(zip(_CHOSEN, self._chosen, strict=True))
         return {key: self.backend.host(value) for key, value in ({**remembered(self.state), **kept}).items()}
 

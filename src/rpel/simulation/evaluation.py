@@ -13,11 +13,13 @@ from rpel.types import Floats, Integers, Models
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy (h,) and loss (h,) of the honest nodes; ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
+    """Accuracy (h,) and loss (h,) of the honest nodes;
+    ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
 
     ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
-    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round; ``metrics`` (h,)
-    each, by name, and ``better`` says of which more is better. Without classes the accuracy is NaN.
+    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round;
+    ``metrics`` (h,) each, by name, and ``better`` says of which more is better.
+    Without classes the accuracy is NaN.
     """
 
     accuracy: Floats
@@ -42,14 +44,15 @@ class Evaluation:
 
 
 GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
-"""‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples: at all of them it would cost rounds."""
+"""‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples:
+at all of them it would cost rounds."""
 
 
 def evaluate(
     task: Objective, x: Models, local: Models, subset: Integers | None, rows: Integers
 ) -> dict[str, NDArray[np.float64]]:
-    """Columns (h,) of the models of the nodes in these rows: accuracy, loss, metrics as ``metric.<name>``, and the
-    success of a backdoor, where there is one."""
+    """Columns (h,) of the models of the nodes in these rows: accuracy, loss, metrics as ``metric.<name>``,
+    and the success of a backdoor, where there is one."""
     if not isinstance(task, Classification):
         return dict(zip(("accuracy", "loss"), task.evaluate(x, local, subset), strict=True))
     found = task.measure(x, local, subset) | task.measure_own(x, local, rows)
@@ -58,7 +61,11 @@ def evaluate(
 
 
 def gradient_norms(
-    task: Objective, x: Models, local: Models, arrays: Backend | None = None, examples: int = GRADIENT_EXAMPLES
+    task: Objective,
+    x: Models,
+    local: Models,
+    arrays: Backend | None = None,
+    examples: int = GRADIENT_EXAMPLES,
 ) -> Floats:
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
     arrays = arrays or backend("numba")
@@ -69,7 +76,8 @@ def gradient_norms(
 def spread(
     x: Models, workers: Communicator = ALONE, nodes: int | None = None, arrays: Backend | None = None
 ) -> tuple[Floats, float]:
-    """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h, of all.
+    """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h,
+    of all.
 
     >>> mean, distance = spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
     >>> mean.tolist(), distance

@@ -1,7 +1,7 @@
 """What a run trains on and with: data, network and loss, by name or user-supplied, made into a Task.
 
-What an object does cannot be known from outside, so a run with objects from Python is never taken for another one that
-is finished; their digests tell folders apart and no more.
+What an object does cannot be known from outside, so a run with objects from Python is never taken for another
+one that is finished; their digests tell folders apart and no more.
 """
 
 import hashlib
@@ -38,7 +38,8 @@ Load = Callable[[str, str | None], Dataset]
 
 
 def loader(download: Download | None = None) -> Load:
-    """Loads a data set once, however often it is asked for; ``download(name, done, total)`` hears of bytes that come.
+    """Loads a data set once, however often it is asked for;
+    ``download(name, done, total)`` hears of bytes that come.
 
     >>> load = loader()
     >>> load("mnist-sample", None) is load("mnist-sample", None)
@@ -59,7 +60,8 @@ class Objects:
     callbacks: tuple[Callable[..., None], ...] = ()
     problem: Callable[[Problem], Problem] | None = None
     code: bool = False
-    """Whether the rule or the attack is an object, too; the Spec has a name for it that only this process knows."""
+    """Whether the rule or the attack is an object, too;
+    the Spec has a name for it that only this process knows."""
     collate: Any = None
     optimizer: Any = None
     shards: list[Integers] | None = None
@@ -108,7 +110,8 @@ class Inputs:
 
 
 SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
-"""Data sets in whose place the embedded sample may stand, so that the presets with many nodes run everywhere."""
+"""Data sets in whose place the embedded sample may stand,
+so that the presets with many nodes run everywhere."""
 
 
 def available(spec: Spec, load: Load = data.load) -> Spec:
@@ -118,7 +121,9 @@ def available(spec: Spec, load: Load = data.load) -> Spec:
     try:
         load(spec.dataset, spec.data_dir)
     except data.MissingDataError as error:
-        log.warning("%s; until then the sample in the package, %s, takes its place", error, SAMPLES[spec.dataset])
+        log.warning(
+            "%s; until then the sample in the package, %s, takes its place", error, SAMPLES[spec.dataset]
+        )
         return spec.replace(dataset=SAMPLES[spec.dataset])
     return spec
 
@@ -137,7 +142,9 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
             )
     shards, honest = own.shards, spec.nodes - spec.byzantine
     if shards is not None and len(shards) != honest:
-        raise ValueError(f"train has {len(shards)} data sets, but there are {honest} honest nodes (nodes − byzantine)")
+        raise ValueError(
+            f"train has {len(shards)} data sets, but there are {honest} honest nodes (nodes − byzantine)"
+        )
     if own.train is None:
         dataset = load(spec.dataset, spec.data_dir)
     elif user.is_one_per_node(own.train):
@@ -155,7 +162,9 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
     objects = own.code or bool(own.callbacks) or own.problem is not None
     known = not digests and not objects  # data are known by their content
     handed_on = (own.problem, own.optimizer)
-    return Inputs(dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on)
+    return Inputs(
+        dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on
+    )
 
 
 def code_versions(spec: Spec) -> dict[str, str]:
@@ -163,7 +172,8 @@ def code_versions(spec: Spec) -> dict[str, str]:
     used = (("rpel.rules", (spec.rule or "").split("+")), ("rpel.attacks", [spec.attack]))
     found = [item for group, names in used for item in plugins.origins(group, names)]
     modules = {
-        f"{name} ({package})" if package else name: plugins.code_digest(name, thing) for name, thing, package in found
+        f"{name} ({package})" if package else name: plugins.code_digest(name, thing)
+        for name, thing, package in found
     }
     return versions(spec.device, modules)
 
@@ -177,7 +187,7 @@ def data_checksums(dataset: str, data_dir: str | None) -> tuple[tuple[str, str],
         return ()
 
 
-# --- what does not fit together --------------------------------------------------------------------------------------
+# --- what does not fit together -----------------------------------------------------------------------------
 
 
 def _check_classes(spec: Spec, dataset: Dataset) -> None:
@@ -190,16 +200,23 @@ def _check_classes(spec: Spec, dataset: Dataset) -> None:
             "partition='iid', or give train= as a list with one data set per honest node"
         )
     if resolve(spec).adversary.trains:
-        raise ValueError(f"attack {spec.attack!r} works on classes, and these targets are none: the nearest is 'alie'")
+        raise ValueError(
+            f"attack {spec.attack!r} works on classes, and these targets are none: the nearest is 'alie'"
+        )
 
 
 def _check_network(own: Objects, dataset: Dataset) -> None:
     """Our networks take one array of numbers and classify it."""
     if own.loss is None and _has_floats(dataset.train_y):
-        raise ValueError("float targets need a model= and a loss= of your own: cross-entropy and our networks classify")
-    if own.model is None and (not dataset.shape or dataset.collate is not None or _has_floats(dataset.train_y)):
         raise ValueError(
-            "a network by name takes examples that are one array, with a class each: give a model= of your own"
+            "float targets need a model= and a loss= of your own: cross-entropy and our networks classify"
+        )
+    if own.model is None and (
+        not dataset.shape or dataset.collate is not None or _has_floats(dataset.train_y)
+    ):
+        raise ValueError(
+            "a network by name takes examples that are one array, with a class each: give a model= of your "
+            "own"
         )
 
 
@@ -207,11 +224,12 @@ def _has_floats(tree: Any) -> bool:
     return any(getattr(value, "dtype", np.dtype(bool)).kind == "f" for _, value in trees.leaves(tree))
 
 
-# --- the task --------------------------------------------------------------------------------------------------------
+# --- the task -----------------------------------------------------------------------------------------------
 
 
 def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
-    """Who computes, on which device: of several workers on a machine each has its own. ValueError where it is not."""
+    """Who computes, on which device: of several workers on a machine each has its own.
+    ValueError where it is not."""
     if spec.backend != "torch":
         return backend(spec.backend)
     from rpel.backend.torch import Torch, local_device, missing
@@ -223,7 +241,8 @@ def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
 
 
 def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None) -> Classification:
-    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor, also of those.
+    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor,
+    also of those.
 
     arrays: the backend of the run; a task lives where its arrays do.
     """
@@ -272,10 +291,12 @@ def _hostile(spec: ResolvedSpec) -> list[int]:
 
 
 def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
-    """Of each honest node all training and test examples of one owner; hostile nodes take theirs out of it."""
+    """Of each honest node all training and test examples of one owner;
+    hostile nodes take theirs out of it."""
     if dataset.writers is None:
         raise ValueError(
-            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try 'dirichlet'"
+            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try "
+            "'dirichlet'"
         )
     held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
     if spec.adversary.trains:
@@ -305,7 +326,7 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
     return data.by_writer(dataset.writers, nodes, batch, seed)
 
 
-# --- digests ---------------------------------------------------------------------------------------------------------
+# --- digests ------------------------------------------------------------------------------------------------
 
 
 def digest(*arrays: NDArray[Any]) -> str:
@@ -314,7 +335,10 @@ def digest(*arrays: NDArray[Any]) -> str:
     >>> digest(np.zeros(2)) == digest(np.zeros(2)), digest(np.zeros(2)) == digest(np.zeros((2, 1)))
     (True, False)
     """
-    each = (_sha256(f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes()) for array in arrays)
+    each = (
+        _sha256(f"{array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).tobytes())
+        for array in arrays
+    )
     return _sha256(*(one.encode() for one in each))
 
 
@@ -326,7 +350,8 @@ def _sha256(*parts: bytes) -> str:
 
 
 def described(thing: Any) -> str:
-    """A digest that tells objects apart by what is seen at once: a network's parts and values, a function's name."""
+    """A digest that tells objects apart by what is seen at once: a network's parts and values,
+    a function's name."""
     if isinstance(thing, nn.Module):
         values = {key: value for key, value in thing.state_dict().items() if isinstance(value, Tensor)}
         arrays = [value.detach().cpu().reshape(-1).view(torch.uint8).numpy() for value in values.values()]

@@ -1,8 +1,9 @@
 """Who the workers of a run are: those that torchrun or Ray has placed, or P − 1 others that are started here.
 
-torch.distributed's own launcher starts all P as children, so worker 0 could not return its result to Python, and who
-kills it leaves them running; so the workers of ``--workers P`` are started by `processes.start`, which end with their
-starter. gloo authenticates nobody: workers belong on one machine or in a private network.
+torch.distributed's own launcher starts all P as children, so worker 0 could not return its result to Python,
+and who kills it leaves them running; so the workers of ``--workers P`` are started by `processes.start`,
+which end with their starter. gloo authenticates nobody:
+workers belong on one machine or in a private network.
 """
 
 import ipaddress
@@ -26,7 +27,8 @@ from rpel.processes import start
 from rpel.simulation.communicator import ALONE, Communicator, Group, LostError
 
 _STORE = "RPEL_WORKERS"
-"""In a worker that :func:`joined` started: the file by which the workers find each other, how many, which one."""
+"""In a worker that :func:`joined` started: the file by which the workers find each other, how many,
+which one."""
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun, and whoever does as it does, tells a worker."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -41,7 +43,8 @@ Processes = list["subprocess.Popen[bytes]"]
 
 
 def placed() -> bool:
-    """Whether this process is one worker of a group that somebody else started: torchrun, Ray, or another worker."""
+    """Whether this process is one worker of a group that somebody else started: torchrun, Ray,
+    or another worker."""
     return _STORE in os.environ or dist.is_initialized() or all(key in os.environ for key in _ENVIRONMENT)
 
 
@@ -61,7 +64,8 @@ def joined(spec: Spec) -> Iterator[Communicator]:
         try:
             store, rank, size = _meeting(Path(place), spec, children)
             _await_all(store, rank, size, children)
-            with _watched(children):  # gloo has been seen to lose a connection while it is made: not for long, then
+            # gloo has been seen to lose a connection while it is made: not for long, then
+            with _watched(children):
                 dist.init_process_group(
                     _carrier(spec.device), store=store, rank=rank, world_size=size, timeout=_JOINING
                 )
@@ -86,14 +90,18 @@ def _carrier(device: str) -> str:
         return "gloo"
     if device.startswith("cuda") and dist.is_nccl_available():
         return "cpu:gloo,cuda:nccl"
-    raise ValueError(f"several workers need NCCL to share device {device!r}, and it is not here: take workers 1")
+    raise ValueError(
+        f"several workers need NCCL to share device {device!r}, and it is not here: take workers 1"
+    )
 
 
 def _check_number(spec: Spec) -> None:
     """ValueError if there are more workers to start than nodes to share out."""
     honest = spec.nodes - spec.byzantine
     if not placed() and spec.workers > honest:
-        raise ValueError(f"workers {spec.workers} are more than the {honest} honest nodes: the nearest is {honest}")
+        raise ValueError(
+            f"workers {spec.workers} are more than the {honest} honest nodes: the nearest is {honest}"
+        )
 
 
 @contextmanager
@@ -113,7 +121,7 @@ def _here(otherwise: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
 
 
-# --- where they meet -------------------------------------------------------------------------------------------------
+# --- where they meet ----------------------------------------------------------------------------------------
 
 
 def _meeting(place: Path, spec: Spec, children: Processes) -> tuple[Any, int, int]:
@@ -130,12 +138,15 @@ def _meeting(place: Path, spec: Spec, children: Processes) -> tuple[Any, int, in
 
 
 def _at_address(rank: str, size: str, address: str, port: str) -> tuple[Any, int, int]:
-    """As torchrun and its like place workers: the first one, or the agent that started them, keeps the store."""
+    """As torchrun and its like place workers: the first one, or the agent that started them,
+    keeps the store."""
     _use_interface(address)
     keeps = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         # a worker waits for the others below, with a sentence of its own
-        store = _stores.TCPStore(address, int(port), int(size), keeps, timeout=_JOINING, wait_for_workers=False)
+        store = _stores.TCPStore(
+            address, int(port), int(size), keeps, timeout=_JOINING, wait_for_workers=False
+        )
     except (RuntimeError, OSError, ValueError) as error:
         raise ValueError(
             f"the meeting place of the workers, {address}:{port}, cannot be reached: {_line(error)}"
@@ -168,14 +179,16 @@ def _watched(children: Processes) -> Iterator[None]:
     except RuntimeError as error:
         ended = next((child for child in children if child.poll()), None)
         why = _line(error) if ended is None else _last(ended)
-        raise LostError(f"a worker was lost ({why}): the same command goes on from the last checkpoint") from error
+        raise LostError(
+            f"a worker was lost ({why}): the same command goes on from the last checkpoint"
+        ) from error
 
 
 def _line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:120]
 
 
-# --- where gloo listens ----------------------------------------------------------------------------------------------
+# --- where gloo listens -------------------------------------------------------------------------------------
 
 
 def _use_interface(address: str) -> None:
@@ -189,14 +202,17 @@ def _use_interface(address: str) -> None:
 
 
 def _interface(address: str) -> str | None:
-    """The interface from which an address is reached, by the routes of this machine; None where that is not known."""
+    """The interface from which an address is reached, by the routes of this machine;
+    None where that is not known."""
     try:
         wanted = int(ipaddress.IPv4Address(socket.gethostbyname(address)))
         lines = Path("/proc/net/route").read_text("utf-8").splitlines()[1:]
     except (OSError, ValueError):
         return None  # not Linux, or not IPv4: gloo takes the host's own address
     found = [line.split() for line in lines]
-    routes = [(_number(route[7]), route[0]) for route in found if wanted & _number(route[7]) == _number(route[1])]
+    routes = [
+        (_number(route[7]), route[0]) for route in found if wanted & _number(route[7]) == _number(route[1])
+    ]
     return max(routes, default=(0, None))[1]
 
 
@@ -205,7 +221,7 @@ def _number(text: str) -> int:
     return int.from_bytes(int(text, 16).to_bytes(4, sys.byteorder), "big")
 
 
-# --- workers that are started here -----------------------------------------------------------------------------------
+# --- workers that are started here --------------------------------------------------------------------------
 
 
 def _started(spec: Spec, place: Path) -> Processes:
@@ -217,7 +233,9 @@ def _started(spec: Spec, place: Path) -> Processes:
         file = folder / "run.toml"
         file.write_text(to_toml(spec), "utf-8")
         more = {_STORE: f"{place / 'store'},{spec.workers},{rank}"}
-        children.append(start(["run", str(file)], folder / "stdout", folder / "stderr", spec.threads or 1, more=more))
+        children.append(
+            start(["run", str(file)], folder / "stdout", folder / "stderr", spec.threads or 1, more=more)
+        )
     return children
 
 

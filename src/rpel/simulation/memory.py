@@ -1,11 +1,13 @@
 """A network whose nodes remember: line 9 takes the answers of the last c rounds, the older ones moved along.
 
-In a round a node draws s peers among those that it did not draw in the c − 1 rounds before, so that the hostile among
-the c·s of a window follow the planned law; the first round draws c·s, cut into c lists that count as rounds 2 − c … 1.
+In a round a node draws s peers among those that it did not draw in the c − 1 rounds before, so that the
+hostile among the c·s of a window follow the planned law; the first round draws c·s,
+cut into c lists that count as rounds 2 − c … 1.
 
 Invariants:
 - a round costs one table: its half-steps and its forged rows as they were delivered. What each node has of
-  it are numbers; no answer is stored twice, and none is moved before it is aggregated (:class:`rpel.types.Moves`);
+  it are numbers; no answer is stored twice, and none is moved before it is aggregated
+  (:class:`rpel.types.Moves`);
 - who was asked is known of all nodes to every worker, what came is known of a worker's own nodes;
 - what is remembered is part of the state: it is checkpointed, and any number of workers can go on with it.
 """
@@ -43,20 +45,26 @@ class Drawn(Unweighted):
 
 
 class Shelf:
-    """What c rounds left, in one array: half-steps (h), forged rows, and the exact half-steps of those who remember
-    where models travel in a code. Row i of round u is row i·c + u mod c: the round that is put there is not one of the
-    c − 1 before it, which line 9 is still to read."""
+    """What c rounds left, in one array: half-steps (h), forged rows, and the exact half-steps of those who
+    remember where models travel in a code. Row i of round u is row i·c + u mod c: the round that is put there
+    is not one of the c − 1 before it, which line 9 is still to read."""
 
     def __init__(self, half: int, forged: int, own: int, rounds: int, like: Models, backend: Backend) -> None:
         self.rounds, self.backend, rows = rounds, backend, half + forged + own
         self.past = backend.zeros(rows * rounds, like.shape[-1], like)
         self.most = np.zeros(rows * rounds)
-        self.parts = {"half": slice(0, half), "forged": slice(half, half + forged), "own": slice(half + forged, rows)}
+        self.parts = {
+            "half": slice(0, half),
+            "forged": slice(half, half + forged),
+            "own": slice(half + forged, rows),
+        }
 
     def put(self, part: str, slot: int, rows: Integers | None, values: Models, most: Floats) -> None:
         """Keep these rows of a round (None: all), of which the largest absolute values are known."""
         place = self.parts[part]
-        numbers = (np.arange(place.start, place.stop) if rows is None else place.start + rows) * self.rounds + slot
+        numbers = (
+            np.arange(place.start, place.stop) if rows is None else place.start + rows
+        ) * self.rounds + slot
         self.backend.put(self.past, numbers, values)
         self.most[numbers] = most
 
@@ -109,7 +117,9 @@ class RememberingNetwork:
         """The rows of the nodes that act."""
         return self.network.nodes(t)
 
-    def __call__(self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models) -> tuple[Received, Arrays]:
+    def __call__(
+        self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
+    ) -> tuple[Received, Arrays]:
         """This round's answers, and those of the rounds before as rows that are moved."""
         attack = {key: value for key, value in state.items() if not key.startswith(_OURS)}
         asked = self._draw(t, state.get("memory.asked"))
@@ -128,17 +138,22 @@ class RememberingNetwork:
     # --- asking ---
 
     def _draw(self, t: int, before: Integers | None) -> Integers:
-        """(h, s) whom every node asks, none of those that it asked in the rounds before; c·s in the first round."""
+        """(h, s) whom every node asks, none of those that it asked in the rounds before;
+        c·s in the first round."""
         plain = self.plain
         ids, n, seed = plain.ids(t), plain.roster.nodes, plain.seed
         if before is not None:
             return sample_others(seed, "pull", t, ids, n, self.pull, before)
         drawn = sample_without_replacement(seed, "pull", t, ids, n, self.memory * self.pull)
-        order = np.argsort(draws(seed, "lists", t, ids, drawn.shape[1]), axis=1)  # any s of them are drawn alike
+        # any s of them are drawn alike
+        order = np.argsort(draws(seed, "lists", t, ids, drawn.shape[1]), axis=1)
         return np.take_along_axis(drawn, order, axis=1)
 
-    def _of_round(self, t: int, asked: Integers, codes: Integers, nodes: Integers) -> SimulatedNetwork | CodedNetwork:
-        """The network of one round: who asks whom is fixed; an attack that searches knows what is remembered."""
+    def _of_round(
+        self, t: int, asked: Integers, codes: Integers, nodes: Integers
+    ) -> SimulatedNetwork | CodedNetwork:
+        """The network of one round: who asks whom is fixed;
+        an attack that searches knows what is remembered."""
         plain = self.plain
         window = None
         if plain.attack.searches and codes.size:
@@ -149,7 +164,8 @@ class RememberingNetwork:
     # --- what came ---
 
     def _windows(self, received: Received, codes: Integers, t: int, state: Arrays, most: Floats) -> Received:
-        """Own row, this round's answers, then the remembered ones; hostile answers are counted over the window."""
+        """Own row, this round's answers, then the remembered ones;
+        hostile answers are counted over the window."""
         if t == 1:
             return replace(received, index=to_the_front(received.index))
         number, moves = self._moved(codes, received.index[:, 0], t)
@@ -160,8 +176,8 @@ class RememberingNetwork:
         return replace(received, index=index, met=met, moves=replace(moves, now=most))
 
     def _moved(self, codes: Integers, own: Integers, t: int) -> tuple[Integers, Moves]:
-        """(c, (c − 1)·s) the numbers of the remembered answers, −1 absent, and how each is made; own: the rows of the
-        table that hold the nodes' own half-steps."""
+        """(c, (c − 1)·s) the numbers of the remembered answers, −1 absent, and how each is made; own: the
+        rows of the table that hold the nodes' own half-steps."""
         c, h = self.memory, self.plain.models
         first = self.plain.mine.start if self._alone else 0
         rows = np.where(codes >= 0, codes, h + (-2 - codes) - first)
@@ -177,7 +193,14 @@ class RememberingNetwork:
         return number, Moves(self.shelf.past, owns, base.ravel(), back.ravel(), self.shelf.most)
 
     def _kept(
-        self, received: Received, asked: Integers, codes: Integers, nodes: Integers, t: int, state: Arrays, most: Floats
+        self,
+        received: Received,
+        asked: Integers,
+        codes: Integers,
+        nodes: Integers,
+        t: int,
+        state: Arrays,
+        most: Floats,
     ) -> Arrays:
         """What the next rounds need of this one; most: the largest absolute values of the table's rows."""
         plain, gaps, s = self.plain, self.memory - 1, self.pull

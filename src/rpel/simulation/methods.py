@@ -1,4 +1,5 @@
-"""Every method is one topology and one rule; nothing else in the round changes. And a Spec resolved for its method."""
+"""Every method is one topology and one rule; nothing else in the round changes.
+And a Spec resolved for its method."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -142,16 +143,20 @@ def _backend(spec: Spec) -> str:
     """Who computes; ValueError for what that one cannot do."""
     name = str(spec.backend) if spec.backend != "auto" else "numba" if spec.device == "cpu" else "torch"
     if name != "torch" and spec.device != "cpu":
-        raise ValueError(f"backend {name!r} computes on the cpu: device {spec.device!r} goes with backend 'torch'")
+        raise ValueError(
+            f"backend {name!r} computes on the cpu: device {spec.device!r} goes with backend 'torch'"
+        )
     return name
 
 
 def _plan(spec: Spec, method: Method) -> planning.Plan:
-    """The plan for the given pull and b_hat, or the best for what is left out; baselines get RPEL's budget."""
+    """The plan for the given pull and b_hat, or the best for what is left out;
+    baselines get RPEL's budget."""
     if method.peers == "everybody":
         spec = _all_of_them(spec)
     elif method.on_graph and spec.placement == "adversarial" and spec.b_hat is None:
-        spec = spec.replace(b_hat=spec.byzantine)  # attackers that choose their places may all sit beside one victim
+        # attackers that choose their places may all sit beside one victim
+        spec = spec.replace(b_hat=spec.byzantine)
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
         least = -(-(2 * spec.b_hat + 2) // spec.memory)
@@ -170,8 +175,8 @@ def _all_of_them(spec: Spec) -> Spec:
     for key, value in only.items():
         if getattr(spec, key) not in (None, value):
             raise ValueError(
-                f"{key} {getattr(spec, key)} does not go with method {spec.method}, in which all {spec.nodes} nodes "
-                f"hear each other: the nearest is {key} {value}, or method rpel"
+                f"{key} {getattr(spec, key)} does not go with method {spec.method}, in which all "
+                f"{spec.nodes} nodes hear each other: the nearest is {key} {value}, or method rpel"
             )
     return spec.replace(**only)
 
@@ -238,7 +243,9 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
     least = found.least(plan.b_hat)
     if plan.models < least:
         pull = -(-(least - 1) // plan.memory)
-        raise ValueError(f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {pull}")
+        raise ValueError(
+            f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {pull}"
+        )
 
 
 def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
@@ -250,7 +257,8 @@ def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
 
 
 def aggregations(spec: Spec) -> int | None:
-    """How often the honest nodes of an asynchronous run aggregate, all together; None where it is once a round each."""
+    """How often the honest nodes of an asynchronous run aggregate, all together;
+    None where it is once a round each."""
     return schedule(spec).aggregations() if spec.asynchronous else None
 
 
@@ -260,13 +268,18 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
         schedule(spec)
     if not spec.asynchronous:
         if spec.max_age is not None:
-            raise ValueError(f"max_age {spec.max_age:g} goes with asynchronous true: else all answers are of the round")
+            raise ValueError(
+                f"max_age {spec.max_age:g} goes with asynchronous true: else all answers are of the round"
+            )
         return
     for other, why in (
         (spec.method != "rpel", f"method {spec.method}: the nearest is method rpel"),
         (spec.memory > 1, f"memory {spec.memory}: the nearest is memory 1"),
         (spec.wire != "float32", f"wire {spec.wire}: the nearest is wire float32"),
-        (spec.max_grad_norm is not None, "max_grad_norm: fast nodes would spend more privacy than is counted"),
+        (
+            spec.max_grad_norm is not None,
+            "max_grad_norm: fast nodes would spend more privacy than is counted",
+        ),
         (spec.roaming, "roaming: there is no round at whose end identities could change"),
         (spec.consistent, "consistent: who asks at another moment is answered from other models"),
         ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
@@ -278,20 +291,27 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
 def _check_memory(spec: Spec, attack: Attack) -> None:
     """ValueError, one sentence, for what does not go with remembered answers."""
     if attack.looks_ahead and spec.memory == 1:
-        raise ValueError(f"attack {attack.name} with ahead=1 harms what nodes remember: memory 2 is the least, not 1")
+        raise ValueError(
+            f"attack {attack.name} with ahead=1 harms what nodes remember: memory 2 is the least, not 1"
+        )
     if attack.looks_ahead and spec.consistent:
-        raise ValueError(f"attack {attack.name} with ahead=1 looks at each victim by itself: leave out consistent")
+        raise ValueError(
+            f"attack {attack.name} with ahead=1 looks at each victim by itself: leave out consistent"
+        )
     if spec.memory == 1:
         return
     for other, why in (
-        (spec.method != "rpel", f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel"),
+        (
+            spec.method != "rpel",
+            f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel",
+        ),
         (spec.roaming, "roaming: windows follow the planned law only while the hostile nodes stay the same"),
     ):
         if other:
             raise ValueError(f"memory {spec.memory} does not go with {why}")
 
 
-# --- what there is to say before a run -------------------------------------------------------------------------------
+# --- what there is to say before a run ----------------------------------------------------------------------
 
 
 def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
@@ -299,25 +319,33 @@ def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
 
     >>> spec = Spec(nodes=7, byzantine=2, rule="median")
     >>> remarks(spec, resolve(spec))
-    ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after trimming']
+    ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after
+    trimming']
     """
     found, m = [], resolved.memory * resolved.pull + 1
     if spec.pull is None and spec.method not in TO_ALL:
         left = m - 2 * resolved.b_hat
         found.append(
-            f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at most "
-            f"{resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
+            f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at "
+            f"most {resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
         )
     *before, last = resolved.rule.split("+")
-    alike = {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")} if last in _ALIKE else set()
-    return found + [sentence for sentence in same_rules([resolved], alike) if resolved.rule in sentence.split()]
+    alike = (
+        {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")}
+        if last in _ALIKE
+        else set()
+    )
+    return found + [
+        sentence for sentence in same_rules([resolved], alike) if resolved.rule in sentence.split()
+    ]
 
 
 _ALIKE = ("mean", "median", "trimmed_mean")
 
 
 def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> list[str]:
-    """A sentence for each set of rules that are one function under a plan of these runs, compared by trying them.
+    """A sentence for each set of rules that are one function under a plan of these runs,
+    compared by trying them.
 
     >>> runs = [resolve(Spec(pull=8, b_hat=4, rule=rule)) for rule in ("trimmed_mean", "median", "krum")]
     >>> same_rules(runs)
@@ -333,7 +361,9 @@ def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> lis
         left = m - 2 * b_hat
         why = f"{left} of {m} models {'is' if left == 1 else 'are'} left after trimming"
         for *first, last in _coinciding(sorted(rules), m, b_hat):
-            found.append(f"{', '.join(first)} and {last} are one function at pull {pull} and b_hat {b_hat}: {why}")
+            found.append(
+                f"{', '.join(first)} and {last} are one function at pull {pull} and b_hat {b_hat}: {why}"
+            )
     return found
 
 
@@ -352,18 +382,20 @@ def _coinciding(names: Sequence[str], m: int, f: int) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-# --- what a Spec builds ----------------------------------------------------------------------------------------------
+# --- what a Spec builds -------------------------------------------------------------------------------------
 
 
 def build_rule(spec: ResolvedSpec) -> Rule:
-    """The rule of the run, made to survive b̂ hostile answers; epidemic learning averages however few have come."""
+    """The rule of the run, made to survive b̂ hostile answers;
+    epidemic learning averages however few have come."""
     if METHODS[spec.method].peers in ("push", "regular"):
         return rule_by_name(spec.rule)
     return rule_by_name(spec.rule, f=spec.b_hat)
 
 
 def build_network(spec: ResolvedSpec, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:
-    """Who hears whom, who is hostile, and the graph when there is a fixed one; flood: hostile nodes push to all."""
+    """Who hears whom, who is hostile, and the graph when there is a fixed one; flood:
+    hostile nodes push to all."""
     nodes, pull, seed = spec.nodes, spec.pull, spec.seed
     roster = Roster(nodes, spec.byzantine, seed, spec.roaming)
     peers = METHODS[spec.method].peers

@@ -1,8 +1,9 @@
-"""What a run has shown so far: a row of metrics a round, hostile counts, and every node's accuracy when evaluated.
+"""What a run has shown so far: a row of metrics a round, hostile counts,
+and every node's accuracy when evaluated.
 
-Invariants: all but the rows goes into the checkpoint, and a row is written before the checkpoint that covers it, so a
-resumed run ends with the same metrics; a number that overflowed is null, and ``diverged`` counts the honest nodes whose
-model is not finite.
+Invariants: all but the rows goes into the checkpoint, and a row is written before the checkpoint that covers
+it, so a resumed run ends with the same metrics; a number that overflowed is null, and ``diverged`` counts the
+honest nodes whose model is not finite.
 """
 
 import math
@@ -26,9 +27,12 @@ class Metrics:
     """Filled round by round; ``counts`` (T, h), ``rows`` one dict a round."""
 
     def __init__(self, rounds: int, honest: NDArray[np.int64], each: int = 1) -> None:
-        """each: how often a node may aggregate in a round; counts are then (T, each, h), −1 where it did not."""
+        """each: how often a node may aggregate in a round; counts are then (T, each, h),
+        −1 where it did not."""
         self.honest = honest
-        self.counts = np.zeros((rounds, len(honest)) if each == 1 else (rounds, each, len(honest)), dtype=np.int32)
+        self.counts = np.zeros(
+            (rounds, len(honest)) if each == 1 else (rounds, each, len(honest)), dtype=np.int32
+        )
         self.rows: list[Row] = []
         self.eval_rounds: list[int] = []
         self.accuracies: list[NDArray[np.float64]] = []
@@ -60,23 +64,32 @@ class Metrics:
                 values.append(shown.metrics[name])
 
     def nodes(self) -> dict[str, NDArray[Any]]:
-        """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,), the others (e, h)."""
-        found = {"accuracy": self.accuracies} | {f"{METRIC}{name}": values for name, values in self.measured.items()}
-        arrays = {key: np.array(values, np.float64).reshape(-1, len(self.honest)) for key, values in found.items()}
+        """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,),
+        the others (e, h)."""
+        found = {"accuracy": self.accuracies} | {
+            f"{METRIC}{name}": values for name, values in self.measured.items()
+        }
+        arrays = {
+            key: np.array(values, np.float64).reshape(-1, len(self.honest)) for key, values in found.items()
+        }
         return {"round": np.array(self.eval_rounds, np.int64), **arrays}
 
     def state(self, ahead: RoundInfo | None = None) -> dict[str, NDArray[Any]]:
-        """What a checkpoint keeps beside the simulation's own state. ahead: of a round that is not yet taken in."""
+        """What a checkpoint keeps beside the simulation's own state. ahead:
+        of a round that is not yet taken in."""
         nodes = self.nodes()
         counts = self.counts[: self.round]
-        known = {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
+        known = (
+            {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
+        )
         return {
             "record.counts": counts, **{f"record.{key}": values for key, values in nodes.items()},
             **{_AHEAD + key: np.asarray(value) for key, value in known.items()},
         }  # fmt: skip
 
     def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> RoundInfo | None:
-        """Continue from a :meth:`state` and the rows up to it; returns what it says of a round ahead of them."""
+        """Continue from a :meth:`state` and the rows up to it;
+        returns what it says of a round ahead of them."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
         self.rows = list(rows)
@@ -94,19 +107,33 @@ class Metrics:
 
 def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
     row: Row = dict.fromkeys(COLUMNS)
-    row |= {"round": info.round, "consensus": number(info.consensus), "messages": info.messages, "bytes": sent}
+    row |= {
+        "round": info.round,
+        "consensus": number(info.consensus),
+        "messages": info.messages,
+        "bytes": sent,
+    }
     row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded}
     row |= {"diverged": info.diverged, "seconds": round(seconds, 6)}
     if shown is not None:
         # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
         values = {"accuracy_mean": shown.mean, "accuracy_worst": shown.worst, "accuracy_median": shown.median}
         values |= {"loss": float(shown.loss.mean()), "grad_norm": shown.grad_norm}
-        values |= {"alpha_realised": info.alpha_realised or 0.0, "lambda_realised": info.lambda_realised or 0.0}
+        values |= {
+            "alpha_realised": info.alpha_realised or 0.0,
+            "lambda_realised": info.lambda_realised or 0.0,
+        }
         row |= {key: number(value) for key, value in values.items()}
         if (success := shown.attack_success) is not None:
-            row |= {"attack_success_mean": float(success.mean()), "attack_success_worst": float(success.max())}
+            row |= {
+                "attack_success_mean": float(success.mean()),
+                "attack_success_worst": float(success.max()),
+            }
         if (output := shown.output_accuracy) is not None:
-            found = {"output_accuracy_mean": float(output.mean()), "output_accuracy_worst": float(output.min())}
+            found = {
+                "output_accuracy_mean": float(output.mean()),
+                "output_accuracy_worst": float(output.min()),
+            }
             row |= {key: number(value) for key, value in found.items()}
     return row
 

@@ -1,7 +1,7 @@
 """What a run with privacy may spend and has spent, and the gradients that keep to it.
 
-Invariants: every refusal comes before the first round; one noise serves all nodes, and the largest ε of the honest ones
-holds the target; a round whose steps would pass the target is not begun.
+Invariants: every refusal comes before the first round; one noise serves all nodes, and the largest ε of the
+honest ones holds the target; a round whose steps would pass the target is not begun.
 """
 
 import logging
@@ -29,7 +29,8 @@ def is_private(spec: ResolvedSpec) -> bool:
 def private(
     spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None, arrays: Backend | None = None
 ) -> tuple[Gradients, Budget | None]:
-    """The gradients of a run, and its budget where there is noise; the task's own and None without such fields.
+    """The gradients of a run, and its budget where there is noise;
+    the task's own and None without such fields.
 
     sizes, arrays: see :class:`PrivateGradients`.
     """
@@ -61,7 +62,8 @@ def _rate(spec: ResolvedSpec, examples: int) -> float:
         return privacy.rate(spec.batch_size, examples)
     except ValueError:
         raise ValueError(
-            f"a node holds {examples} examples, fewer than batch_size {spec.batch_size}: take batch_size {examples}"
+            f"a node holds {examples} examples, fewer than batch_size {spec.batch_size}: take batch_size "
+            f"{examples}"
         ) from None
 
 
@@ -73,21 +75,26 @@ def _check(spec: ResolvedSpec) -> None:
         raise ValueError("noise_multiplier 0 keeps no target_epsilon: leave it out, and the noise is planned")
     if is_private(spec) and spec.max_grad_norm is None:
         raise ValueError(
-            f"{asked} {value:g} without max_grad_norm: noise protects only gradients that are clipped; the usual is "
-            "max_grad_norm 1"
+            f"{asked} {value:g} without max_grad_norm: noise protects only gradients that are clipped; the "
+            "usual is max_grad_norm 1"
         )
     if is_private(spec) and spec.target_delta is None:
-        raise ValueError(f"{asked} {value:g} needs a target_delta, below one over a node's examples, such as 1e-5")
+        raise ValueError(
+            f"{asked} {value:g} needs a target_delta, below one over a node's examples, such as 1e-5"
+        )
     if spec.target_delta is not None and not is_private(spec):
-        raise ValueError(f"target_delta {spec.target_delta:g} needs a target_epsilon or a noise_multiplier beside it")
+        raise ValueError(
+            f"target_delta {spec.target_delta:g} needs a target_epsilon or a noise_multiplier beside it"
+        )
     if spec.sampling == "replacement" and spec.max_grad_norm is not None:
         raise ValueError(
-            "sampling 'replacement' has no accountant, since an example may be drawn twice: with max_grad_norm, "
-            "noise_multiplier or target_epsilon the only one is 'poisson'"
+            "sampling 'replacement' has no accountant, since an example may be drawn twice: with "
+            "max_grad_norm, noise_multiplier or target_epsilon the only one is 'poisson'"
         )
     if spec.partition == "virtual" and (spec.max_grad_norm is not None or spec.sampling == "poisson"):
         raise ValueError(
-            "partition 'virtual' shares examples between nodes, so no node could protect its own: the nearest is 'iid'"
+            "partition 'virtual' shares examples between nodes, so no node could protect its own: the "
+            "nearest is 'iid'"
         )
 
 
@@ -95,9 +102,13 @@ def _check_data(task: Classification) -> None:
     """ValueError where examples are held twice, or shown in the evaluation."""
     held, dataset = np.concatenate(list(task.examples.held.values())), task.examples.dataset
     if len(np.unique(held)) < len(held):
-        raise ValueError("an example is held by several nodes, so none of them could protect it: give each its own")
+        raise ValueError(
+            "an example is held by several nodes, so none of them could protect it: give each its own"
+        )
     same = dataset.train_x is dataset.test_x
     if isinstance(dataset.train_x, np.ndarray) and isinstance(dataset.test_x, np.ndarray):
         same = same or np.array_equal(dataset.train_x, dataset.test_x)
     if same:
-        raise ValueError("the test examples are the training examples, which accuracies would tell of: give others")
+        raise ValueError(
+            "the test examples are the training examples, which accuracies would tell of: give others"
+        )

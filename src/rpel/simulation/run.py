@@ -1,9 +1,9 @@
 """Run a Spec, keep it in its folder, continue it where it stopped.
 
-Invariants: a folder belongs to one meaning (its hash) and one code; a finished run is not repeated, an unfinished one
-goes on from its last checkpoint, where both are the same (:mod:`rpel.runs.reuse`); a round is wholly in the
-checkpoint or not at all, so a resumed run ends with the same bytes; a signal is obeyed between rounds, and in the last
-evaluation, which can be long: the last round is then kept without it.
+Invariants: a folder belongs to one meaning (its hash) and one code; a finished run is not repeated, an
+unfinished one goes on from its last checkpoint, where both are the same (:mod:`rpel.runs.reuse`); a round is
+wholly in the checkpoint or not at all, so a resumed run ends with the same bytes; a signal is obeyed between
+rounds, and in the last evaluation, which can be long: the last round is then kept without it.
 """
 
 import logging
@@ -48,7 +48,8 @@ def run(
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> Result | RunSet:
-    """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on, unless ``force``.
+    """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on,
+    unless ``force``.
 
     reuse: a finished run of other code, or with objects from Python, is taken, too.
     stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
@@ -71,7 +72,9 @@ def run(
                 chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
                 folder = RunFolder(Path(resolved.out) / chosen.name, tensorboard)
             if (
-                result := _run_one(resolved, inputs, folder, progress, stop, force, workers, own.callbacks, said)
+                result := _run_one(
+                    resolved, inputs, folder, progress, stop, force, workers, own.callbacks, said
+                )
             ) is not None:
                 runs.append(result)
             if workers.any(stop.asked) and seed != seeds[-1]:
@@ -91,7 +94,9 @@ def prepared(spec: Spec, own: Objects, load: Load) -> tuple[ResolvedSpec, Inputs
 def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
     """The workers of this run. User-supplied objects stay in this process; worker 0 speaks for all."""
     if spec.workers > 1 and own != Objects():
-        raise ValueError("workers share runs whose data and model have names: with objects from Python, workers=1")
+        raise ValueError(
+            "workers share runs whose data and model have names: with objects from Python, workers=1"
+        )
     with launch.joined(spec) as workers:
         try:
             yield workers
@@ -136,7 +141,8 @@ def resume(
     code = folder.code()
     if not force and code not in (None, ours["code"]):
         raise ValueError(
-            f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes on with it"
+            f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes "
+            "on with it"
         )
     with joined(spec, own) as workers:
         resolved, inputs = workers.together(lambda: prepared(spec, own, loader(download)))
@@ -145,7 +151,9 @@ def resume(
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
-        result = _run_one(resolved, inputs, folder, progress, stop or Stop(WHEN), False, workers, own.callbacks)
+        result = _run_one(
+            resolved, inputs, folder, progress, stop or Stop(WHEN), False, workers, own.callbacks
+        )
     if result is None:
         raise SystemExit(0)  # another worker has the result
     return result
@@ -170,7 +178,8 @@ def _run_one(
         count = spec.threads or threads()
         stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
         if spec.backend == "torch":
-            stack.enter_context(one_torch_thread())  # its own threads would spin beside ours after each small product
+            # its own threads would spin beside ours after each small product
+            stack.enter_context(one_torch_thread())
         spec = spec.model_copy(update={"threads": count})
         run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers, callbacks))
         for remark in remarks:  # once nothing is wrong any more
@@ -180,7 +189,8 @@ def _run_one(
             workers.each(folder.check_shared)
             if force:
                 workers.first(folder.clear)
-            elif workers.first(lambda: folder.certificate() is not None):  # finished by another process in between
+            elif workers.first(lambda: folder.certificate() is not None):
+                # finished by another process in between
                 return None if workers.rank else stored(folder, inputs.versions)
         return run.result()
 

@@ -37,7 +37,8 @@ from rpel.simulation.metrics import Metrics
 
 
 class Run:
-    """One run on its way: Algorithm 1's step and then the callbacks, round by round; saved, restored, finished."""
+    """One run on its way: Algorithm 1's step and then the callbacks, round by round; saved, restored,
+    finished."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class Run:
         self.checkpoint = Checkpoint(self.simulation, self.measure, self.metrics, folder, workers, about)
 
     def result(self) -> Result | None:
-        """Go on from the last checkpoint to the end; every worker takes part, worker 0 writes and has the result."""
+        """Go on from the last checkpoint to the end; every worker takes part,
+        worker 0 writes and has the result."""
         with ExitStack() as stack:
             stack.enter_context(self.stop)
             self.checkpoint.restore()
@@ -103,7 +105,8 @@ class Run:
         show = None if self.progress is None else Show(self.progress, self.spec, self.metrics)
 
         def look(done: float) -> None:
-            if not self.user.callbacks:  # theirs must see the last round, which a resumed run does not play again
+            # theirs must see the last round, which a resumed run does not play again
+            if not self.user.callbacks:
                 obey.look(done)
             if show is not None:
                 show.look(done)
@@ -114,7 +117,9 @@ class Run:
 
     def _begin(self, folder: RunFolder) -> None:
         """What a folder says of a run before its first round."""
-        folder.write_text("spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None)))
+        folder.write_text(
+            "spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None))
+        )
         if self.simulation.graph is not None:
             hostile = self.simulation.roster.hostile(1)
             folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
@@ -146,14 +151,21 @@ class Run:
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)
         result = Result(
-            self.spec.replace(), self.path, history=rows, certificate=proof, nodes=nodes, tensors=tensors, module=module
+            self.spec.replace(),
+            self.path,
+            history=rows,
+            certificate=proof,
+            nodes=nodes,
+            tensors=tensors,
+            module=module,
         )
         if self.folder is not None:
             self._write(self.folder, result)
         return result
 
     def _tensors(self) -> dict[str, NDArray[Any]]:
-        """What is kept of the honest nodes: their output models, and what never left them (BatchNorm's statistics)."""
+        """What is kept of the honest nodes: their output models,
+        and what never left them (BatchNorm's statistics)."""
         honest = self.metrics.honest.astype(np.int64)
         tensors: dict[str, NDArray[Any]] = {
             "ids": honest, "models": np.ascontiguousarray(self.simulation.models(), np.float32),

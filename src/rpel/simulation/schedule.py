@@ -1,15 +1,16 @@
 """When nodes of an asynchronous run publish, read and aggregate: a matter of their speeds alone.
 
-Node i's k-th local phase lasts max(L, w_i · e_ik): w_i its slowness, e_ik its jitter. When it ends, at τ, the half-step
-is published; requests reach the peers at τ + L, answers come back at τ + 2L, and the next phase begins. With all speeds
-equal a cycle lasts C = 1 + 2L; round r of a run is the time in which what is aggregated by r·C is read: up to r·C − L.
+Node i's k-th local phase lasts max(L, w_i · e_ik): w_i its slowness, e_ik its jitter. When it ends, at τ, the
+half-step is published; requests reach the peers at τ + L, answers come back at τ + 2L, and the next phase
+begins. With all speeds equal a cycle lasts C = 1 + 2L; round r of a run is the time in which what is
+aggregated by r·C is read: up to r·C − L.
 
 Invariants:
 - no draw of a peer enters, so that the number of aggregations is known before the first;
 - times are whole numbers of ticks, a billion to the unit, so that equal speeds give equal times, exactly;
-- what is published in a window comes from models that were aggregated before it, and nobody publishes twice in it: a
-  phase of length p that ends in it was begun with answers that were read p + L before its end. So a window may last as
-  long as the shortest phase and L together; the shortest possible phase is L.
+- what is published in a window comes from models that were aggregated before it, and nobody publishes twice
+  in it: a phase of length p that ends in it was begun with answers that were read p + L before its end. So a
+  window may last as long as the shortest phase and L together; the shortest possible phase is L.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ _FORMS = "equal, lognormal:0.3, stragglers:0.1,10, several of these joined by +,
 
 
 def of_round(label: int) -> int:
-    """The round r of a phase's coordinate, r + (k << 32) for the k-th, from 0 on, that a node publishes in round r.
+    """The round r of a phase's coordinate, r + (k << 32) for the k-th, from 0 on,
+    that a node publishes in round r.
 
     >>> of_round(7), of_round(7 + (2 << 32))
     (7, 7)
@@ -45,7 +47,11 @@ def slowness(speeds: str, ids: Integers, hostile: Integers, nodes: int, seed: in
     for part in str(speeds).split("+"):
         name, _, rest = part.strip().partition(":")
         try:
-            numbers = [float(text) for text in (rest if rest else name).split(",")] if part.strip() != "equal" else []
+            numbers = (
+                [float(text) for text in (rest if rest else name).split(",")]
+                if part.strip() != "equal"
+                else []
+            )
         except ValueError:
             raise ValueError(f"speeds {speeds!r} is not valid: it takes {_FORMS}") from None
         if name == "lognormal" and len(numbers) == 1 and 0 <= numbers[0] < 10:
@@ -68,7 +74,8 @@ def _normal(seed: int, purpose: Purpose, round: int, ids: Integers) -> Floats:
 
 
 class Acting(NamedTuple):
-    """Phases of some nodes, in the order of rows: rows (k,), when each published, and the coordinates of its draws."""
+    """Phases of some nodes, in the order of rows: rows (k,), when each published,
+    and the coordinates of its draws."""
 
     rows: Integers
     published: Integers
@@ -156,7 +163,8 @@ class Schedule:
     def windows(self, r: int, long: bool = True) -> list[tuple[Acting, Acting]]:
         """(who publishes, who reads) in each window of round r; windows in which nobody does are left out.
 
-        long: as few as possible; else none is longer than L, so that whoever acts in one acts at nearly one time.
+        long: as few as possible; else none is longer than L,
+        so that whoever acts in one acts at nearly one time.
         """
         phases, first, last = self._phases, self.edge(r - 1) if r > 1 else -1, self.edge(r)
         each = self.wait
@@ -177,7 +185,8 @@ class Schedule:
         return Acting(*(part[begin:end][order] for part in phases))
 
     def published_by(self, r: int) -> Integers:
-        """(h,) when each row's newest version was published, as of the end of round r; 0: the common initial model."""
+        """(h,) when each row's newest version was published, as of the end of round r; 0:
+        the common initial model."""
         phases = self._phases
         done = phases.published <= (self.edge(r) if r else -1)
         newest = np.zeros(len(self.w), np.int64)
@@ -198,7 +207,9 @@ def _nth(rows: Integers, groups: Integers) -> Integers:
     order = np.lexsort((np.arange(len(rows)), groups, rows))
     keys = np.stack([rows[order], groups[order]])
     new = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(rows) else np.empty(0, bool)
-    start = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0)) if len(rows) else np.empty(0, np.int64)
+    start = (
+        np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0)) if len(rows) else np.empty(0, np.int64)
+    )
     nth = np.empty(len(rows), np.int64)
     nth[order] = np.arange(len(rows)) - start
     return nth

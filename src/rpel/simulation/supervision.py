@@ -45,7 +45,9 @@ def on_ray(
 ) -> Run | RunSet:
     """Run a Spec, or each of its seeds, on a Ray cluster; this process watches."""
     if own not in (None, Objects()) or not keep:
-        raise ValueError("engine ray shares runs that are kept, whose data and model have names: else engine='local'")
+        raise ValueError(
+            "engine ray shares runs that are kept, whose data and model have names: else engine='local'"
+        )
     if tensorboard:
         check_tensorboard()
     seeds, runs, load = parse_seeds(spec.seeds) or [spec.seed], list[Run](), loader(download)
@@ -96,9 +98,12 @@ def _supervise(
 
 
 def _ray_worker(config: dict[str, Any]) -> dict[str, Any]:
-    """One worker, in the group that Ray has made. What it refuses it returns: starting it again would not help."""
+    """One worker, in the group that Ray has made. What it refuses it returns:
+    starting it again would not help."""
     try:
-        runs_here.run(Spec(**config["spec"]), tensorboard=config["tensorboard"], stop=Stop(file=Path(config["stop"])))
+        runs_here.run(
+            Spec(**config["spec"]), tensorboard=config["tensorboard"], stop=Stop(file=Path(config["stop"]))
+        )
     except LostError:
         raise
     except Interrupted as interrupted:

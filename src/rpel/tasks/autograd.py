@@ -1,11 +1,13 @@
-"""Any torch module, by autograd: the plain twin of the other engines, and the engine for everything they do not know.
+"""Any torch module, by autograd: the plain twin of the other engines,
+and the engine for everything they do not know.
 
 Invariants:
-- the caller's module is never touched: each thread works on a copy of its own, into which a node's row is loaded;
+- the caller's module is never touched: each thread works on a copy of its own,
+  into which a node's row is loaded;
 - buffers (BatchNorm's statistics) are loaded from the node's local state and written back after training;
-- dropout draws from a generator seeded for the node. A module that draws random numbers in any other way is found out
-  when the engine is made, and then nodes are computed one after the other, torch's global generator seeded for each and
-  put back afterwards.
+- dropout draws from a generator seeded for the node. A module that draws random numbers in any other way is
+  found out when the engine is made, and then nodes are computed one after the other, torch's global generator
+  seeded for each and put back afterwards.
 """
 
 import copy
@@ -26,8 +28,8 @@ from rpel.tasks.winograd import with_winograd
 
 
 class Arguments:
-    """How a module is called: a tuple's values one by one and a dict's by name, where its `forward` takes them so;
-    otherwise the tuple or the dict as one argument."""
+    """How a module is called: a tuple's values one by one and a dict's by name, where its `forward` takes
+    them so; otherwise the tuple or the dict as one argument."""
 
     def __init__(self, module: nn.Module) -> None:
         self.signature = inspect.signature(module.forward)
@@ -40,7 +42,11 @@ class Arguments:
         """
         if isinstance(inputs, tuple) and self._fit(*inputs):
             return inputs, {}
-        if isinstance(inputs, dict) and all(map(str, inputs)) and self._fit(**{str(key): 0 for key in inputs}):
+        if (
+            isinstance(inputs, dict)
+            and all(map(str, inputs))
+            and self._fit(**{str(key): 0 for key in inputs})
+        ):
             return (), inputs
         return (inputs,), {}
 
@@ -169,13 +175,17 @@ class AutogradEngine(Engine):
         results = []
         for i in range(len(x)):
             own.load(x[i], local[i], train=False)
-            results.append(own.run(trees.mapped(torch.clone, inputs)))  # a module may write into what it is given
+            # a module may write into what it is given
+            results.append(own.run(trees.mapped(torch.clone, inputs)))
         return torch.stack(results) if all(isinstance(one, Tensor) for one in results) else results
 
     def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""
         if getattr(self.own, "dtype", None) != dtype:
-            self.own.copy, self.own.dtype = Copy(self.module, dtype, self.device, winograd=not self.brief), dtype
+            self.own.copy, self.own.dtype = (
+                Copy(self.module, dtype, self.device, winograd=not self.brief),
+                dtype,
+            )
         found: Copy = self.own.copy
         return found
 

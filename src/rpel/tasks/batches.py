@@ -1,11 +1,12 @@
 """Which examples a node sees in which step, and those examples as numbers.
 
 Invariants:
-- the batch of node i in round t, local step k depends on (seed, ("batch", k), t, i) alone: any step replays by itself.
-  That is why a batch is drawn from the shard with replacement: going through the shard in epochs would make a round
-  depend on the rounds before it;
-- examples stay as they were given until they are drawn: images of our own data sets become numbers in a batch, floats
-  take the models' precision, whole numbers (such as token ids) and whatever a `collate` makes stay what they are.
+- the batch of node i in round t, local step k depends on (seed, ("batch", k), t, i) alone: any step replays
+  by itself. That is why a batch is drawn from the shard with replacement: going through the shard in epochs
+  would make a round depend on the rounds before it;
+- examples stay as they were given until they are drawn: images of our own data sets become numbers in a
+  batch, floats take the models' precision, whole numbers (such as token ids)
+  and whatever a `collate` makes stay what they are.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -58,13 +59,18 @@ class Trigger:
         if dataset.collate is not None or not isinstance(dataset.train_x, np.ndarray):
             raise ValueError(f"a backdoor needs images, and an example of {dataset.name} is not one array")
         if len(dataset.shape) != 3:
-            raise ValueError(f"a backdoor needs images, and examples of {dataset.name} have the shape {dataset.shape}")
+            raise ValueError(
+                f"a backdoor needs images, and examples of {dataset.name} have the shape {dataset.shape}"
+            )
         if self.target not in range(dataset.classes):
-            raise ValueError(f"target {self.target} is not a class of {dataset.name}: they go to {dataset.classes - 1}")
+            raise ValueError(
+                f"target {self.target} is not a class of {dataset.name}: they go to {dataset.classes - 1}"
+            )
 
 
 class Examples:
-    """The data of all nodes: whose is what, batches by coordinates, normalisation, what hostile nodes do to theirs."""
+    """The data of all nodes: whose is what, batches by coordinates, normalisation,
+    what hostile nodes do to theirs."""
 
     def __init__(
         self,
@@ -95,7 +101,8 @@ class Examples:
         self._sampled: dict[int, Integers] = {}
 
     def indices(self, ids: Integers, t: int, k: int) -> Rows:
-        """The batches (h, batch_size) of nodes ids (h,) in round t, local step k: uniform over each node's examples."""
+        """The batches (h, batch_size) of nodes ids (h,) in round t, local step k:
+        uniform over each node's examples."""
         drawn = np.empty((len(ids), self.batch_size), np.int32)
 
         def work(first: int, last: int) -> None:
@@ -135,13 +142,15 @@ class Examples:
         coins: NDArray[np.float64] | None = None,
         patched: NDArray[np.bool_] | None = None,
     ) -> tuple[Tree, Tree]:
-        """Inputs (c, B, …) and targets (c, B, …) for training rows (c, B), as nodes ids (c,) see them; None: as they
-        are."""
+        """Inputs (c, B, …) and targets (c, B, …) for training rows (c, B), as nodes ids (c,) see them; None:
+        as they are."""
         collate = self.dataset.collate
         if collate is not None:
             # Batches of several nodes may be padded to different lengths, so they come one by one.
             inputs, targets = self._collated(self.dataset.train_x, rows[0], dtype)
-            return trees.mapped(lambda value: value[None], inputs), trees.mapped(lambda value: value[None], targets)
+            return trees.mapped(lambda value: value[None], inputs), trees.mapped(
+                lambda value: value[None], targets
+            )
         targets = self._targets(rows) if ids is None else self.labels(rows, ids, patched)
         return self.train(rows, coins, dtype, patched), trees.mapped(lambda y: _tensor(y, dtype), targets)
 
@@ -151,7 +160,9 @@ class Examples:
     def _collated(self, examples: Any, rows: Rows | Integers, dtype: torch.dtype) -> tuple[Tree, Tree]:
         assert self.dataset.collate is not None
         inputs, targets = self.dataset.collate([examples[int(row)] for row in rows])
-        return trees.mapped(lambda x: _tensor(x, dtype), inputs), trees.mapped(lambda y: _tensor(y, dtype), targets)
+        return trees.mapped(lambda x: _tensor(x, dtype), inputs), trees.mapped(
+            lambda y: _tensor(y, dtype), targets
+        )
 
     def train(
         self,
@@ -160,7 +171,8 @@ class Examples:
         dtype: torch.dtype,
         patched: NDArray[np.bool_] | None = None,
     ) -> Tree:
-        """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3) if the data set asks for that.
+        """Training examples (c, B, …) for rows (c, B); varied by coins (c, B, 3)
+        if the data set asks for that.
 
         patched (c, B) says which of them carry the trigger's patch.
         """
@@ -203,8 +215,8 @@ class Examples:
         images[torch.from_numpy(which), :, -side:, -side:] = torch.from_numpy(brightest).to(images.dtype)
 
     def labels(self, rows: Rows | Integers, ids: Integers, patched: NDArray[np.bool_] | None = None) -> Any:
-        """Targets (h, B, …) of training rows as these nodes see them: the trigger's target, or C − 1 − y, where
-        hostile."""
+        """Targets (h, B, …) of training rows as these nodes see them: the trigger's target, or C − 1 − y,
+        where hostile."""
         labels = self._targets(rows)
         if self.trigger is not None and patched is not None:
             labels[patched] = self.trigger.target
@@ -233,11 +245,14 @@ class Examples:
         out = torch.empty(len(rows), len(self.scale), dtype=dtype)
         kind = out.numpy().dtype
         flat = np.ascontiguousarray(x).reshape(len(x), -1)
-        _normalise(flat, np.asarray(rows, np.int64), self.scale.astype(kind), self.shift.astype(kind), out.numpy())
+        _normalise(
+            flat, np.asarray(rows, np.int64), self.scale.astype(kind), self.shift.astype(kind), out.numpy()
+        )
         return out.view(len(rows), *self.dataset.shape)
 
     def honest(self, size: int | None) -> Iterator[tuple[Integers, float]]:
-        """Groups of examples whose weighted mean loss is F_H: exactly, or by `size` fixed draws, right on average."""
+        """Groups of examples whose weighted mean loss is F_H: exactly, or by `size` fixed draws,
+        right on average."""
         if size is None:
             yield from self._groups()
             return
@@ -245,7 +260,10 @@ class Examples:
             groups = list(self._groups())
             rng = stream(self.seed, "full-gradient")
             chosen = rng.choice(len(groups), size, p=np.array([weight for _, weight in groups]))
-            rows = [groups[g][0][int(u * len(groups[g][0]))] for g, u in zip(chosen, rng.random(size), strict=True)]
+            rows = [
+                groups[g][0][int(u * len(groups[g][0]))]
+                for g, u in zip(chosen, rng.random(size), strict=True)
+            ]
             self._sampled[size] = np.array(rows, np.int64)
         yield self._sampled[size], 1.0
 
@@ -270,8 +288,11 @@ def _by_node(shards: Sequence[Integers] | Mapping[int, Integers]) -> dict[int, I
     return dict(shards if isinstance(shards, Mapping) else enumerate(shards))
 
 
-def _table(held: dict[int, Integers], flipped: Integers, examples: int) -> tuple[Integers, Integers, Integers]:
-    """All shards in one array, and where each node's begins and how long it is; those that flip hold everything."""
+def _table(
+    held: dict[int, Integers], flipped: Integers, examples: int
+) -> tuple[Integers, Integers, Integers]:
+    """All shards in one array, and where each node's begins and how long it is;
+    those that flip hold everything."""
     nodes = 1 + max([*held, *flipped.tolist()], default=-1)
     start, size = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     parts = [np.arange(examples if len(flipped) else 0)]

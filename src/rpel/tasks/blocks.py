@@ -1,13 +1,17 @@
-"""Convolution, rectifier and batch normalisation, perhaps with pooling and dropout, as one pass over the images.
+"""Convolution, rectifier and batch normalisation, perhaps with pooling and dropout,
+as one pass over the images.
 
-A block C-R-B(-M(-D)) writes its rectified convolution r and nothing else of that size: the normalisation, which needs
-the mean and variance of all of r first, is a scale and a shift that the next block applies where it reads. Backward, a
-block's derivative is made of r a few images at a time, in the cache, where the convolution's derivative reads it.
+A block C-R-B(-M(-D)) writes its rectified convolution r and nothing else of that size: the normalisation,
+which needs the mean and variance of all of r first, is a scale and a shift that the next block applies where
+it reads. Backward, a block's derivative is made of r a few images at a time, in the cache,
+where the convolution's derivative reads it.
 
 Invariants (arrays are flat, images are (rows, columns, channels), positions count elements):
-- moments are taken about a pivot, the running mean, and added up in float64: a mean far from zero costs no digits;
-- the buffers between a forward and its backward belong to the module, of which each thread has its own: a forward that
-  comes before the last one's backward would spoil it, so only a plain nn.Sequential, run once, is treated so;
+- moments are taken about a pivot, the running mean, and added up in float64:
+  a mean far from zero costs no digits;
+- the buffers between a forward and its backward belong to the module, of which each thread has its own: a
+  forward that comes before the last one's backward would spoil it, so only a plain nn.Sequential, run once,
+  is treated so;
 - what is added to what, and in which order, depends on the shapes alone.
 
 Plain twin: the layers themselves, to 1e-4 of the largest value in float32.
@@ -23,7 +27,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rpel.backend.cache import compiled, inlined
-from rpel.backend.vectors import Builder, add_product, cgutils, instruction, integer, load, loop, store, vector_of, zero
+from rpel.backend.vectors import (
+    Builder,
+    add_product,
+    cgutils,
+    instruction,
+    integer,
+    load,
+    loop,
+    store,
+    vector_of,
+    zero,
+)
 from rpel.tasks.dropout import Dropout, altered, dropout_mask
 from rpel.tasks.winograd import (
     LANES,
@@ -44,14 +59,15 @@ from rpel.tasks.winograd import (
 )  # fmt: skip
 from rpel.types import Floats
 
-# --- pixels -----------------------------------------------------------------------------------------------------------
+# --- pixels -------------------------------------------------------------------------------------------------
 
 
 @instruction()
 def rectify(
     builder: Builder, images: Any, at: Any, pixels: Any, channels: Any, bias: Any, pivot: Any, sums: Any
 ) -> None:
-    """images = the positive part of images + bias; what it is above the pivot, and its square, added to the sums."""
+    """images = the positive part of images + bias; what it is above the pivot, and its square,
+    added to the sums."""
     kind = vector_of(images, LANES)
     step = builder.mul(channels, integer(4))
     with cgutils.for_range_slice(builder, integer(0), builder.mul(pixels, channels), step) as (p, _):  # noqa: SIM117
@@ -66,7 +82,9 @@ def rectify(
 
 
 @instruction()
-def correlate(builder: Builder, d: Any, r: Any, at: Any, pixels: Any, channels: Any, mean: Any, sums: Any) -> None:
+def correlate(
+    builder: Builder, d: Any, r: Any, at: Any, pixels: Any, channels: Any, mean: Any, sums: Any
+) -> None:
     """Σ d and Σ d · (r − mean) of pixels that begin there, added to the sums (2, channels)."""
     kind = vector_of(d, LANES)
 
@@ -88,13 +106,25 @@ def _through(builder: Builder, r: Any, given: Any, factor: Any, shift: Any) -> A
 
 @instruction()
 def derive(
-    builder: Builder, r: Any, d: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any, terms: Any, sums: Any
+    builder: Builder,
+    r: Any,
+    d: Any,
+    at: Any,
+    target: Any,
+    to: Any,
+    pixels: Any,
+    channels: Any,
+    terms: Any,
+    sums: Any,
 ) -> None:
-    """target = a · d + e · r + b where r is positive, else 0, for terms a, e and b (3, channels); and its sum."""
+    """target = a · d + e · r + b where r is positive, else 0, for terms a, e and b (3, channels);
+    and its sum."""
     kind = vector_of(r, LANES)
 
     def body(p: Any, c: Any) -> None:
-        a, e, b = (load(builder, terms, builder.add(c, builder.mul(channels, integer(i))), kind) for i in range(3))
+        a, e, b = (
+            load(builder, terms, builder.add(c, builder.mul(channels, integer(i))), kind) for i in range(3)
+        )
         place = builder.add(at, p)
         given = builder.fmul(a, load(builder, d, place, kind))
         found = _through(builder, load(builder, r, place, kind), given, e, b)
@@ -113,14 +143,17 @@ def _windows(builder: Builder, at: Any, line: Any, channels: Any, x: Any, c: Any
 
 @instruction()
 def derive_pooled(
-    builder: Builder, r: Any, at: Any, q: Any, d: Any, begin: Any, target: Any, to: Any, width: Any, channels: Any,
-    terms: Any, sums: Any,
+    builder: Builder, r: Any, at: Any, q: Any, d: Any, begin: Any, target: Any, to: Any, width: Any,
+    channels: Any, terms: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """As `derive`, for a row of pooling windows: d reaches the first pixel of a window that equals its winner q."""
+    """As `derive`, for a row of pooling windows:
+    d reaches the first pixel of a window that equals its winner q."""
     kind = vector_of(r, LANES)
     line, half = builder.mul(width, channels), builder.sdiv(width, integer(2))
     with loop(builder, integer(0), half) as (x, _), loop(builder, integer(0), channels, LANES) as (c, _):
-        a, e, b = (load(builder, terms, builder.add(c, builder.mul(channels, integer(i))), kind) for i in range(3))
+        a, e, b = (
+            load(builder, terms, builder.add(c, builder.mul(channels, integer(i))), kind) for i in range(3)
+        )
         place = builder.add(begin, builder.add(builder.mul(x, channels), c))
         winner, given = load(builder, q, place, kind), builder.fmul(a, load(builder, d, place, kind))
         total = load(builder, sums, c, kind)
@@ -137,9 +170,19 @@ def derive_pooled(
 
 @instruction()
 def pool_row(
-    builder: Builder, r: Any, at: Any, q: Any, y: Any, to: Any, width: Any, channels: Any, scale: Any, shift: Any
+    builder: Builder,
+    r: Any,
+    at: Any,
+    q: Any,
+    y: Any,
+    to: Any,
+    width: Any,
+    channels: Any,
+    scale: Any,
+    shift: Any,
 ) -> None:
-    """Of each window in a row of them the pixel that is largest after scale and shift: as it is, and after them."""
+    """Of each window in a row of them the pixel that is largest after scale and shift: as it is,
+    and after them."""
     kind = vector_of(r, LANES)
     line, half = builder.mul(width, channels), builder.sdiv(width, integer(2))
     with loop(builder, integer(0), half) as (x, _), loop(builder, integer(0), channels, LANES) as (c, _):
@@ -155,7 +198,7 @@ def pool_row(
         store(builder, add_product(builder, more, winner, factor), y, place)
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -179,8 +222,8 @@ def correlation(d: Floats, r: Floats, channels: int, mean: Floats, found: Floats
 
 @inlined
 def _derivative(
-    r: Floats, q: Floats, d: Floats, first: int, some: int, z: Sizes, terms: Floats, target: Floats, sums: Floats,
-    found: Floats,
+    r: Floats, q: Floats, d: Floats, first: int, some: int, z: Sizes, terms: Floats, target: Floats,
+    sums: Floats, found: Floats,
 ) -> None:  # fmt: skip
     """What reaches the convolution's results of some images, into `target`, and its sum, added to `found`."""
     line, whole = z.width * z.outer, z.height * z.width * z.outer
@@ -196,8 +239,9 @@ def _derivative(
 
 @compiled
 def back(
-    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, r: Floats, q: Floats, d: Floats, terms: Floats,
-    v: Floats, m: Floats, d_u: Floats, d_x: Floats, d_bias: Floats, mean: Floats, before: Floats,
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, r: Floats, q: Floats, d: Floats,
+    terms: Floats, v: Floats, m: Floats, d_u: Floats, d_x: Floats, d_bias: Floats, mean: Floats,
+    before: Floats,
 ) -> None:  # fmt: skip
     """The derivative of a block from d, that of its results: of filters, bias and the scaled x.
 
@@ -218,7 +262,7 @@ def back(
             before += of_x
 
 
-# --- few channels: patches as rows ------------------------------------------------------------------------------------
+# --- few channels: patches as rows --------------------------------------------------------------------------
 
 
 @inlined
@@ -243,9 +287,13 @@ def _unfold(x: Floats, n: int, z: Sizes, padded: Floats, patches: Floats) -> Non
 def convolve_patches(
     x: Floats, z: Sizes, weight: Floats, bias: Floats, pivot: Floats, out: Floats, moments: Floats
 ) -> None:
-    """The positive part of a convolution with weight (9 · inner, outer); moments as in `winograd.convolve`."""
+    """The positive part of a convolution with weight (9 · inner, outer);
+    moments as in `winograd.convolve`."""
     whole, run = z.height * z.width, 9 * z.inner
-    padded, patches = np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype), np.empty(whole * run, x.dtype)
+    padded, patches = (
+        np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype),
+        np.empty(whole * run, x.dtype),
+    )
     sums = np.empty(2 * z.outer, x.dtype)
     for n in range(len(x) // (whole * z.inner)):
         _unfold(x, n, z, padded, patches)
@@ -262,7 +310,10 @@ def back_patches(
 ) -> None:
     """The derivative of `convolve_patches` and what follows it in a block; of x nobody wants it."""
     whole, run = z.height * z.width, 9 * z.inner
-    padded, patches = np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype), np.empty(whole * run, x.dtype)
+    padded, patches = (
+        np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype),
+        np.empty(whole * run, x.dtype),
+    )
     target, sums = np.empty(whole * z.outer, x.dtype), np.empty(z.outer, x.dtype)
     for n in range(len(x) // (whole * z.inner)):
         _derivative(r, q, d, n, 1, z, terms, target, sums, d_bias)
@@ -270,7 +321,7 @@ def back_patches(
         product(patches, 0, 1, run, target, 0, d_weight, 0, run, whole, z.outer, 1)
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
+# --- blocks -------------------------------------------------------------------------------------------------
 
 
 class Block(NamedTuple):
@@ -321,9 +372,15 @@ class Blocks(nn.Module):
         return x
 
     def _takes(self, x: Tensor) -> bool:
-        """Whether images are whole tiles before each block, and nobody asks for the derivative of raw ones."""
+        """Whether images are whole tiles before each block,
+        and nobody asks for the derivative of raw ones."""
         first = self.blocks[0].convolution
-        if x.dim() != 4 or not len(x) or x.dtype != first.weight.dtype or x.dtype not in (torch.float32, torch.float64):
+        if (
+            x.dim() != 4
+            or not len(x)
+            or x.dtype != first.weight.dtype
+            or x.dtype not in (torch.float32, torch.float64)
+        ):
             return False
         height, width = x.shape[2:]
         for block in self.blocks:
@@ -367,7 +424,9 @@ class Blocks(nn.Module):
         else:
             (scale, shift), (v, m), u = map(flat, enter), self._matrices(x, z), flat(filters(layer.weight))
             floor = flat(x.new_zeros(1))
-            convolve(flat(x), z, scale, shift, u, flat(bias), floor, flat(pivot), v, m, flat(r), flat(moments))
+            convolve(
+                flat(x), z, scale, shift, u, flat(bias), floor, flat(pivot), v, m, flat(r), flat(moments)
+            )
         mean, inverse = self._normal(norm, pivot, moments, n * height * width)
         factor = norm.weight.detach() * inverse
         leave = factor.to(x.dtype), (norm.bias.detach() - mean * factor).to(x.dtype)
@@ -395,10 +454,16 @@ class Blocks(nn.Module):
         norm.running_var.lerp_((variance * (count / (count - 1))).to(pivot.dtype), norm.momentum)
         return mean, (variance + norm.eps).rsqrt()
 
-    def _pooled(self, i: int, block: Block, kept: _Kept, shift: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _pooled(
+        self, i: int, block: Block, kept: _Kept, shift: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         n, height, width, outer = kept.r.shape
         kept.q = self.room(f"q{i}", kept.r, n, height // 2, width // 2, outer)
-        y = torch.empty_like(kept.q) if i == len(self.blocks) - 1 else self.room(f"y{i}", kept.q, *kept.q.shape)
+        y = (
+            torch.empty_like(kept.q)
+            if i == len(self.blocks) - 1
+            else self.room(f"y{i}", kept.q, *kept.q.shape)
+        )
         pool(flat(kept.r), kept.z, flat(kept.scale), flat(shift), flat(kept.q), flat(y))
         if block.dropout is not None and block.dropout.drops:
             kept.mask = dropout_mask(block.dropout.p, y.permute(0, 3, 1, 2), block.dropout.generator)
@@ -447,7 +512,9 @@ class Blocks(nn.Module):
         factor = -moved * kept.inverse.square() * sums[1]
         return torch.stack([scale, factor, -moved * sums[0] - factor * kept.mean]).to(kept.r.dtype)
 
-    def _filters_back(self, i: int, given: tuple[Any, ...], d_bias: Tensor, for_x: bool) -> tuple[Tensor, Tensor]:
+    def _filters_back(
+        self, i: int, given: tuple[Any, ...], d_bias: Tensor, for_x: bool
+    ) -> tuple[Tensor, Tensor]:
         kept, layer = self.kept[i], self.blocks[i].convolution
         x, z = kept.x, kept.z
         d_x = self.room(f"dx{i}", x, *x.shape) if i or for_x else x.new_empty(0)
@@ -479,7 +546,7 @@ class _Function(torch.autograd.Function):
         return None, d_x, *found
 
 
-# --- which layers -----------------------------------------------------------------------------------------------------
+# --- which layers -------------------------------------------------------------------------------------------
 
 
 def with_blocks(module: nn.Module) -> nn.Module:
@@ -517,7 +584,11 @@ def _first(layers: list[nn.Module], alone: bool) -> tuple[Block, int] | None:
     assert isinstance(norm, nn.BatchNorm2d)
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
     few = alone and is_plain(convolution)
-    if not usual or not isinstance(convolution, nn.Conv2d) or not (few or type(convolution) is WinogradConv2d):
+    if (
+        not usual
+        or not isinstance(convolution, nn.Conv2d)
+        or not (few or type(convolution) is WinogradConv2d)
+    ):
         return None
     if convolution.out_channels % LANES:
         return None
@@ -531,4 +602,6 @@ def _halves(layer: nn.Module) -> bool:
     if type(layer) is not nn.MaxPool2d:
         return False
     twos = all(size in (2, (2, 2)) for size in (layer.kernel_size, layer.stride))
-    return twos and layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1)) and not layer.return_indices
+    return (
+        twos and layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1)) and not layer.return_indices
+    )

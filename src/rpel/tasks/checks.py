@@ -1,7 +1,8 @@
-"""Whether a network, a loss, metrics and data belong together, tried on two examples before anything is trained.
+"""Whether a network, a loss, metrics and data belong together,
+tried on two examples before anything is trained.
 
-Whatever the user's code raises becomes a ValueError of one sentence that says which of them does not fit, and what
-would.
+Whatever the user's code raises becomes a ValueError of one sentence that says which of them does not fit, and
+what would.
 """
 
 import subprocess
@@ -26,13 +27,19 @@ def check_module(module: Any) -> nn.Module:
     """The module itself, if it is one, with something to train."""
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise ValueError(f"model is {what}, not an instance of torch.nn.Module: give one, such as nn.Linear(4, 2)")
+        raise ValueError(
+            f"model is {what}, not an instance of torch.nn.Module: give one, such as nn.Linear(4, 2)"
+        )
     trained = [name for name, value in module.named_parameters() if value.requires_grad]
     if not trained:
-        raise ValueError("the model has no parameters that are trained: requires_grad is False for all it has")
+        raise ValueError(
+            "the model has no parameters that are trained: requires_grad is False for all it has"
+        )
     lazy = [name for name, value in module.named_parameters() if isinstance(value, nn.UninitializedParameter)]
     if lazy:
-        raise ValueError(f"parameter {lazy[0]!r} of the model has no shape yet: call the model once on an example")
+        raise ValueError(
+            f"parameter {lazy[0]!r} of the model has no shape yet: call the model once on an example"
+        )
     return module
 
 
@@ -49,7 +56,10 @@ def described(tree: Any) -> str:
     >>> described(torch.zeros(2, 7)), described({"ids": torch.zeros(2, 3, dtype=torch.int64)})
     ('examples of the shape (7,) and float32', "examples of ['ids'] (3,) int64")
     """
-    found = [(name, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch.")) for name, value in _tensors(tree)]
+    found = [
+        (name, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
+        for name, value in _tensors(tree)
+    ]
     if len(found) == 1 and not found[0][0]:
         return f"examples of the shape {found[0][1]} and {found[0][2]}"
     return "examples of " + ", ".join(f"{name} {shape} {kind}" for name, shape, kind in found)
@@ -74,7 +84,11 @@ def refusal(error: Exception, probe: Any) -> ValueError:
 def check_classes(outputs: int, dataset: Dataset) -> None:
     """ValueError for labels that a network with so many outputs does not have."""
     for part, targets in (("train", dataset.train_y), ("test", dataset.test_y)):
-        if dataset.collate is not None or not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iu":
+        if (
+            dataset.collate is not None
+            or not isinstance(targets, np.ndarray)
+            or targets.dtype.kind not in "iu"
+        ):
             continue
         low, high = int(targets.min()), int(targets.max())
         if high >= outputs:
@@ -86,11 +100,19 @@ def check_classes(outputs: int, dataset: Dataset) -> None:
 
 
 def check_fit(
-    engine: AutogradEngine, module: nn.Module, metrics: Mapping[str, Metric], dataset: Dataset, probe: Any, targets: Any
+    engine: AutogradEngine,
+    module: nn.Module,
+    metrics: Mapping[str, Metric],
+    dataset: Dataset,
+    probe: Any,
+    targets: Any,
 ) -> bool:
-    """Whether outputs and targets are classes; ValueError where the model, the loss or a metric does not fit."""
+    """Whether outputs and targets are classes; ValueError where the model,
+    the loss or a metric does not fit."""
     x = torch.cat([value.detach().reshape(-1) for value in module.parameters()])[None]
-    local = torch.cat([*(value.detach().reshape(-1).float() for value in module.buffers()), torch.empty(0)])[None]
+    local = torch.cat([*(value.detach().reshape(-1).float() for value in module.buffers()), torch.empty(0)])[
+        None
+    ]
     output = _outputs(engine, x, local, probe)
     classes = _classes(output, targets)
     if classes and engine.loss is F.cross_entropy:
@@ -136,14 +158,18 @@ def _check_loss(engine: AutogradEngine, output: Any, targets: Any, again: Any) -
     except Exception as error:  # the loss's code may be anything
         raise ValueError(f"the loss does not take {what}: {first_line(error)}") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueError(f"the loss gives {_shown(value)} for {what}, not one number: it must be the mean of the batch")
+        raise ValueError(
+            f"the loss gives {_shown(value)} for {what}, not one number: it must be the mean of the batch"
+        )
     if not torch.isfinite(value):
-        raise ValueError(f"the loss of the initial model is {float(value)} on two of the examples: it must be a number")
+        raise ValueError(
+            f"the loss of the initial model is {float(value)} on two of the examples: it must be a number"
+        )
     doubled = float(engine.loss(again, _twice(targets)))
     if abs(doubled - 2 * float(value)) <= 1e-3 * abs(doubled) and abs(doubled - float(value)) > 1e-6:
         raise ValueError(
-            f"the loss is a sum and not a mean over the batch: {float(value):g} became {doubled:g} with each example "
-            "twice, so the nearest is reduction='mean'"
+            f"the loss is a sum and not a mean over the batch: {float(value):g} became {doubled:g} with each "
+            "example twice, so the nearest is reduction='mean'"
         )
 
 
@@ -162,7 +188,9 @@ def _check_gradient(engine: AutogradEngine, x: Tensor, local: Tensor, probe: Any
     try:
         engine.gradient(x, local.clone(), alone[0], alone[1], [0], torch.empty_like(x), train=True)
     except Exception as error:  # of the module or the loss
-        raise ValueError(f"the loss has no gradient for the model's parameters: {first_line(error)}") from error
+        raise ValueError(
+            f"the loss has no gradient for the model's parameters: {first_line(error)}"
+        ) from error
 
 
 _PROBE = """
@@ -186,10 +214,11 @@ print(min(seconds(False) for _ in range(5)) / min(seconds(True) for _ in range(5
 
 @cache
 def bfloat16_gain() -> float | None:
-    """How many times as fast as in float32 a step of a wide convolution is in bfloat16 here; None where it fails.
+    """How many times as fast as in float32 a step of a wide convolution is in bfloat16 here;
+    None where it fails.
 
-    Tried in a process of its own: some virtual machines announce a unit (AMX) that they do not let a program use, and
-    whoever uses it is ended.
+    Tried in a process of its own: some virtual machines announce a unit (AMX) that they do not let a program
+    use, and whoever uses it is ended.
     """
     found = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
     return float(found.stdout) if found.returncode == 0 else None

@@ -38,18 +38,21 @@ _FEW, _WAVE = 8, 4  # of so few nodes, full gradients on so many blocks of examp
 class Classification:
     """The task of classifying a data set's examples with a network; node i trains on ``shards[i]``.
 
-    shards: indices by node, or a Virtual partition; they belong to the honest nodes. Nodes in ``flipped`` hold all
-    training examples with labels C − 1 − y instead; with a ``trigger``, a share of them patched and with its target's
-    label. module: a module, whose parameters are the initial model, or a
-    function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over the batch;
-    cross-entropy if left out, which is also the negative log-likelihood of a module that ends in log-softmax.
-    metric: a function metric(output, target), a mean over the batch, or a dict of named ones, measured beside the loss.
+    shards: indices by node, or a Virtual partition; they belong to the honest nodes. Nodes in ``flipped``
+    hold all training examples with labels C − 1 − y instead; with a ``trigger``, a share of them patched and
+    with its target's label. module: a module, whose parameters are the initial model, or a
+    function that makes one, called with torch seeded from (seed, "init"). loss(output, target): a mean over
+    the batch; cross-entropy if left out, which is also the negative log-likelihood of a module that ends in
+    log-softmax.
+    metric: a function metric(output, target), a mean over the batch, or a dict of named ones,
+    measured beside the loss.
     tests: the test examples that each node calls its own. fast=False keeps to autograd.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
     >>> sample = load()
-    >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25, seed=0)
+    >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25,
+    ...     seed=0)
     >>> x, local, ids = np.tile(task.initial(), (4, 1)), task.local_state(4), np.arange(4)
     >>> for t in range(20):
     ...     g, local = task.gradient(x, local, ids, t, k=0)
@@ -84,7 +87,9 @@ class Classification:
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
         if precision == "bfloat16" and torch.device(device).type == "cpu":
             check_bfloat16()
-        self.engine = self._engine(torch.device(device), fast and precision == "float32", precision == "bfloat16")
+        self.engine = self._engine(
+            torch.device(device), fast and precision == "float32", precision == "bfloat16"
+        )
         if not self.engine.accuracy and not self.metrics:
             self.metrics = {"loss": Metric(self.loss, higher_is_better=False)}
             self.engine.metrics = tuple(self.metrics.values())
@@ -109,7 +114,8 @@ class Classification:
         return many if many is not None and many.pays(probe) and many.agrees(plain, probe, targets) else plain
 
     def _many(self, plain: AutogradEngine) -> VmapEngine | None:
-        """The engine for many nodes or examples at once; None where what autograd does could not be done so."""
+        """The engine for many nodes or examples at once;
+        None where what autograd does could not be done so."""
         altering = plain.hidden or any(map(altered, self.module.modules()))
         if altering or self.examples.dataset.collate is not None or plain.device.type != "cpu":
             return None
@@ -118,15 +124,17 @@ class Classification:
         return many
 
     def engine_by_example(self) -> Engine:
-        """The engine whose gradients of single examples are fastest: with one model for all of them, also where one by
-        one is faster for nodes with a model each."""
+        """The engine whose gradients of single examples are fastest: with one model for all of them, also
+        where one by one is faster for nodes with a model each."""
         plain = self.engine
         many = self._many(plain) if isinstance(plain, AutogradEngine) else None
         if many is None or not isinstance(plain, AutogradEngine) or not many.agrees(plain, *self._probe()):
             return plain
         return many
 
-    def batch(self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any) -> tuple[Any, Any]:
+    def batch(
+        self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any
+    ) -> tuple[Any, Any]:
         """Inputs and targets of training rows, as nodes ids see them, where the models are: see `batches`."""
         return self.examples.batch(rows, ids, dtype, *varied)
 
@@ -146,7 +154,8 @@ class Classification:
 
     @property
     def unit(self) -> int:
-        """How many nodes take a step together: results do not depend on which nodes stand beside such a unit."""
+        """How many nodes take a step together: results do not depend on which nodes stand beside such a
+        unit."""
         return self.engine.together(self.batch_size)
 
     @property
@@ -166,7 +175,8 @@ class Classification:
     def gradient(
         self, x: Floats, local: Floats, ids: Integers, t: int, k: int, out: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """Gradients (h, d) at x (h, d) on the batches of nodes ids (h,) in round t, step k, and the new local state.
+        """Gradients (h, d) at x (h, d) on the batches of nodes ids (h,) in round t, step k,
+        and the new local state.
 
         Each batch is drawn uniformly, with replacement, from the node's examples: see `batches`.
         """
@@ -207,7 +217,9 @@ class Classification:
     def over_nodes(self, work: Callable[[slice], None], nodes: int) -> None:
         """work(slice of nodes) over all nodes, as many at once as the engine likes."""
         size = self.unit
-        share(lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial)
+        share(
+            lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial
+        )
 
     def evaluate(
         self, x: Floats, local: Floats, subset: Integers | None = None
@@ -219,25 +231,37 @@ class Classification:
         found = self.measure(x, local, subset)
         return found["accuracy"], found["loss"]
 
-    def measure(self, x: Floats, local: Floats, subset: Integers | None = None) -> dict[str, NDArray[np.float64]]:
-        """Accuracy, loss and each metric by its name, (h,) each, on the test examples `subset` (all if left out)."""
+    def measure(
+        self, x: Floats, local: Floats, subset: Integers | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Accuracy, loss and each metric by its name, (h,) each,
+        on the test examples `subset` (all if left out)."""
         self._check(x, local, len(x))
         rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
         found = self._scored(x, local, rows, self.examples.tested)
-        return dict(zip(("accuracy", "loss", *(f"metric.{name}" for name in self.metrics)), found, strict=True))
+        return dict(
+            zip(("accuracy", "loss", *(f"metric.{name}" for name in self.metrics)), found, strict=True)
+        )
 
     @property
     def measures(self) -> dict[str, bool]:
         """The columns of :meth:`measure` beside accuracy and loss, and whether more of each is better."""
         own = {} if self.tests is None else {"own_accuracy": True, "own_loss": False}
         named = {name: metric.higher_is_better for name, metric in self.metrics.items()}
-        return {name: more for name, more in (named | own).items() if name != "own_accuracy" or self.engine.accuracy}
+        return {
+            name: more
+            for name, more in (named | own).items()
+            if name != "own_accuracy" or self.engine.accuracy
+        }
 
     def measure_own(self, x: Floats, local: Floats, ids: Integers) -> dict[str, NDArray[np.float64]]:
-        """Accuracy and loss, (h,) each, of nodes ids (h,), each on the test examples that are its own; {} without."""
+        """Accuracy and loss, (h,) each, of nodes ids (h,), each on the test examples that are its own;
+        {} without."""
         if self.tests is None:
             return {}
-        found = np.array([self._on_own(x[i : i + 1], local[i : i + 1], node) for i, node in enumerate(ids.tolist())])
+        found = np.array(
+            [self._on_own(x[i : i + 1], local[i : i + 1], node) for i, node in enumerate(ids.tolist())]
+        )
         named = {"metric.own_accuracy": found[:, 0], "metric.own_loss": found[:, 1]}
         return named if self.engine.accuracy else {"metric.own_loss": found[:, 1]}
 
@@ -257,12 +281,19 @@ class Classification:
         if trigger is None:
             return None
         rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
-        return self._scored(x, local, rows[self.examples.dataset.test_y[rows] != trigger.target], self._marked)[0]
+        return self._scored(
+            x, local, rows[self.examples.dataset.test_y[rows] != trigger.target], self._marked
+        )[0]
 
     def _scored(
-        self, x: Floats, local: Floats, rows: Integers, tested: Callable[[Integers, torch.dtype], tuple[Any, Any]]
+        self,
+        x: Floats,
+        local: Floats,
+        rows: Integers,
+        tested: Callable[[Integers, torch.dtype], tuple[Any, Any]],
     ) -> list[NDArray[np.float64]]:
-        """Share of right answers, mean loss and metrics, (h,) each, of models on what `tested` makes of test rows."""
+        """Share of right answers, mean loss and metrics, (h,) each,
+        of models on what `tested` makes of test rows."""
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
         block, groups = self.engine.block, self._groups(len(x))
@@ -292,7 +323,8 @@ class Classification:
         return 1 if dataset.collate is not None else sum(x[:1].size for _, x in trees.leaves(dataset.test_x))
 
     def _groups(self, nodes: int) -> list[slice]:
-        """The nodes that are evaluated at once: units cut where they are too large, so that whole units share none."""
+        """The nodes that are evaluated at once: units cut where they are too large,
+        so that whole units share none."""
         size, unit = self.engine.together(), self.unit
         units = [range(first, min(first + unit, nodes)) for first in range(0, nodes, unit)]
         return [slice(at, min(at + size, rows.stop)) for rows in units for at in rows[::size]]
@@ -305,10 +337,11 @@ class Classification:
         return inputs, torch.full((len(rows),), int(self.examples.trigger.target))
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
-        """∇F_H (c, d) at each model of x (c, d): the mean over honest nodes of the mean loss on all they hold.
+        """∇F_H (c, d) at each model of x (c, d):
+        the mean over honest nodes of the mean loss on all they hold.
 
-        With ``size``: on that many examples, drawn once from (seed, "full-gradient") so that the result is right on
-        average. In evaluation mode: no dropout, no variation of images, local statistics.
+        With ``size``: on that many examples, drawn once from (seed, "full-gradient") so that the result is
+        right on average. In evaluation mode: no dropout, no variation of images, local statistics.
         """
         self._check(x, local, len(x))
         block = self.engine.block
@@ -327,7 +360,8 @@ class Classification:
         return out
 
     def _gradients_on(self, blocks: list[Integers], x: Floats, local: Floats, parts: Floats) -> None:
-        """Each model's gradient on each block of training examples, in evaluation mode, into parts (blocks, c, d)."""
+        """Each model's gradient on each block of training examples, in evaluation mode, into parts (blocks,
+        c, d)."""
         x_, local_, parts_ = tensor(x), tensor(local), tensor(parts)
         size = self.engine.together(self.engine.block)
 
@@ -345,7 +379,8 @@ class Classification:
 
 
 def _plain(dataset: Dataset) -> bool:
-    """Whether examples are floats, or become some, in one array, with a class each: what the fast engines take."""
+    """Whether examples are floats, or become some, in one array, with a class each:
+    what the fast engines take."""
     one = dataset.collate is None and isinstance(dataset.train_x, np.ndarray) and dataset.labels is not None
     return one and (dataset.mean is not None or dataset.train_x.dtype.kind == "f")
 
@@ -359,7 +394,9 @@ def _copied(module: nn.Module) -> nn.Module:
                 "put it on the layer (register_full_backward_hook)"
             )
         if value.dtype != torch.float32:
-            raise ValueError(f"parameter {name!r} of the model is {value.dtype}: the nearest is model.float()")
+            raise ValueError(
+                f"parameter {name!r} of the model is {value.dtype}: the nearest is model.float()"
+            )
     return copy.deepcopy(module)
 
 

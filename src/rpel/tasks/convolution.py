@@ -1,7 +1,7 @@
 """Convolutional networks of the paper's plain form, node by node, forward and backward without a graph.
 
-Invariants: one node is computed by one thread from beginning to end, so the number of threads cannot change a bit; a
-thread keeps scratch for one batch of one node and nothing else.
+Invariants: one node is computed by one thread from beginning to end, so the number of threads cannot change a
+bit; a thread keeps scratch for one batch of one node and nothing else.
 Plain twin: autograd on the same module (`autograd.AutogradEngine`).
 """
 
@@ -56,7 +56,10 @@ class _OneImage:
 
     def __init__(self, s: Stage, dtype: Any) -> None:
         self.d_images = np.zeros(s.height * s.width * s.channels + SPARE, dtype)
-        self.d_taps, self.d_bias = np.zeros(s.filters * s.k * s.run + SPARE, dtype), np.zeros(s.filters, dtype)
+        self.d_taps, self.d_bias = (
+            np.zeros(s.filters * s.k * s.run + SPARE, dtype),
+            np.zeros(s.filters, dtype),
+        )
         self.sums, self.bias_sums = np.zeros_like(self.d_taps), np.zeros_like(self.d_bias)
 
 
@@ -78,7 +81,8 @@ class _Head:
         return values
 
     def backward(self, x: Tensor, values: list[Tensor], labels: Tensor, out: Tensor) -> Tensor:
-        """The gradient of the mean negative log-likelihood: of the layers into `out` (d,), of the features returned."""
+        """The gradient of the mean negative log-likelihood: of the layers into `out` (d,),
+        of the features returned."""
         delta = _scores_gradient(values[-1], labels)
         delta /= len(labels)
         for position in reversed(range(len(self.linears))):
@@ -91,8 +95,9 @@ class _Head:
         return delta
 
     def by_example(self, x: Tensor, values: list[Tensor], labels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Each example's gradient of the outputs of each layer (B, outputs) and, first, of the features; and the
-        squared length (B,) of its gradient of all layers, which is never made: a layer's is an outer product."""
+        """Each example's gradient of the outputs of each layer (B, outputs) and, first, of the features; and
+        the squared length (B,) of its gradient of all layers, which is never made:
+        a layer's is an outer product."""
         deltas = [_scores_gradient(values[-1], labels)]
         squared = torch.zeros(len(labels), dtype=torch.float64)
         for position in reversed(range(len(self.linears))):
@@ -114,7 +119,8 @@ class _Head:
 
 
 def _scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
-    """Of the negative log-likelihood of each example, from log-probabilities (B, classes), which are overwritten."""
+    """Of the negative log-likelihood of each example, from log-probabilities (B, classes),
+    which are overwritten."""
     delta = scores.exp_()
     return delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
 
@@ -128,7 +134,14 @@ class ConvolutionEngine(Engine):
         self.stages, self.places = _stages(layers.convolutions, shape)
 
     def gradient(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+        self,
+        x: Tensor,
+        local: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        seeds: list[int],
+        out: Tensor,
+        train: bool,
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, C, H, W), labels (c, B), into out (c, d)."""
         for i in range(len(x)):
@@ -139,13 +152,13 @@ class ConvolutionEngine(Engine):
             self._backward(scratch, self._inner_order(delta), inputs.shape[1], out[i].numpy())
 
     def clipped(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any, norm: float,
-        out: Tensor,
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any,
+        norm: float, out: Tensor,
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
 
-        Of the linear layers, which have most parameters, no gradient of a single example is made (`_Head.by_example`);
-        of the convolutions it is, one image at a time.
+        Of the linear layers, which have most parameters, no gradient of a single example is made
+        (`_Head.by_example`); of the convolutions it is, one image at a time.
         """
         for i in range(len(x)):
             there = torch.from_numpy(np.flatnonzero(np.asarray(present)[i]))
@@ -156,13 +169,21 @@ class ConvolutionEngine(Engine):
             self._arrange(scratch, x[i].numpy())
             values = self.head.forward(x[i], self._pooled(scratch, pooled, inputs[i, there]))
             deltas, squared = self.head.by_example(x[i], values, labels[i, there])
-            scales = self._clipped(scratch, self._inner_order(deltas[0]), squared.numpy(), norm, out[i].numpy())
+            scales = self._clipped(
+                scratch, self._inner_order(deltas[0]), squared.numpy(), norm, out[i].numpy()
+            )
             self.head.add(values, deltas, torch.from_numpy(scales), out[i])
 
     def _clipped(
-        self, scratch: list[_Scratch], gradient: NDArray[Any], squared: NDArray[Any], norm: float, out: NDArray[Any]
+        self,
+        scratch: list[_Scratch],
+        gradient: NDArray[Any],
+        squared: NDArray[Any],
+        norm: float,
+        out: NDArray[Any],
     ) -> NDArray[Any]:
-        """The convolutions' part into one row of the result; returns by what each example was multiplied (B,)."""
+        """The convolutions' part into one row of the result;
+        returns by what each example was multiplied (B,)."""
         if getattr(self.own, "kind", None) != out.dtype:
             self.own.one, self.own.kind = [_OneImage(s, out.dtype) for s in self.stages], out.dtype
         one: list[_OneImage] = self.own.one
@@ -170,7 +191,12 @@ class ConvolutionEngine(Engine):
             own.sums.fill(0)
             own.bias_sums.fill(0)
         scales = np.zeros(len(squared), out.dtype)
-        given: list[Any] = [tuple(self.stages), tuple(self.places), tuple(own.images for own in scratch), gradient]
+        given: list[Any] = [
+            tuple(self.stages),
+            tuple(self.places),
+            tuple(own.images for own in scratch),
+            gradient,
+        ]
         given += [tuple(getattr(own, name) for own in scratch) for name in _HELD]
         given += [tuple(getattr(own, name) for own in one) for name in vars(one[0])]
         given += [squared, float(norm), scales]
@@ -190,11 +216,12 @@ class ConvolutionEngine(Engine):
         last = self.stages[-1]
         features = torch.empty(len(inputs), last.filters, last.rows, last.columns, dtype=x.dtype)
         images, weights, offsets, winners = (
-            tuple(getattr(own, name) for own in scratch) for name in ("images", "weights", "offsets", "winners")
+            tuple(getattr(own, name) for own in scratch)
+            for name in ("images", "weights", "offsets", "winners")
         )
         pool_images(
-            tuple(self.stages), tuple(self.places), inputs.numpy(), self.affines[0].padding, (*images, pooled), weights,
-            offsets, winners, features.numpy(),
+            tuple(self.stages), tuple(self.places), inputs.numpy(), self.affines[0].padding,
+            (*images, pooled), weights, offsets, winners, features.numpy(),
         )  # fmt: skip
         return self.head.forward(x, features.view(len(inputs), -1))[-1]
 
@@ -220,7 +247,9 @@ class ConvolutionEngine(Engine):
             pool(s, count, own.images, own.weights, own.offsets, out, to, own.winners)
         last = self.stages[-1]
         values = torch.from_numpy(pooled)[: count * self.places[-1].image]
-        return values.view(count, last.rows, last.columns, last.filters).permute(0, 3, 1, 2).reshape(count, -1)
+        return (
+            values.view(count, last.rows, last.columns, last.filters).permute(0, 3, 1, 2).reshape(count, -1)
+        )
 
     def _take(self, images: NDArray[Any], inputs: Tensor) -> None:
         """Copy the inputs (B, C, H, W) into the first stage's padded images (B, H, W, C)."""
@@ -236,8 +265,11 @@ class ConvolutionEngine(Engine):
         flat: NDArray[Any] = grid.permute(0, 2, 3, 1).reshape(-1).numpy()
         return flat
 
-    def _backward(self, scratch: list[_Scratch], gradient: NDArray[Any], count: int, out: NDArray[Any]) -> None:
-        """From the gradient of the last pooled values to those of all convolutions, into one row of the result."""
+    def _backward(
+        self, scratch: list[_Scratch], gradient: NDArray[Any], count: int, out: NDArray[Any]
+    ) -> None:
+        """From the gradient of the last pooled values to those of all convolutions,
+        into one row of the result."""
         for i in reversed(range(len(self.stages))):
             s, of, own, affine = self.stages[i], self.places[i], scratch[i], self.affines[i]
             own.d_taps.fill(0)

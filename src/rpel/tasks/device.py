@@ -1,10 +1,11 @@
 """A task on a device of torch: data, models and local steps live there for the whole run.
 
 Invariants:
-- what is drawn (batches, crops, dropout masks) is drawn on the host, from the same coordinates as everywhere, so a run
-  on a device is the run on the CPU up to rounding;
+- what is drawn (batches, crops, dropout masks) is drawn on the host, from the same coordinates as everywhere,
+  so a run on a device is the run on the CPU up to rounding;
 - examples lie on the device as they were given, images as bytes; a batch is gathered and normalised there;
-- many nodes step at once, in chunks that depend on shapes alone; nothing with d in its shape leaves the device.
+- many nodes step at once, in chunks that depend on shapes alone;
+  nothing with d in its shape leaves the device.
 """
 
 import copy
@@ -32,18 +33,21 @@ from rpel.tasks.vmap import VmapEngine
 from rpel.types import Integers
 
 Steps = Literal["unfold", "grouped", "alone"]
-"""How many nodes take a step: convolutions as matrix products of unfolded images, as grouped ones, or node by node."""
+"""How many nodes take a step: convolutions as matrix products of unfolded images, as grouped ones,
+or node by node."""
 _LARGEST = 4_000_000  # parameters from which on a node keeps a device busy by itself
 _SMALL_KERNEL = 5  # sides of convolutions up to which unfolding pays
 _MOST = 128  # nodes at once
-_BUDGET, _CACHED = 1 << 30, 1 << 25  # bytes of values that nodes at once may keep: on a device, and in main memory
+# bytes of values that nodes at once may keep: on a device, and in main memory
+_BUDGET, _CACHED = 1 << 30, 1 << 25
 _LANES = 4  # streams of a device on which nodes step side by side
 
 
 class UnfoldedConvolution(nn.Module):
     """A convolution as one matrix product, so that those of many nodes are one batched product.
 
-    Of grouped convolutions, to which `vmap` turns convolutions with weights of their own, training is slow on GPUs.
+    Of grouped convolutions, to which `vmap` turns convolutions with weights of their own,
+    training is slow on GPUs.
 
     >>> plain = nn.Conv2d(2, 3, 3, padding=1)
     >>> x = torch.randn(4, 2, 5, 5)
@@ -86,7 +90,8 @@ def with_unfolding(module: nn.Module) -> nn.Module:
 
 
 def _normalise_in_float(module: nn.Module) -> None:
-    """Let layers that normalise take float32 where the others make bfloat16: `vmap` knows no mixture there."""
+    """Let layers that normalise take float32 where the others make bfloat16:
+    `vmap` knows no mixture there."""
     for layer in module.modules():
         if isinstance(layer, (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)):
             layer.register_forward_pre_hook(lambda layer, given: (given[0].float(), *given[1:]))
@@ -132,8 +137,18 @@ class NodeByNode(AutogradEngine):
 
     def __init__(self, plain: AutogradEngine, arrays: Torch) -> None:
         Engine.__init__(self, plain.loss, plain.metrics)
-        self.module, self.device, self.brief, self.serial = plain.module, torch.device(arrays.device), False, True
-        self.hidden, self.noisy, self.accuracy, self.wide = plain.hidden, plain.noisy, plain.accuracy, arrays.wide
+        self.module, self.device, self.brief, self.serial = (
+            plain.module,
+            torch.device(arrays.device),
+            False,
+            True,
+        )
+        self.hidden, self.noisy, self.accuracy, self.wide = (
+            plain.hidden,
+            plain.noisy,
+            plain.accuracy,
+            arrays.wide,
+        )
         self.many, self.masks = ManyAtOnce(plain, arrays, unfold=False), list[Tensor]()
         self.lane, self.copies = 0, dict[tuple[int, torch.dtype], Copy]()
 
@@ -144,7 +159,9 @@ class NodeByNode(AutogradEngine):
         with _lanes(self.device) as lane:
             for i in range(len(x)):
                 one, noise = slice(i, i + 1), seeds[i : i + 1]
-                mine, theirs = (trees.mapped(lambda value, one=one: value[one], tree) for tree in (inputs, labels))
+                mine, theirs = (
+                    trees.mapped(lambda value, one=one: value[one], tree) for tree in (inputs, labels)
+                )
                 if train and self.many.dropouts:
                     example = trees.mapped(lambda value: value[0], mine)
                     self.masks[:] = [mask[0] for mask in self.many._masks(example, noise, x.dtype)]
@@ -166,7 +183,8 @@ class NodeByNode(AutogradEngine):
 
 @contextmanager
 def _lanes(device: torch.device) -> Iterator[Callable[[int], Any]]:
-    """lane(i): where node i steps; on CUDA one of a few side streams, which begin after and end before the main one."""
+    """lane(i): where node i steps; on CUDA one of a few side streams,
+    which begin after and end before the main one."""
     if device.type != "cuda":
         yield lambda i: nullcontext()
         return
@@ -185,7 +203,8 @@ class DeviceTask(Classification):
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
     >>> sample, arrays = load(), Torch("cpu")
-    >>> task = DeviceTask(arrays, sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25, seed=0)
+    >>> task = DeviceTask(arrays, sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25,
+    ...     seed=0)
     >>> x, local = arrays.repeated(task.initial(), 4), arrays.array(task.local_state(4))
     >>> task.gradient(x, local, np.arange(4), t=1, k=0)[0].shape
     torch.Size([4, 7850])
@@ -193,7 +212,8 @@ class DeviceTask(Classification):
 
     def __init__(self, arrays: Torch, *given: Any, **named: Any) -> None:
         self.brief = named.pop("precision", "float32") == "bfloat16"
-        super().__init__(*given, **named, fast=False)  # what does not fit together is refused there, on the host
+        # what does not fit together is refused there, on the host
+        super().__init__(*given, **named, fast=False)
         if self.brief and arrays.main:
             check_bfloat16()
         self.arrays, self.plain = arrays, cast(AutogradEngine, self.engine)
@@ -207,7 +227,9 @@ class DeviceTask(Classification):
             return "alone"  # in main memory convolutions of one node are faster than matrix products of many
         if self._together() is None:
             return "alone"
-        small = all(max(layer.kernel_size) <= _SMALL_KERNEL and UnfoldedConvolution.takes(layer) for layer in kernels)
+        small = all(
+            max(layer.kernel_size) <= _SMALL_KERNEL and UnfoldedConvolution.takes(layer) for layer in kernels
+        )
         return "unfold" if small else "grouped"
 
     def use(self, steps: Steps) -> None:
@@ -226,7 +248,9 @@ class DeviceTask(Classification):
         else:
             self.engine = NodeByNode(self.plain, self.arrays)
         self.engine.brief = self.brief
-        self.scored = 1 if alone else max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
+        self.scored = (
+            1 if alone else max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
+        )
         many = self.engine.many if isinstance(self.engine, NodeByNode) else self.engine
         if isinstance(many, ManyAtOnce) and self.data.here:
             rows = np.zeros((1, self.batch_size), np.int64)
@@ -234,7 +258,8 @@ class DeviceTask(Classification):
             many.prepare(trees.mapped(lambda value: value[0], batch), torch.float32)
 
     def engine_by_example(self) -> Engine:
-        """The engine whose gradients of single examples are fastest, all of one node's at once where that can be."""
+        """The engine whose gradients of single examples are fastest,
+        all of one node's at once where that can be."""
         if not isinstance(self.engine, ManyAtOnce) and self._together() is not None:
             return ManyAtOnce(self.plain, self.arrays, unfold=False)
         return self.engine
@@ -244,7 +269,9 @@ class DeviceTask(Classification):
         many = self._many(self.plain)
         return many if many is not None and many.agrees(self.plain, *self._probe()) else None
 
-    def batch(self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any) -> tuple[Any, Any]:
+    def batch(
+        self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any
+    ) -> tuple[Any, Any]:
         """As everywhere, on the device."""
         return self.data.batch(rows, ids, dtype, *varied)
 
@@ -255,12 +282,15 @@ class DeviceTask(Classification):
 
     @property
     def device_bytes(self) -> int:
-        """What a run takes on the device beside its models: data, and room for steps and for pieces of aggregation."""
+        """What a run takes on the device beside its models: data,
+        and room for steps and for pieces of aggregation."""
         return self.data.nbytes + self.step_bytes + self.arrays.budget
 
     def _check(self, x: Any, local: Any, nodes: int) -> None:
         if tuple(x.shape) != (nodes, self.d) or not x.is_contiguous():
-            raise ValueError(f"{nodes} models are needed as contiguous rows ({nodes}, {self.d}), not {tuple(x.shape)}")
+            raise ValueError(
+                f"{nodes} models are needed as contiguous rows ({nodes}, {self.d}), not {tuple(x.shape)}"
+            )
         if tuple(local.shape) != (nodes, self.q):
             raise ValueError(f"the local state must have shape ({nodes}, {self.q}), not {tuple(local.shape)}")
 
@@ -273,7 +303,10 @@ class DeviceTask(Classification):
         seeds, patched = self._seeds(ids, t, k), self.examples.patched(ids, t, k)
 
         def work(some: slice) -> None:
-            varied, marked = None if coins is None else coins[some], None if patched is None else patched[some]
+            varied, marked = (
+                None if coins is None else coins[some],
+                None if patched is None else patched[some],
+            )
             inputs, labels = self.data.batch(rows[some], ids[some], x.dtype, varied, marked)
             noise = [] if seeds is None else seeds[some].tolist()
             self.engine.gradient(x[some], local[some], inputs, labels, noise, out[some], train=True)
@@ -281,7 +314,9 @@ class DeviceTask(Classification):
         self.over_nodes(work, len(ids))
         return out, local
 
-    def _scored(self, x: Any, local: Any, rows: Integers, tested: Callable[..., Any]) -> list[NDArray[np.float64]]:
+    def _scored(
+        self, x: Any, local: Any, rows: Integers, tested: Callable[..., Any]
+    ) -> list[NDArray[np.float64]]:
         """Share of right answers, mean loss and metrics, (h,) each; they are read once."""
         if not len(rows):
             raise ValueError("an evaluation needs at least one test example")
@@ -327,7 +362,9 @@ class DeviceExamples:
                 for tree in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y)
             )
         if dataset.mean is not None:
-            self.scale, self.shift = (self._sent(a.reshape(dataset.shape)) for a in (examples.scale, examples.shift))
+            self.scale, self.shift = (
+                self._sent(a.reshape(dataset.shape)) for a in (examples.scale, examples.shift)
+            )
 
     def _sent(self, values: Any) -> Tensor:
         return self.arrays.lend(values if isinstance(values, Tensor) else np.ascontiguousarray(values))
@@ -356,7 +393,9 @@ class DeviceExamples:
         if patched is not None:
             inputs = self._patched(inputs, self.arrays.lend(patched.reshape(-1)))
         targets = trees.mapped(lambda y: _floats(y.index_select(0, at), dtype), self.train_y)
-        inputs, targets = (trees.mapped(lambda v: v.view(*shape, *v.shape[1:]), tree) for tree in (inputs, targets))
+        inputs, targets = (
+            trees.mapped(lambda v: v.view(*shape, *v.shape[1:]), tree) for tree in (inputs, targets)
+        )
         return inputs, targets if ids is None else self._seen(targets, ids, patched)
 
     def _seen(self, labels: Any, ids: Integers, patched: NDArray[np.bool_] | None) -> Any:
@@ -370,7 +409,8 @@ class DeviceExamples:
         return torch.where(flips, self.examples.dataset.classes - 1 - labels, labels)
 
     def tested(self, rows: Integers, dtype: torch.dtype, marked: bool = False) -> tuple[Any, Any]:
-        """Test examples (N, …) and their targets; marked: with the trigger's patch, and its target as their label."""
+        """Test examples (N, …) and their targets; marked: with the trigger's patch,
+        and its target as their label."""
         if not self.here:
             return tuple(trees.mapped(self.arrays.lend, tree) for tree in self.examples.tested(rows, dtype))
         at = self.arrays.lend(np.asarray(rows, np.int64))
@@ -391,7 +431,8 @@ class DeviceExamples:
         return x.to(dtype) * self.scale.to(dtype) + self.shift.to(dtype)
 
     def _varied(self, images: Tensor, uniform: NDArray[np.float64], padding: int = 4) -> Tensor:
-        """`rpel.data.crop_flip`, on the device: row offset, column offset and mirror of each image are small."""
+        """`rpel.data.crop_flip`, on the device: row offset,
+        column offset and mirror of each image are small."""
         n, channels, height, width = images.shape
         top, left = ((uniform[:, k] * (2 * padding + 1)).astype(np.int64)[:, None] for k in (0, 1))
         columns = left + np.arange(width)

@@ -26,10 +26,11 @@ class Dropout(nn.Module):
 
 
 def dropout_mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """What dropout multiplies values with, laid out as they are: 0 with probability p, else what keeps their mean.
+    """What dropout multiplies values with, laid out as they are: 0 with probability p,
+    else what keeps their mean.
 
-    A number of the generator decides on four values, so p counts in steps of 2**-16; a number for each of them, as
-    bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
+    A number of the generator decides on four values, so p counts in steps of 2**-16; a number for each of
+    them, as bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
 
     >>> dropout_mask(0.5, torch.empty(8), torch.Generator().manual_seed(1))
     tensor([0., 0., 0., 2., 2., 0., 2., 0.])

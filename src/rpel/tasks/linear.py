@@ -1,15 +1,17 @@
-"""Networks whose derivative is written down, so that no graph is built: their form, and the engine for linear layers.
+"""Networks whose derivative is written down, so that no graph is built: their form,
+and the engine for linear layers.
 
-The form is ``[C-R-M]… L-R-…-L[-S]`` of the paper's notation: convolutions each followed by rectifier and pooling by 2,
-then linear layers with rectifiers between them, then log-softmax or nothing. Whatever else a module contains, or does
-when it is called (hooks, a forward of its own), makes it a stranger here (`recognise` returns None), and autograd takes
-it.
+The form is ``[C-R-M]… L-R-…-L[-S]`` of the paper's notation: convolutions each followed by rectifier and
+pooling by 2, then linear layers with rectifiers between them, then log-softmax or nothing. Whatever else a
+module contains, or does when it is called (hooks, a forward of its own), makes it a stranger here
+(`recognise` returns None), and autograd takes it.
 
-The engine computes the layers of many nodes at once: one batched matrix product per layer instead of a loop over nodes.
-Values are (nodes, width, examples): examples innermost, so that a softmax over few classes is a pass over long rows.
+The engine computes the layers of many nodes at once: one batched matrix product per layer instead of a loop
+over nodes. Values are (nodes, width, examples): examples innermost,
+so that a softmax over few classes is a pass over long rows.
 
-Invariants: a node's result does not depend, in value, on which nodes are computed beside it, and for a fixed division
-of the nodes not in a single bit; gradients end in the rows of the result.
+Invariants: a node's result does not depend, in value, on which nodes are computed beside it, and for a fixed
+division of the nodes not in a single bit; gradients end in the rows of the result.
 Plain twin: autograd on `nn.Linear`, `nn.ReLU` and cross-entropy, node by node.
 """
 
@@ -93,7 +95,8 @@ def recognise(module: nn.Module) -> Layers | None:
 
 
 def _just(layers: list[nn.Conv2d | nn.Linear], module: nn.Module) -> bool:
-    """Whether the module holds these layers' weights and biases, in this order and each once, and nothing else."""
+    """Whether the module holds these layers' weights and biases, in this order and each once,
+    and nothing else."""
     held = list(module.parameters())
     wanted = [id(p) for layer in layers for p in (layer.weight, layer.bias)]
     shapes = [shape for layer in layers for shape in (_shape(layer), _shape(layer)[:1])]
@@ -116,7 +119,12 @@ def _letter(layer: nn.Module) -> str:
     """The layer in the paper's notation, F for flattening; ? for what is not written down here."""
     if type(layer) is nn.Conv2d and layer.bias is not None and isinstance(layer.padding, tuple):
         square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding[0] == layer.padding[1]
-        plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+        plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == (
+            (1, 1),
+            (1, 1),
+            1,
+            "zeros",
+        )
         return "C" if square and plain else "?"
     if type(layer) is nn.MaxPool2d:
         sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
@@ -131,7 +139,8 @@ def _letter(layer: nn.Module) -> str:
 
 
 def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bool) -> Layers | None:
-    """Where each layer's parameters lie in the vector; None if a layer is not as wide as the one before it."""
+    """Where each layer's parameters lie in the vector;
+    None if a layer is not as wide as the one before it."""
     placed, at = [], 0
     for layer in layers:
         weight, end = at + layer.weight.numel(), at + layer.weight.numel() + layer.weight.shape[0]
@@ -139,10 +148,12 @@ def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bo
         placed.append(Affine(slice(at, weight), slice(weight, end), tuple(layer.weight.shape), padding))
         at = end
     chained = all(a.shape[0] == b.shape[1] for a, b in pairwise(placed) if len(a.shape) == len(b.shape))
-    return Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at, flattens) if chained else None
+    return (
+        Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at, flattens) if chained else None
+    )
 
 
-# --- the engine -------------------------------------------------------------------------------------------------------
+# --- the engine ---------------------------------------------------------------------------------------------
 
 
 class LinearEngine(Engine):
@@ -153,12 +164,20 @@ class LinearEngine(Engine):
         self.linears = layers.linears
 
     def together(self, batch: int | None = None) -> int:
-        """How many nodes to compute at once: so many that their inputs, or their widest values, fit into the cache."""
+        """How many nodes to compute at once: so many that their inputs, or their widest values,
+        fit into the cache."""
         widest = max(layer.shape[0] for layer in self.linears) * self.block
         return max(1, _SCRATCH // (4 * (batch * self.linears[0].shape[1] if batch else widest)))
 
     def gradient(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: list[int], out: Tensor, train: bool
+        self,
+        x: Tensor,
+        local: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        seeds: list[int],
+        out: Tensor,
+        train: bool,
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
         values = self._forward(x, inputs.flatten(2).mT)
@@ -175,13 +194,13 @@ class LinearEngine(Engine):
                 delta *= entered > 0
 
     def clipped(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any, norm: float,
-        out: Tensor,
+        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any,
+        norm: float, out: Tensor,
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
 
-        A layer's gradient is an outer product δ aᵀ, with δ for the bias, and as long as ‖δ‖ √(‖a‖² + 1): so no gradient
-        of a single example is ever made.
+        A layer's gradient is an outer product δ aᵀ, with δ for the bias, and as long as ‖δ‖ √(‖a‖² + 1): so
+        no gradient of a single example is ever made.
         """
         values = self._forward(x, inputs.flatten(2).mT)
         delta = values.pop().exp_()
@@ -217,7 +236,8 @@ class LinearEngine(Engine):
         return self._forward(x, inputs.flatten(1).mT)[-1].mT
 
     def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,), and the sum of its losses (c,)."""
+        """How many of the common inputs (N, …) each of c nodes gets right (c,),
+        and the sum of its losses (c,)."""
         found = self._forward(x, inputs.flatten(1).mT)[-1].contiguous().numpy()
         right, lost = np.zeros(len(x)), np.zeros(len(x))
         _score(found, labels.numpy(), right, lost)
@@ -230,7 +250,8 @@ def _weight(x: Tensor, layer: Affine) -> Tensor:
 
 
 def _product(weight: Tensor, values: Tensor) -> Tensor:
-    """weight (c, outputs, inputs) times values of each node, or common ones: then with all weights in one matrix."""
+    """weight (c, outputs, inputs) times values of each node, or common ones:
+    then with all weights in one matrix."""
     if values.dim() == 3:
         return torch.bmm(weight, values)
     c, outputs, inputs = weight.shape
@@ -239,7 +260,8 @@ def _product(weight: Tensor, values: Tensor) -> Tensor:
 
 @compiled
 def _score(logp: Any, labels: Any, right: Any, lost: Any) -> None:
-    """Per node of logp (c, classes, N): right answers, where the first of equals or of NaNs wins, and summed losses."""
+    """Per node of logp (c, classes, N): right answers, where the first of equals or of NaNs wins,
+    and summed losses."""
     nodes, classes, count = logp.shape
     best, who = np.empty(count, logp.dtype), np.empty(count, np.int32)
     for i in range(nodes):

@@ -1,4 +1,5 @@
-"""A task of one's own: a network, data and a loss, the same object for a simulation and for a peer of a network."""
+"""A task of one's own: a network, data and a loss,
+the same object for a simulation and for a peer of a network."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,12 +19,13 @@ from rpel.types import Integers
 class Task:
     """What is to be learned: a network, data and a loss.
 
-    model: any torch.nn.Module; its values are the initial model of a simulation (a network of peers pins its own).
-    train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts; or torch data
-    sets or loaders. train may also be a list with one of these for each honest node of a simulation. All are used as
-    they are. collate(examples) -> (inputs, targets) makes batches of examples that are not alike. loss(output, target):
-    a mean over the batch; cross-entropy if left out. metric: a function metric(output, target), or a dict of named
-    ones; a :class:`Metric` says whether more is better.
+    model: any torch.nn.Module; its values are the initial model of a simulation (a network of peers pins its
+    own).
+    train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts; or
+    torch data sets or loaders. train may also be a list with one of these for each honest node of a
+    simulation. All are used as they are. collate(examples) -> (inputs, targets) makes batches of examples
+    that are not alike. loss(output, target): a mean over the batch; cross-entropy if left out. metric: a
+    function metric(output, target), or a dict of named ones; a :class:`Metric` says whether more is better.
 
     What does not fit together is a ValueError of one sentence, here and not in the first round.
 
@@ -82,8 +84,8 @@ class Task:
         )
 
     def of_member(self, index: int, *, batch_size: int, seed: int) -> Classification:
-        """The task of member ``index`` of a network, who holds all training examples there are here; of a list with one
-        data set for each member, the one with that number."""
+        """The task of member ``index`` of a network, who holds all training examples there are here; of a
+        list with one data set for each member, the one with that number."""
         if self.shards is None:
             return self.among({index: np.arange(self.dataset.size)}, batch_size=batch_size, seed=seed)
         if index >= len(self.shards):

@@ -1,13 +1,13 @@
-"""Private gradients: those of single examples clipped to C, Gaussian noise σ·C on their sum, divided by the nominal
-batch size.
+"""Private gradients: those of single examples clipped to C, Gaussian noise σ·C on their sum, divided by the
+nominal batch size.
 
     g = (1/B₀) (Σ_{ξ in batch} clip_C(∇ℓ(x, ξ)) + N(0, σ²C²))        clip_C(v) = v · min(1, C/‖v‖)
 
 Invariants, on which `rpel.privacy` counts:
-- each of a node's N examples is in a batch with probability B₀/N, independently of all others; no batch is cut short,
-  and an empty one still gives noise;
-- what one example adds to the sum is at most C long: its gradient is computed from it alone, and one that is not finite
-  adds nothing;
+- each of a node's N examples is in a batch with probability B₀/N, independently of all others; no batch is
+  cut short, and an empty one still gives noise;
+- what one example adds to the sum is at most C long: its gradient is computed from it alone, and one that is
+  not finite adds nothing;
 - batches and noise come from generators that nothing else draws from.
 Plain twin: a loop over examples, in tests/test_privacy.py.
 """
@@ -35,15 +35,17 @@ Draw = Callable[[str, int, int, int], Generator]
 class PrivateGradients:
     """The gradients of a task, made private; everything else about it stays what it is.
 
-    max_grad_norm: C; infinite: nothing is clipped. noise_multiplier: σ. draw: where batches and noise come from; by
-    default the task's seed, which is right for simulations and wrong where others know the seed. sizes: N of nodes for
-    which others count another number of examples than they hold, as an audit does that adds and leaves out some.
+    max_grad_norm: C; infinite: nothing is clipped. noise_multiplier: σ. draw: where batches and noise come
+    from; by default the task's seed, which is right for simulations and wrong where others know the seed.
+    sizes: N of nodes for which others count another number of examples than they hold,
+    as an audit does that adds and leaves out some.
     arrays: the backend of the models; NumPy's by default.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
     >>> sample = load()
-    >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25, seed=0)
+    >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25,
+    ...     seed=0)
     >>> private = PrivateGradients(task, max_grad_norm=1.0)
     >>> x, local = np.tile(task.initial(), (4, 1)), task.local_state(4)
     >>> g, _ = private.gradient(x, local, np.arange(4), t=1, k=0)
@@ -66,7 +68,9 @@ class PrivateGradients:
                 f"noise_multiplier {noise_multiplier:g} needs a max_grad_norm: noise is measured against it"
             )
         if task.examples.virtual is not None:
-            raise ValueError("partition 'virtual' shares examples between nodes, so no node could protect its own")
+            raise ValueError(
+                "partition 'virtual' shares examples between nodes, so no node could protect its own"
+            )
         self.task, self.max_grad_norm, self.noise_multiplier = task, max_grad_norm, noise_multiplier
         self.engine, self.sizes = task.engine_by_example(), dict(sizes or {})
         self.arrays = arrays or backend("plain")
@@ -97,14 +101,17 @@ class PrivateGradients:
         return out, local
 
     def batches(self, ids: Integers, t: int, k: int) -> tuple[Integers, NDArray[np.bool_]]:
-        """The Poisson batches of some nodes: rows (c, widest), and which of them are there; the others are padding."""
+        """The Poisson batches of some nodes: rows (c, widest), and which of them are there;
+        the others are padding."""
         examples, batch = self.task.examples, self.task.batch_size
         drawn = []
         for node in ids.tolist():
             held, start = int(examples.size[node]), int(examples.start[node])
             size = self.sizes.get(node, held)
             if size < batch:
-                raise ValueError(f"node {node} holds {size} examples, fewer than batch_size {batch}: take {size}")
+                raise ValueError(
+                    f"node {node} holds {size} examples, fewer than batch_size {batch}: take {size}"
+                )
             inside = self.draw("private-batch", t, k, node).random(held) < batch / size
             drawn.append(examples.pool[start + np.flatnonzero(inside)])
         widest = max(1, *map(len, drawn))
@@ -114,7 +121,15 @@ class PrivateGradients:
         return rows, present
 
     def _add(
-        self, x: Any, local: Any, ids: Integers, t: int, k: int, rows: Integers, present: NDArray[np.bool_], out: Any
+        self,
+        x: Any,
+        local: Any,
+        ids: Integers,
+        t: int,
+        k: int,
+        rows: Integers,
+        present: NDArray[np.bool_],
+        out: Any,
     ) -> None:
         """The sums of the clipped gradients of c nodes into out (c, d)."""
         examples, engine = self.task.examples, self.engine
@@ -137,10 +152,14 @@ class PrivateGradients:
             node, each = slice(i, i + 1), slice(place, place + 1)
             inputs, labels = self.task.batch(rows[node, each], ids[node], x.dtype)
             there = np.ones((1, 1), bool)
-            engine.clipped(x[node], local[node], inputs, labels, seeds[node, each], there, self.max_grad_norm, one)
+            engine.clipped(
+                x[node], local[node], inputs, labels, seeds[node, each], there, self.max_grad_norm, one
+            )
             out[node] += one
 
-    def _uniform(self, purpose: str, ids: Integers, t: int, k: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def _uniform(
+        self, purpose: str, ids: Integers, t: int, k: int, shape: tuple[int, ...]
+    ) -> NDArray[np.float64]:
         return np.stack([self.draw(purpose, t, k, node).random(shape) for node in ids.tolist()])
 
     def _blur(self, out: Floats, ids: Integers, t: int, k: int) -> None:
@@ -155,11 +174,12 @@ class PrivateGradients:
 
 
 def check_module(module: nn.Module) -> None:
-    """ValueError for a network in which the examples of a batch meet each other, or leave traces that are not noisy."""
+    """ValueError for a network in which the examples of a batch meet each other,
+    or leave traces that are not noisy."""
     for name, layer in module.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise ValueError(
-                f"layer {name or 'model'!r} is {kind}, which mixes the examples of a batch, so that no gradient is of "
-                "one example alone: the nearest is nn.GroupNorm"
+                f"layer {name or 'model'!r} is {kind}, which mixes the examples of a batch, so that no "
+                "gradient is of one example alone: the nearest is nn.GroupNorm"
             )

@@ -1,9 +1,9 @@
-"""What the simulator and the peers ask of a task (`Objective`), what a task asks of an engine, and how engines share
-the cores.
+"""What the simulator and the peers ask of a task (`Objective`), what a task asks of an engine, and how
+engines share the cores.
 
-Invariant: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one thread inside
-it. So results do not depend on the number of threads, bit for bit; two threads with whole nodes each are also faster
-than torch's own threads inside every small product.
+Invariant: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one
+thread inside it. So results do not depend on the number of threads, bit for bit; two threads with whole nodes
+each are also faster than torch's own threads inside every small product.
 """
 
 import re
@@ -49,8 +49,8 @@ class Metric:
 def metrics(given: Any) -> dict[str, Metric]:
     """Named metrics of a function, a :class:`Metric`, or a dict of named ones; ValueError for anything else.
 
-    A function goes by its own name. Less is better where an attribute `higher_is_better` is False, as torchmetrics has
-    it, or where a Metric says so.
+    A function goes by its own name. Less is better where an attribute `higher_is_better` is False, as
+    torchmetrics has it, or where a Metric says so.
 
     >>> metrics({"mae": Metric(F.l1_loss, higher_is_better=False)})["mae"].direction
     'less is better'
@@ -61,7 +61,9 @@ def metrics(given: Any) -> dict[str, Metric]:
         return {}
     named = given if isinstance(given, Mapping) else {_name(given): given}
     if not named:
-        raise ValueError("metric is an empty dict: name one, as in metric={'mae': torch.nn.functional.l1_loss}")
+        raise ValueError(
+            "metric is an empty dict: name one, as in metric={'mae': torch.nn.functional.l1_loss}"
+        )
     return {_checked_name(name): _metric(name, one) for name, one in named.items()}
 
 
@@ -86,25 +88,29 @@ def _metric(name: str, one: Any) -> Metric:
 
 
 class Objective(Protocol):
-    """A loss for every node, its stochastic gradient and its accuracy. Models are rows of one (h, d) array."""
+    """A loss for every node, its stochastic gradient and its accuracy. Models are rows of one (h, d)
+    array."""
 
     d: int
     """Number of parameters."""
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of each parameter, in the order of the vector: values are matched by name, never by place."""
+        """Name and shape of each parameter, in the order of the vector: values are matched by name,
+        never by place."""
 
     def initial(self) -> NDArray[np.float32]:
         """The common initial model (d,), from the seed."""
 
     def local_state(self, h: int) -> NDArray[np.float32]:
-        """What stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first: (h, q)."""
+        """What stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first: (h,
+        q)."""
 
     def gradient(
         self, x: Floats, local: Floats, ids: Integers, t: int, k: int, out: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """Algorithm 1, lines 3-4: stochastic gradients (h, d) at x (h, d) of nodes ids (h,), and the new local state.
+        """Algorithm 1, lines 3-4: stochastic gradients (h, d) at x (h, d) of nodes ids (h,),
+        and the new local state.
 
         The batch comes from coordinates (seed, ("batch", k), t, node) and nothing else.
         """
@@ -118,7 +124,8 @@ class Objective(Protocol):
         """
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
-        """The gradient of F_H, the mean of the honest nodes' losses, at each model; on `size` examples if given."""
+        """The gradient of F_H, the mean of the honest nodes' losses, at each model;
+        on `size` examples if given."""
 
 
 class Engine(ABC):
@@ -143,17 +150,19 @@ class Engine(ABC):
         self.loss, self.metrics, self.own = loss, tuple(metrics), Own()
 
     def together(self, batch: int | None = None) -> int:
-        """How many nodes to hand over at once: with batches of that size of their own, or with common inputs."""
+        """How many nodes to hand over at once: with batches of that size of their own,
+        or with common inputs."""
         return 1  # nodes share nothing
 
     @abstractmethod
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
-        """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …) with labels (c, B, …).
+        """Gradients of the mean loss of c nodes into out (c, d), at x (c, d) on inputs (c, B, …)
+        with labels (c, B, …).
 
-        local (c, q) is changed in place. `seeds` (c,) are for noise in the network, if it is noisy. Without `train`: no
-        noise, local statistics used and left alone.
+        local (c, q) is changed in place. `seeds` (c,) are for noise in the network, if it is noisy. Without
+        `train`: no noise, local statistics used and left alone.
         """
 
     def clipped(
@@ -169,8 +178,8 @@ class Engine(ABC):
     ) -> None:
         """Sums of the gradients of single examples, each shortened to `norm`, of c nodes into out (c, d).
 
-        inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B), on the host: which examples there are.
-        local is left alone. Here each example is a node of its own, with a batch of one.
+        inputs (c, B, …), labels (c, B, …), seeds (c, B); present (c, B), on the host: which examples there
+        are. local is left alone. Here each example is a node of its own, with a batch of one.
         """
         for i in range(len(x)):
             out[i].zero_()
@@ -192,14 +201,15 @@ class Engine(ABC):
 
     @abstractmethod
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Any:
-        """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode; a list of c where the module's
-        output is not a tensor."""
+        """Outputs (c, N, …) of c nodes on common inputs (N, …), in evaluation mode; a list of c where the
+        module's output is not a tensor."""
 
     def score(self, x: Tensor, local: Tensor, inputs: Any, labels: Any) -> tuple[Floats, ...]:
-        """Of each of c nodes (c,), summed over the common inputs (N, …): right answers, losses, and each metric.
+        """Of each of c nodes (c,), summed over the common inputs (N, …): right answers, losses,
+        and each metric.
 
-        Of targets with several classes each, such as the pixels of an image, an example counts as the share that is
-        right. Without classes right answers are NaN.
+        Of targets with several classes each, such as the pixels of an image, an example counts as the share
+        that is right. Without classes right answers are NaN.
         """
         return tuple(column.numpy() for column in self.sums(x, local, inputs, labels))
 
@@ -208,7 +218,10 @@ class Engine(ABC):
         outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
         found = [self._right(outputs, labels), self._lost(outputs, labels) * count]
         for metric in self.metrics:
-            each = [torch.as_tensor(metric.function(one, labels), dtype=self.wide, device=x.device) for one in outputs]
+            each = [
+                torch.as_tensor(metric.function(one, labels), dtype=self.wide, device=x.device)
+                for one in outputs
+            ]
             found.append(torch.stack(each).detach() * count)
         return found
 
@@ -228,7 +241,8 @@ class Engine(ABC):
 
 
 def shortened(lengths: Tensor, norm: float) -> Tensor:
-    """By what to multiply vectors of these lengths so that none is longer than `norm`; 0 where one is not finite.
+    """By what to multiply vectors of these lengths so that none is longer than `norm`;
+    0 where one is not finite.
 
     >>> shortened(torch.tensor([0.0, 0.5, 2.0, torch.nan]), 1.0).tolist()
     [1.0, 1.0, 0.5, 0.0]
@@ -237,7 +251,8 @@ def shortened(lengths: Tensor, norm: float) -> Tensor:
 
 
 def parts(present: NDArray[np.bool_], d: int) -> list[Integers]:
-    """Which examples there are, in parts whose gradients (d,) may be there at once; none where there is no example.
+    """Which examples there are, in parts whose gradients (d,) may be there at once;
+    none where there is no example.
 
     >>> parts(np.array([True, False, True]), d=10), parts(np.array([False]), d=10)
     ([array([0, 2])], [])
@@ -265,7 +280,8 @@ class Own(threading.local):
 
 
 def tensor(array: Any) -> Tensor:
-    """The same memory as a tensor; torch warns of arrays that may not be written, but here nobody writes into x."""
+    """The same memory as a tensor; torch warns of arrays that may not be written,
+    but here nobody writes into x."""
     if isinstance(array, Tensor):
         return array
     with warnings.catch_warnings():

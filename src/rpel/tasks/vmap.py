@@ -1,10 +1,10 @@
 """Any torch module of moderate size, many nodes at once: `torch.func.vmap` over `functional_call`.
 
 Invariants:
-- equal to the plain twin, `autograd.AutogradEngine`, up to rounding: the same dropout masks (each node's own generator,
-  layer after layer), the same BatchNorm statistics in the node's local state;
-- which of the two engines computes a module depends on the module alone, never on a clock: a resumed run goes on with
-  the same engine.
+- equal to the plain twin, `autograd.AutogradEngine`, up to rounding: the same dropout masks (each node's own
+  generator, layer after layer), the same BatchNorm statistics in the node's local state;
+- which of the two engines computes a module depends on the module alone, never on a clock: a resumed run goes
+  on with the same engine.
 """
 
 import copy
@@ -26,8 +26,9 @@ from rpel.types import Integers
 
 Named = dict[str, Tensor]
 
-# Measured, batch 25, against node by node: 64-10 4 × faster, 64-32-10 with BatchNorm or dropout 6 to 8 ×, 784-10 3 ×,
-# 784-64-10 1.25 ×, 784-256-10 .6 ×; convolutions to 4 and 8 channels of 8 × 8 pixels 6 and 3 ×, of 28 × 28 .8 ×.
+# Measured, batch 25, against node by node: 64-10 4 × faster, 64-32-10 with BatchNorm or dropout 6 to 8 ×,
+# 784-10 3 ×, 784-64-10 1.25 ×, 784-256-10 .6 ×; convolutions to 4 and 8 channels of 8 × 8 pixels 6 and 3 ×,
+# of 28 × 28 .8 ×.
 _LARGEST = 50_000  # parameters
 _LARGEST_IMAGE = 100  # values of one example of a module with convolutions
 _SCRATCH = 1 << 20  # bytes of models or inputs worth having in the cache at once
@@ -88,7 +89,8 @@ def _with_other(values: Tensor) -> Tensor:
 
 
 class VmapEngine(Engine):
-    """Gradients of a module and any loss(output, target), many nodes at once; brief: as :class:`AutogradEngine`."""
+    """Gradients of a module and any loss(output, target), many nodes at once; brief:
+    as :class:`AutogradEngine`."""
 
     brief = False
 
@@ -96,7 +98,10 @@ class VmapEngine(Engine):
         super().__init__(loss, metrics)
         self.module, self.arguments = module, Arguments(module)
         self.noisy = any(type(layer) is nn.Dropout for layer in module.modules())
-        self.parameters, self.buffers = _Places(dict(module.named_parameters())), _Places(dict(module.named_buffers()))
+        self.parameters, self.buffers = (
+            _Places(dict(module.named_parameters())),
+            _Places(dict(module.named_buffers())),
+        )
         self.d = sum(shape.numel() for shape in self.parameters.shapes.values())
         self.frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
 
@@ -114,7 +119,9 @@ class VmapEngine(Engine):
         if train and self.noisy:
             masks = self._masks(trees.mapped(lambda value: value[0], inputs), seeds, x.dtype)
 
-        def loss(trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Any, target: Any) -> Any:
+        def loss(
+            trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Any, target: Any
+        ) -> Any:
             given[:] = masks
             state = {name: value.clone() for name, value in state.items()}  # BatchNorm writes into it
             call = partial(functional_call, module, ({**trained, **rest}, state), *self.arguments(batch))
@@ -134,7 +141,8 @@ class VmapEngine(Engine):
     ) -> None:  # fmt: skip
         """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
 
-        Many examples at once, with a node's one set of weights: most of a step is then products with that matrix.
+        Many examples at once, with a node's one set of weights:
+        most of a step is then products with that matrix.
         """
         module, given = self._copy(train=True)
 
@@ -159,7 +167,8 @@ class VmapEngine(Engine):
                 self._add(found, norm, out[i])
 
     def _add(self, found: Named, norm: float, total: Tensor) -> None:
-        """Add to total (d,) the gradients of single examples, each shortened to `norm`; they are not copied."""
+        """Add to total (d,) the gradients of single examples, each shortened to `norm`;
+        they are not copied."""
         flat = {name: value.flatten(1) for name, value in found.items()}
         lengths = [torch.linalg.vector_norm(value, dim=1, dtype=self.wide) for value in flat.values()]
         factors = shortened(torch.stack(lengths).norm(dim=0), norm).to(total.dtype)
@@ -183,13 +192,17 @@ class VmapEngine(Engine):
         """The buffers in rows of local state; what counts there as a whole number does so again."""
         kinds = self.buffers.dtypes
         named = self.buffers.split(local).items()
-        return {name: value.to(dtype if kinds[name].is_floating_point else kinds[name]) for name, value in named}
+        return {
+            name: value.to(dtype if kinds[name].is_floating_point else kinds[name]) for name, value in named
+        }
 
     def _copy(self, train: bool) -> tuple[nn.Module, list[Tensor]]:
         """This thread's copy of the module, and the list from which its dropout layers take their masks."""
         if not hasattr(self.own, "module"):
             self.own.masks = []
-            self.own.module = with_dropout(copy.deepcopy(self.module), lambda p: self._layer(p, self.own.masks))
+            self.own.module = with_dropout(
+                copy.deepcopy(self.module), lambda p: self._layer(p, self.own.masks)
+            )
         self.own.module.train(train)
         return self.own.module, self.own.masks
 
@@ -198,7 +211,8 @@ class VmapEngine(Engine):
         return _Masked(masks) if p > 0 else nn.Identity()
 
     def _masks(self, example: Any, seeds: list[int], dtype: torch.dtype) -> list[Tensor]:
-        """Masks (c, …) for each dropout layer, as the plain engine draws them: from each node's own generator."""
+        """Masks (c, …) for each dropout layer, as the plain engine draws them:
+        from each node's own generator."""
         layers = self._dropouts(example, dtype)
         masks = [torch.empty(len(seeds), *like.shape, dtype=dtype) for _, like in layers]
         generator = torch.Generator()
@@ -209,7 +223,8 @@ class VmapEngine(Engine):
         return masks
 
     def _dropouts(self, example: Any, dtype: torch.dtype) -> list[tuple[float, Tensor]]:
-        """p and an empty tensor of the shape and layout it is applied to, for each dropout, on inputs like these."""
+        """p and an empty tensor of the shape and layout it is applied to, for each dropout,
+        on inputs like these."""
         known = (dtype, [value.shape for _, value in trees.leaves(example)])
         if getattr(self.own, "known", None) != known:
             self.own.known, self.own.dropouts = known, []
@@ -228,7 +243,8 @@ class VmapEngine(Engine):
         return self.d <= _LARGEST and (not convolves or largest <= _LARGEST_IMAGE)
 
     def agrees(self, plain: AutogradEngine, probe: Any, targets: Any) -> bool:
-        """Whether two nodes on two examples come out as the plain engine has them: a module's code may be anything."""
+        """Whether two nodes on two examples come out as the plain engine has them:
+        a module's code may be anything."""
         x = torch.cat([value.detach().reshape(-1) for value in self.module.parameters()]).float()
         state = [value.detach().reshape(-1).float() for value in self.module.buffers()]
         x, local = x * torch.tensor([[1.0], [0.9]]), torch.cat([*state, torch.empty(0)]).repeat(2, 1)
@@ -239,9 +255,11 @@ class VmapEngine(Engine):
             out, own = torch.empty_like(x), local.clone()
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # such as: slow, because a layer has no rule for many at once
+                    # such as: slow, because a layer has no rule for many at once
+                    warnings.simplefilter("error")
                     engine.gradient(x, own, inputs, labels, seeds, out, train=True)
                     results.append(torch.cat([out, own, engine.outputs(x, own, probe).flatten(1)], dim=1))
-            except Exception:  # of the module, of the loss, or of vmap: then the plain engine has to say what is wrong
+            except Exception:
+                # of the module, of the loss, or of vmap: then the plain engine has to say what is wrong
                 return False
         return torch.allclose(results[0], results[1], rtol=1e-3, atol=1e-5)

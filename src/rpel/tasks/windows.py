@@ -1,13 +1,14 @@
 """Convolution, rectifier and 2 × 2 max pooling as one pass over the images, and its derivative.
 
 Invariants (arrays of floats are flat and contiguous, positions count elements):
-- nothing between an image and its pooled result is ever stored: the four sums of a pooling window stay in registers
-  until the largest of them is known;
-- only the winner of a window has a gradient, so the derivative touches one patch per pooled value and not four;
+- nothing between an image and its pooled result is ever stored: the four sums of a pooling window stay in
+  registers until the largest of them is known;
+- only the winner of a window has a gradient,
+  so the derivative touches one patch per pooled value and not four;
 - images are (rows, columns, channels), so that one row of a patch is one contiguous run;
 - what is added to what, and in which order, is written here, so results repeat to the bit;
-- reads and writes come in whole vectors of `LANES` values: what lies beyond a run of values meets a factor of zero or
-  is dropped by the caller, and buffers end in `SPARE` values more than they hold.
+- reads and writes come in whole vectors of `LANES` values: what lies beyond a run of values meets a factor of
+  zero or is dropped by the caller, and buffers end in `SPARE` values more than they hold.
 
 Plain twin: `max_pool2d(relu(conv2d(x, weight, bias)), 2)` of torch and its derivative.
 """
@@ -38,7 +39,8 @@ from rpel.backend.vectors import (
 from rpel.types import Floats
 
 LANES = BLOCK  # float32 values of a vector
-MOST = 3  # vectors of filters at once: with four sums each (or eight), their taps and a pixel they fill the registers
+# vectors of filters at once: with four sums each (or eight), their taps and a pixel they fill the registers
+MOST = 3
 SPARE = MOST * LANES
 PAIRS = WIDE  # windows in pairs: 32 registers hold the sums of two
 NARROW = 8  # values of a short run
@@ -64,7 +66,8 @@ class Stage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where pooled values lie in a flat array: the first of them, and the steps from row to row and image to image."""
+    """Where pooled values lie in a flat array: the first of them,
+    and the steps from row to row and image to image."""
 
     at: int
     row: int
@@ -92,23 +95,29 @@ def place(s: Stage, padding: int = 0) -> Place:
     Place(at=300, row=280, image=3920)
     """
     width = s.columns + 2 * padding
-    return Place(padding * (width + 1) * s.filters, width * s.filters, (s.rows + 2 * padding) * width * s.filters)
+    return Place(
+        padding * (width + 1) * s.filters, width * s.filters, (s.rows + 2 * padding) * width * s.filters
+    )
 
 
-# --- inner loops, written down because no optimiser finds them by itself ----------------------------------------------
+# --- inner loops, written down because no optimiser finds them by itself ------------------------------------
 
 
 @instruction("vectors", "windows")
 def pool_window(
-    builder: Builder, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any, bias: Any,
-    bias_at: Any, vectors: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any, filters: Any,
+    builder: Builder, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any,
+    bias: Any, bias_at: Any, vectors: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
+    filters: Any,
 ) -> None:  # fmt: skip
-    """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums, and whose it is.
+    """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums,
+    and whose it is.
 
-    `windows` (a literal): so many windows beside each other, the results `filters` apart; each weight is read once.
+    `windows` (a literal): so many windows beside each other, the results `filters` apart;
+    each weight is read once.
 
-    best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not positive.
-    weights[first:] are (k, k · channels, vectors · LANES); `vectors` is a literal. Sums run over the patch in order.
+    best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not
+    positive. weights[first:] are (k, k · channels, vectors · LANES); `vectors` is a literal.
+    Sums run over the patch in order.
     """
     kind, run = vector_of(image, LANES), builder.mul(k, channels)
     corners = []
@@ -123,21 +132,27 @@ def pool_window(
         here = builder.add(first, builder.mul(builder.mul(ky, run), integer(vectors * LANES)))
         with loop(builder, integer(0), run) as (j, _):
             place = builder.add(here, builder.mul(j, integer(vectors * LANES)))
-            taps = [load(builder, weights, builder.add(place, integer(p * LANES)), kind) for p in range(vectors)]
+            taps = [
+                load(builder, weights, builder.add(place, integer(p * LANES)), kind) for p in range(vectors)
+            ]
             for totals, corner in zip(sums, begin, strict=True):
                 pixel = spread(builder, element(builder, image, builder.add(corner, j)), kind)
                 for total, tap in zip(totals, taps, strict=True):
                     builder.store(add_product(builder, builder.load(total), pixel, tap), total)
     for window in range(windows):  # in order: what one writes beyond its last filter the next one overwrites
         apart = builder.mul(filters, integer(window))
-        results = builder.gep(best, [builder.add(best_at, apart)]), builder.gep(winner, [builder.add(winner_at, apart)])
+        results = (
+            builder.gep(best, [builder.add(best_at, apart)]),
+            builder.gep(winner, [builder.add(winner_at, apart)]),
+        )
         for p in range(vectors):
             four = [builder.load(totals[p]) for totals in sums[4 * window : 4 * window + 4]]
             _keep_largest(builder, four, kind, results, integer(p * LANES))
 
 
 def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[Any, Any], at: Any) -> None:
-    """The first largest of four, rectified, and its number; NaN is neither larger nor smaller and so stays visible."""
+    """The first largest of four, rectified, and its number;
+    NaN is neither larger nor smaller and so stays visible."""
     who, *numbers, nobody = (
         ir.Constant(ir.VectorType(ir.IntType(32), LANES), [q] * LANES) for q in (0, 1, 2, 3, NOBODY)
     )
@@ -148,18 +163,23 @@ def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[A
     idle = builder.fcmp_ordered("<=", largest, zero(kind))
     store(builder, builder.select(idle, zero(kind), largest), results[0], at)
     store(
-        builder, builder.trunc(builder.select(idle, nobody, who), ir.VectorType(ir.IntType(8), LANES)), results[1], at
+        builder,
+        builder.trunc(builder.select(idle, nobody, who), ir.VectorType(ir.IntType(8), LANES)),
+        results[1],
+        at,
     )
 
 
 @instruction("parts", "ways", "lanes")
 def add_runs(
-    builder: Builder, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any, factors: Any,
-    count: Any, parts: int, ways: int, lanes: int,
+    builder: Builder, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any,
+    factors: Any, count: Any, parts: int, ways: int, lanes: int,
 ) -> None:  # fmt: skip
-    """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts, j < lanes.
+    """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts,
+    j < lanes.
 
-    `parts`, `ways` and `lanes` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways) in order.
+    `parts`, `ways` and `lanes` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways)
+    in order.
     """
     kind = vector_of(total, lanes)
     shifts = [builder.add(shift, builder.mul(jump, integer(p))) for p in range(parts)]
@@ -181,14 +201,14 @@ def add_runs(
         store(builder, whole, total, place)
 
 
-# --- passes over the images -------------------------------------------------------------------------------------------
+# --- passes over the images ---------------------------------------------------------------------------------
 
 
 def arrange(s: Stage, weight: Floats, bias: Floats, weights: Floats, offsets: Floats, taps: Floats) -> None:
     """torch's weight (filters, channels, k, k) in the two orders needed here, the rest left as it is (zero).
 
-    weights (blocks, k, k, channels, vectors · LANES) for `pool`, offsets the bias in the same blocks, and taps
-    (filters, k, run) for `pool_gradient`.
+    weights (blocks, k, k, channels, vectors · LANES) for `pool`, offsets the bias in the same blocks, and
+    taps (filters, k, run) for `pool_gradient`.
     """
     block, size = s.vectors * LANES, s.k * s.k * s.channels
     given = weight.reshape(s.filters, s.channels, s.k, s.k)
@@ -213,8 +233,8 @@ def _patches(s: Stage, taps: Floats) -> Floats:
 
 @inlined
 def _pool_windows(
-    s: Stage, two: bool, row: int, images: Floats, at: int, weights: Floats, w0: int, offsets: Floats, f0: int,
-    out: Floats, o: int, winners: NDArray[np.uint8], w: int,
+    s: Stage, two: bool, row: int, images: Floats, at: int, weights: Floats, w0: int, offsets: Floats,
+    f0: int, out: Floats, o: int, winners: NDArray[np.uint8], w: int,
 ) -> None:  # fmt: skip
     """One window, or two beside each other."""
     c, k, n = s.channels, s.k, s.filters
@@ -237,12 +257,13 @@ def pool(
     s: Stage, count: int, images: Floats, weights: Floats, offsets: Floats, out: Floats, to: Place,
     winners: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Pooled values of `count` images at their place in `out`, and winners (count, rows, columns, filters)."""
+    """Pooled values of `count` images at their place in `out`, and winners (count, rows, columns,
+    filters)."""
     row = s.width * s.channels
     block = s.vectors * LANES
     size = s.k * s.k * s.channels * block
-    # The last block may write beyond the last filter, where the first block writes afterwards: so it goes first. Into a
-    # border it writes zeros, because weights and bias beyond the last filter are zero.
+    # The last block may write beyond the last filter, where the first block writes afterwards: so it goes
+    # first. Into a border it writes zeros, because weights and bias beyond the last filter are zero.
     for b in range(s.blocks - 1, -1, -1):
         w0, f0 = b * size, b * block
         for n in range(count):
@@ -263,8 +284,8 @@ def pool(
 
 @inlined
 def _add_patches(
-    total: Floats, at: int, stride: int, source: Floats, jump: int, begins: NDArray[np.int64], factors: Floats,
-    count: int | np.int64, k: int, run: int,
+    total: Floats, at: int, stride: int, source: Floats, jump: int, begins: NDArray[np.int64],
+    factors: Floats, count: int | np.int64, k: int, run: int,
 ) -> None:  # fmt: skip
     """total[at + y·stride + j] += Σ_l factors[l] · source[begins[l] + y·jump + j] for y < k, j < run."""
     padded = count
@@ -277,7 +298,20 @@ def _add_patches(
         return
     if run == NARROW:
         for y in range(k):
-            add_runs(total, at + y * stride, NARROW, source, y * jump, NARROW, begins, factors, padded, 1, 4, NARROW)
+            add_runs(
+                total,
+                at + y * stride,
+                NARROW,
+                source,
+                y * jump,
+                NARROW,
+                begins,
+                factors,
+                padded,
+                1,
+                4,
+                NARROW,
+            )
         return
     for y in range(k):
         j, to, shift = 0, at + y * stride, y * jump
@@ -297,13 +331,14 @@ def _add_patches(
 
 @compiled
 def pool_images(
-    stages: tuple[Stage, ...], places: tuple[Place, ...], inputs: Floats, padding: int, images: tuple[Floats, ...],
-    weights: tuple[Floats, ...], offsets: tuple[Floats, ...], winners: tuple[NDArray[np.uint8], ...], out: Floats,
+    stages: tuple[Stage, ...], places: tuple[Place, ...], inputs: Floats, padding: int,
+    images: tuple[Floats, ...], weights: tuple[Floats, ...], offsets: tuple[Floats, ...],
+    winners: tuple[NDArray[np.uint8], ...], out: Floats,
 ) -> None:  # fmt: skip
     """Inputs (N, C, H, W) through all stages into out (N, filters, rows, columns).
 
-    One image after the other: a stage finds in the nearest cache what the one before has left. images, winners: of one
-    image for each stage, and images once more for what the last one leaves.
+    One image after the other: a stage finds in the nearest cache what the one before has left. images,
+    winners: of one image for each stage, and images once more for what the last one leaves.
     """
     first, last = stages[0], stages[-1]
     for n in range(len(inputs)):
@@ -328,7 +363,8 @@ def pool_gradient(
 ) -> None:  # fmt: skip
     """Add to d_taps (filters, k, run) and d_bias (filters,) what the gradient of the pooled values gives.
 
-    begins and factors are scratch for rows · columns + 4 values. Unsigned positions spare a test for negative ones.
+    begins and factors are scratch for rows · columns + 4 values.
+    Unsigned positions spare a test for negative ones.
     """
     row = s.width * s.channels
     zero, step, nothing = np.uint64(0), np.uint64(s.filters), d_bias.dtype.type(0)
@@ -346,13 +382,16 @@ def pool_gradient(
                     factor = gradient[g] if who != NOBODY else nothing
                     begins[found] = at + corner[who]
                     factors[found] = factor
-                    found += np.uint64(who != NOBODY)  # no branch: whether a window has a winner cannot be predicted
+                    # no branch: whether a window has a winner cannot be predicted
+                    found += np.uint64(who != NOBODY)
                     lift += factor
                     at += 2 * s.channels
                     g += step
                     w += step
             d_bias[f] = lift
-            _add_patches(d_taps, f * s.k * s.run, s.run, images, row, begins, factors, np.int64(found), s.k, s.run)
+            _add_patches(
+                d_taps, f * s.k * s.run, s.run, images, row, begins, factors, np.int64(found), s.k, s.run
+            )
 
 
 @compiled
@@ -360,7 +399,8 @@ def image_gradient(
     s: Stage, count: int, taps: Floats, gradient: Floats, of: Place, winners: NDArray[np.uint8],
     begins: NDArray[np.int64], factors: Floats, d_images: Floats,
 ) -> None:  # fmt: skip
-    """Add to d_images what the gradient of the pooled values gives; begins, factors: scratch for filters + 4 values."""
+    """Add to d_images what the gradient of the pooled values gives; begins, factors:
+    scratch for filters + 4 values."""
     row = s.width * s.channels
     zero, one = np.uint64(0), np.uint64(1)
     for n in range(count):
@@ -378,21 +418,26 @@ def image_gradient(
                         g += one
                     at = (n * s.height + 2 * py + (corner >> 1)) * row + (2 * px + (corner & 1)) * s.channels
                     if found:
-                        _add_patches(d_images, at, row, taps, s.run, begins, factors, np.int64(found), s.k, s.run)
+                        _add_patches(
+                            d_images, at, row, taps, s.run, begins, factors, np.int64(found), s.k, s.run
+                        )
 
 
 @compiled
 def clipped_gradient(
     stages: tuple[Stage, ...], places: tuple[Place, ...], images: tuple[Floats, ...], gradient: Floats,
-    winners: tuple[NDArray[np.uint8], ...], begins: tuple[NDArray[np.int64], ...], factors: tuple[Floats, ...],
-    taps: tuple[Floats, ...], d_images: tuple[Floats, ...], d_taps: tuple[Floats, ...], d_bias: tuple[Floats, ...],
-    sums: tuple[Floats, ...], bias_sums: tuple[Floats, ...], squared: Floats, norm: float, scales: Floats,
+    winners: tuple[NDArray[np.uint8], ...], begins: tuple[NDArray[np.int64], ...],
+    factors: tuple[Floats, ...], taps: tuple[Floats, ...], d_images: tuple[Floats, ...],
+    d_taps: tuple[Floats, ...], d_bias: tuple[Floats, ...], sums: tuple[Floats, ...],
+    bias_sums: tuple[Floats, ...], squared: Floats, norm: float, scales: Floats,
 ) -> None:  # fmt: skip
-    """Add to sums and bias_sums the gradients of single images, each shortened so that its example keeps to `norm`.
+    """Add to sums and bias_sums the gradients of single images,
+    each shortened so that its example keeps to `norm`.
 
-    gradient: of the pooled values of the last stage, of all images. squared (count,): the squared length of the rest of
-    each example's gradient. scales (count,) is what each was multiplied with; 0 where it is not finite. d_images,
-    d_taps and d_bias are scratch for one image, so that no more than one image's gradient is ever there.
+    gradient: of the pooled values of the last stage, of all images. squared (count,): the squared length of
+    the rest of each example's gradient. scales (count,) is what each was multiplied with; 0 where it is not
+    finite. d_images, d_taps and d_bias are scratch for one image,
+    so that no more than one image's gradient is ever there.
     """
     last = len(stages) - 1
     for n in range(len(squared)):

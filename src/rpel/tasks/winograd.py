@@ -1,17 +1,19 @@
-"""Convolutions of 3 × 3 by Winograd's F(4 × 4, 3 × 3): a quarter of the multiplications, forward and backward.
+"""Convolutions of 3 × 3 by Winograd's F(4 × 4, 3 × 3): a quarter of the multiplications,
+forward and backward.
 
-A tile of 6 × 6 pixels d and a filter g give 4 × 4 results Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A: per pair of channels 36 products in
-the place of 144, and over all channels and tiles 36 matrix products. The derivative is the transpose of each step.
+A tile of 6 × 6 pixels d and a filter g give 4 × 4 results Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A: per pair of channels 36
+products in the place of 144, and over all channels and tiles 36 matrix products.
+The derivative is the transpose of each step.
 
 Invariants (arrays are flat, positions count elements):
 - images are (rows, columns, channels), so that every step of a transformation runs along contiguous channels;
 - a few images at a time go through all steps: what one leaves for the next is still in the second cache;
-- layers before and after a convolution that look at single pixels are computed where its transformations read and write
-  them, see `rpel.tasks.blocks`; alone, a convolution has the scale 1, the shift 0 and no floor;
+- layers before and after a convolution that look at single pixels are computed where its transformations read
+  and write them, see `rpel.tasks.blocks`; alone, a convolution has the scale 1, the shift 0 and no floor;
 - what is added to what, and in which order, depends on the shapes alone.
 
-Plain twin: `conv2d(x, weight, bias, padding=1)` of torch, to 1e-4 of the largest value in float32. A pixel that is not
-finite spoils its whole tile instead of its neighbours alone.
+Plain twin: `conv2d(x, weight, bias, padding=1)` of torch, to 1e-4 of the largest value in float32. A pixel
+that is not finite spoils its whole tile instead of its neighbours alone.
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2016.
 """
 
@@ -43,14 +45,16 @@ from rpel.backend.vectors import (
 from rpel.types import Floats
 
 LANES = BLOCK
-ROOM = 1 << 18  # numbers in the 36 matrices of the images that are taken at once: with their results they fit the cache
+# numbers in the 36 matrices of the images that are taken at once: with their results they fit the cache
+ROOM = 1 << 18
 FEWEST = 32  # channels on either side from which on it pays: 1.4 times as fast there, .7 with 16
 ROWS, VECTORS = 4, 4 if WIDE else 2  # of a block of a matrix product: its sums fill half of the registers
 
-# The points 0, ±1, ±2 and ∞. Bᵀ takes pixels to the points, Aᵀ takes products back, G takes filters to the points.
+# The points 0, ±1, ±2 and ∞. Bᵀ takes pixels to the points, Aᵀ takes products back,
+# G takes filters to the points.
 _B = (
-    (4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0), (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0),
-    (0, 4, 0, -5, 0, 1),
+    (4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0), (0, -2, -1, 2, 1, 0),
+    (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1),
 )  # fmt: skip
 _A = (1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)
 _G = torch.tensor([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]).double() / 24
@@ -86,13 +90,13 @@ def sizes(height: int, width: int, inner: int, outer: int) -> Sizes:
 def room(z: Sizes, channels: int) -> int:
     """Numbers in the 36 matrices (tiles, channels) of the images taken at once.
 
-    They are a vector more apart than they are long: at distances of whole pages they would share a few lines of the
-    first cache.
+    They are a vector more apart than they are long: at distances of whole pages they would share a few lines
+    of the first cache.
     """
     return 36 * (z.images * z.tiles * channels + LANES)
 
 
-# --- tiles ------------------------------------------------------------------------------------------------------------
+# --- tiles --------------------------------------------------------------------------------------------------
 
 
 def _times(builder: Builder, matrix: int, values: Sequence[Any]) -> list[Any]:
@@ -124,13 +128,17 @@ class _Tile:
     def __init__(self, builder: Builder, data: Any, at: Any, down: Any, right: Any, side: int) -> None:
         self.builder, self.data, self.kind = builder, data, vector_of(data, LANES)
         rows = [builder.add(at, builder.mul(down, integer(i))) for i in range(side)]
-        self.places = [[builder.add(row, builder.mul(right, integer(j))) for j in range(side)] for row in rows]
+        self.places = [
+            [builder.add(row, builder.mul(right, integer(j))) for j in range(side)] for row in rows
+        ]
 
     def transformed(self, matrix: int, c: Any) -> list[list[Any]]:
         """M t Mᵀ at channels c …, row by row."""
         columns = [
             _times(
-                self.builder, matrix, [load(self.builder, self.data, self.builder.add(p, c), self.kind) for p in places]
+                self.builder,
+                matrix,
+                [load(self.builder, self.data, self.builder.add(p, c), self.kind) for p in places],
             )
             for places in zip(*self.places, strict=True)
         ]
@@ -146,8 +154,8 @@ class _Tile:
 
 @instruction("matrix")
 def transform(
-    builder: Builder, source: Any, at: Any, down: Any, right: Any, target: Any, to: Any, below: Any, beside: Any,
-    channels: Any, matrix: int,
+    builder: Builder, source: Any, at: Any, down: Any, right: Any, target: Any, to: Any, below: Any,
+    beside: Any, channels: Any, matrix: int,
 ) -> None:  # fmt: skip
     """M t Mᵀ of a tile t, for every channel; what `_ENTER_BACK` makes is added to what is there.
 
@@ -162,11 +170,11 @@ def transform(
 
 @instruction()
 def finish(
-    builder: Builder, source: Any, at: Any, stride: Any, target: Any, to: Any, line: Any, channels: Any, bias: Any,
-    floor: Any, pivot: Any, sums: Any,
+    builder: Builder, source: Any, at: Any, stride: Any, target: Any, to: Any, line: Any, channels: Any,
+    bias: Any, floor: Any, pivot: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Aᵀ m A + bias of a tile m, nothing below the floor; what they are above the pivot, and its square, added to the
-    sums (2, channels)."""
+    """Aᵀ m A + bias of a tile m, nothing below the floor; what they are above the pivot, and its square,
+    added to the sums (2, channels)."""
     tile = _Tile(builder, source, at, builder.mul(stride, integer(6)), stride, 6)
     found = _Tile(builder, target, to, line, channels, 4)
     kind = tile.kind
@@ -176,7 +184,9 @@ def finish(
         values = [[builder.fadd(value, more) for value in row] for row in tile.transformed(_LEAVE, c)]
         values = [[raised(builder, value, least) for value in row] for row in values]
         found.put(values, c)
-        add_moments(builder, [builder.fsub(value, centre) for row in values for value in row], sums, c, channels)
+        add_moments(
+            builder, [builder.fsub(value, centre) for row in values for value in row], sums, c, channels
+        )
 
 
 def raised(builder: Builder, value: Any, floor: Any) -> Any:
@@ -196,7 +206,15 @@ def add_moments(builder: Builder, values: list[Any], sums: Any, c: Any, channels
 
 @instruction()
 def scaled(
-    builder: Builder, source: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any, scale: Any, shift: Any
+    builder: Builder,
+    source: Any,
+    at: Any,
+    target: Any,
+    to: Any,
+    pixels: Any,
+    channels: Any,
+    scale: Any,
+    shift: Any,
 ) -> None:
     """target = scale · source + shift of so many pixels, a multiple of four."""
     kind = vector_of(source, LANES)
@@ -210,7 +228,8 @@ def scaled(
 
 
 def over_pixels(builder: Builder, pixels: Any, channels: Any, body: Any) -> None:
-    """body(place, channel) for every vector of so many pixels, a multiple of four, which are taken side by side."""
+    """body(place, channel) for every vector of so many pixels, a multiple of four,
+    which are taken side by side."""
     count, step = builder.mul(pixels, channels), builder.mul(channels, integer(4))
     with cgutils.for_range_slice(builder, integer(0), count, step) as (p, _):  # noqa: SIM117 - one inside the other
         with loop(builder, integer(0), channels, LANES) as (c, _):
@@ -218,7 +237,7 @@ def over_pixels(builder: Builder, pixels: Any, channels: Any, body: Any) -> None
                 body(builder.add(builder.add(p, builder.mul(channels, integer(k))), c), c)
 
 
-# --- matrix products --------------------------------------------------------------------------------------------------
+# --- matrix products ----------------------------------------------------------------------------------------
 
 
 @instruction("rows", "vectors")
@@ -226,11 +245,15 @@ def add_block(
     builder: Builder, a: Any, at: Any, down: Any, along: Any, b: Any, begin: Any, step: Any, c: Any, to: Any,
     below: Any, inner: Any, keep: Any, rows: int, vectors: int,
 ) -> None:  # fmt: skip
-    """c[to + i·below + j] = Σ_k a[at + i·down + k·along] · b[begin + k·step + j] for i < rows and j in so many vectors,
-    added to what is there if `keep`. rows and vectors are literals; the sums stay in registers."""
+    """c[to + i·below + j] = Σ_k a[at + i·down + k·along] · b[begin + k·step + j] for i < rows and j in so
+    many vectors, added to what is there if `keep`. rows and vectors are literals;
+    the sums stay in registers."""
     kind = vector_of(b, LANES)
     places = [
-        [builder.add(builder.add(to, builder.mul(below, integer(i))), integer(LANES * j)) for j in range(vectors)]
+        [
+            builder.add(builder.add(to, builder.mul(below, integer(i))), integer(LANES * j))
+            for j in range(vectors)
+        ]
         for i in range(rows)
     ]
     sums = [[cgutils.alloca_once(builder, kind) for _ in row] for row in places]
@@ -256,10 +279,11 @@ def add_block(
 
 @inlined
 def product(
-    a: Floats, at: int, down: int, along: int, b: Floats, begin: int, c: Floats, to: int, rows: int, inner: int,
-    columns: int, keep: int,
+    a: Floats, at: int, down: int, along: int, b: Floats, begin: int, c: Floats, to: int, rows: int,
+    inner: int, columns: int, keep: int,
 ) -> None:  # fmt: skip
-    """c (rows, columns) at `to` = a · b (inner, columns), plus what is there if `keep`; columns in whole vectors."""
+    """c (rows, columns) at `to` = a · b (inner, columns), plus what is there if `keep`;
+    columns in whole vectors."""
     j = 0
     while j < columns:
         wide = j + VECTORS * LANES <= columns
@@ -267,13 +291,19 @@ def product(
         while i < rows:
             left, place = at + i * down, to + i * columns + j
             if wide and i + ROWS <= rows:
-                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, VECTORS)
+                add_block(
+                    a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, VECTORS
+                )
                 i += ROWS
             elif wide:
-                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, 1, VECTORS)
+                add_block(
+                    a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, 1, VECTORS
+                )
                 i += 1
             elif i + ROWS <= rows:
-                add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, 1)
+                add_block(
+                    a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, ROWS, 1
+                )
                 i += ROWS
             else:
                 add_block(a, left, down, along, b, begin + j, columns, c, place, columns, inner, keep, 1, 1)
@@ -281,11 +311,13 @@ def product(
         j += VECTORS * LANES if wide else LANES
 
 
-# --- a few images -----------------------------------------------------------------------------------------------------
+# --- a few images -------------------------------------------------------------------------------------------
 
 
 @inlined
-def _enter(x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, padded: Floats, v: Floats) -> None:
+def _enter(
+    x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, padded: Floats, v: Floats
+) -> None:
     """Bᵀ d B of every tile d of scale · image + shift into v, 36 matrices (tiles, channels)."""
     c, stride = z.inner, len(v) // 36
     line, row = z.width * c, (z.width + 2) * c
@@ -332,11 +364,12 @@ def _leave_back(images: Floats, begin: int, some: int, z: Sizes, m: Floats) -> N
 
 @inlined
 def differentiate(
-    x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, d_out: Floats, begin: int, u: Floats,
-    v: Floats, m: Floats, padded: Floats, sums: Floats, d_u: Floats, d_x: Floats,
+    x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, d_out: Floats, begin: int,
+    u: Floats, v: Floats, m: Floats, padded: Floats, sums: Floats, d_u: Floats, d_x: Floats,
 ) -> None:  # fmt: skip
-    """Some images' part of what `d_out`, from `begin` on, does to the filters, added to d_u (36, inner, outer), and to
-    the scaled images, into d_x, if there is room. u: filters (36, outer, inner). sums: as large as `padded`."""
+    """Some images' part of what `d_out`, from `begin` on, does to the filters, added to d_u (36, inner,
+    outer), and to the scaled images, into d_x, if there is room. u: filters (36, outer, inner). sums:
+    as large as `padded`."""
     tiles, c, k = some * z.tiles, z.inner, z.outer
     of_v, of_m = len(v) // 36, len(m) // 36
     _leave_back(d_out, begin, some, z, m)
@@ -351,10 +384,11 @@ def differentiate(
 
 @compiled
 def convolve(
-    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, bias: Floats, floor: Floats, pivot: Floats, v: Floats,
-    m: Floats, out: Floats, moments: Floats,
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, bias: Floats, floor: Floats, pivot: Floats,
+    v: Floats, m: Floats, out: Floats, moments: Floats,
 ) -> None:  # fmt: skip
-    """The convolution of scale · x + shift with filters u (36, inner, outer), plus bias, nothing below the floor.
+    """The convolution of scale · x + shift with filters u (36, inner, outer), plus bias,
+    nothing below the floor.
 
     moments (2, outer): sums of what `out` is above the pivot, and of its squares.
     """
@@ -381,8 +415,8 @@ def convolve(
 
 @compiled
 def convolve_back(
-    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, d_out: Floats, v: Floats, m: Floats, d_u: Floats,
-    d_x: Floats,
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, d_out: Floats, v: Floats, m: Floats,
+    d_u: Floats, d_x: Floats,
 ) -> None:  # fmt: skip
     """The derivative: see `differentiate`."""
     whole = z.height * z.width
@@ -394,7 +428,7 @@ def convolve_back(
         differentiate(x, first, some, z, scale, shift, d_out, begin, u, v, m, padded, sums, d_u, d_x)
 
 
-# --- the convolution --------------------------------------------------------------------------------------------------
+# --- the convolution ----------------------------------------------------------------------------------------
 
 
 def flat(values: Tensor) -> Any:
@@ -441,7 +475,8 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
         for_x, for_weight, for_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # somebody differentiates once more: torch's own derivative has a derivative
+        # somebody differentiates once more: torch's own derivative has a derivative
+        if torch.is_grad_enabled():
             size = list(weight.shape[:1]) if for_bias else None
             again = x, weight, size, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, ctx.needs_input_grad
             derivatives: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(gradient, *again)
@@ -467,7 +502,12 @@ def _sizes(x: Tensor, weight: Tensor) -> Sizes:
 
 def _alone(x: Tensor, z: Sizes) -> tuple[Any, ...]:
     """Room for the matrices of both sides, and what leaves images as they are."""
-    given = x.new_empty(room(z, z.inner)), x.new_empty(room(z, z.outer)), x.new_ones(z.inner), x.new_zeros(z.inner)
+    given = (
+        x.new_empty(room(z, z.inner)),
+        x.new_empty(room(z, z.outer)),
+        x.new_ones(z.inner),
+        x.new_zeros(z.inner),
+    )
     return tuple(map(flat, given))
 
 
@@ -497,7 +537,8 @@ def is_plain(layer: nn.Module) -> bool:
 def suits(layer: nn.Module) -> bool:
     """Whether a layer is a convolution that the short way knows, with channels enough for it to pay.
 
-    >>> suits(nn.Conv2d(64, 64, 3, padding=1)), suits(nn.Conv2d(3, 64, 3, padding=1)), suits(nn.Conv2d(64, 64, 5))
+    >>> suits(nn.Conv2d(64, 64, 3, padding=1)), suits(nn.Conv2d(3, 64, 3, padding=1)), suits(nn.Conv2d(64, 64,
+    ...     5))
     (True, False, False)
     """
     if not is_plain(layer):

@@ -1,10 +1,10 @@
 """Which round is it? An agreed timetable, then a clock that nobody can set.
 
-Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it booted, so
-that setting the wall clock repeats no round and skips none. A start is refused when the members' clocks, by their
-median (with one's own, unless they are enough without), are more than a round away. Later drift is followed by at most
-1 % of a period a round, and only what exceeds 2 %: an answer's position is older than its arrival by the way it took,
-and following that would slow everybody.
+Invariants: the wall clock is read once, at the start; from then on time is what the machine counts since it
+booted, so that setting the wall clock repeats no round and skips none. A start is refused when the members'
+clocks, by their median (with one's own, unless they are enough without), are more than a round away. Later
+drift is followed by at most 1 % of a period a round, and only what exceeds 2 %: an answer's position is older
+than its arrival by the way it took, and following that would slow everybody.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,8 @@ class RoundClock:
 
     A later membership may bring another one, in which no round that has begun moves.
 
-    >>> clock = RoundClock(Timetable.steady(epoch=1000.0, period=10.0), wall=lambda: 1025.0, ticks=lambda: 7.0)
+    >>> clock = RoundClock(Timetable.steady(epoch=1000.0, period=10.0), wall=lambda: 1025.0,
+    ...     ticks=lambda: 7.0)
     >>> clock.position(), clock.round(), clock.start(3), clock.end(3)
     (25.0, 3, 20.0, 30.0)
     """
@@ -51,7 +52,8 @@ class RoundClock:
         """The round that runs now or, while rounds pause, the next one.
 
         >>> times = Timetable.steady(0.0, 10.0).changed(3, 10.0, "", pause=70.0)
-        >>> [RoundClock(times, wall=lambda: now, ticks=lambda: 0.0).open_round() for now in (15.0, 25.0, 95.0)]
+        >>> [RoundClock(times, wall=lambda: now, ticks=lambda: 0.0).open_round() for now
+        ...     in (15.0, 25.0, 95.0)]
         [2, 3, 3]
         """
         t = self.round()
@@ -66,16 +68,19 @@ class RoundClock:
         return self.timetable.end(t)
 
     def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:
-        """Take the median of the members' clocks, so far ahead of one's own, and this one; refuse more than a round.
+        """Take the median of the members' clocks, so far ahead of one's own, and this one;
+        refuse more than a round.
 
-        Where the others outvote ``hostile`` liars by themselves this one is left out: wrong, it would be one more.
+        Where the others outvote ``hostile`` liars by themselves this one is left out: wrong,
+        it would be one more.
 
         >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.adopt([2.0, 1.0, 1e9]); clock.position()
         26.5
         >>> clock.adopt([63.0, 64.0])
         Traceback (most recent call last):
-        rpel.peer.core.clock.ClockError: this machine's clock is 6.3 rounds behind the members': set it and start again
+        rpel.peer.core.clock.ClockError: this machine's clock is 6.3 rounds behind the members': set it and
+        start again
         """
         off = median(offsets if 0 < 2 * hostile < len(offsets) else [*offsets, 0.0])
         if abs(off) > self.period:
@@ -85,7 +90,8 @@ class RoundClock:
         self._zero += off
 
     def slew(self, offsets: Sequence[float], hostile: int) -> float:
-        """Follow the median a little; returns how far off it is. Too few answers to outvote the hostile: stay.
+        """Follow the median a little; returns how far off it is. Too few answers to outvote the hostile:
+        stay.
 
         >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.slew([1.0, 1.0], hostile=1), clock.position()

@@ -1,11 +1,13 @@
 """Who signed what: signatures of half-steps, and proofs that a member signed two for one round.
 
 Invariants:
-- a half-step is signed once, over facts that no later membership may change, the round, and the hash of its bytes: two
-  different hashes signed by one key for one round are a proof, whatever the membership, that anybody can check;
+- a half-step is signed once, over facts that no later membership may change, the round, and the hash of its
+  bytes: two different hashes signed by one key for one round are a proof, whatever the membership,
+  that anybody can check;
 - only valid signatures make a proof, so nobody can be excluded by what others say;
-- an honest peer never makes one: whoever is shown its own signature for a round it has not recorded, or another hash
-  for one that it has, stops, because a second peer with its key is alive or its state folder was set back;
+- an honest peer never makes one: whoever is shown its own signature for a round it has not recorded, or
+  another hash for one that it has, stops, because a second peer with its key is alive or its state folder was
+  set back;
 - a proof excludes a key, not an intention; another key for the member, by a change of membership, clears it.
 """
 
@@ -26,7 +28,8 @@ from rpel.certificates import read_certificate
 from rpel.config.membership import Membership, content_hash
 
 FIXED = ("run", "model_header_sha256", "init_sha256")
-"""What makes a network: with another value another one would be meant. The run's name ends in 128 random bits."""
+"""What makes a network: with another value another one would be meant.
+The run's name ends in 128 random bits."""
 
 FORMAT = "rpel evidence 3"
 _PURPOSE = b"rpel half-step 3\0"
@@ -49,8 +52,8 @@ def of_member(membership: Membership, member: int) -> dict[str, Any]:
 
 
 def message(about: Mapping[str, Any], round: int, digest: bytes) -> bytes:
-    """The bytes that are signed: purpose, SHA-256 of the facts and the member's id as canonical JSON, round (8 bytes),
-    SHA-256 of the body.
+    """The bytes that are signed: purpose, SHA-256 of the facts and the member's id as canonical JSON, round
+    (8 bytes), SHA-256 of the body.
 
     >>> len(message({"run": "ward-7"}, 7, bytes(32)))
     89
@@ -63,10 +66,14 @@ def sign(key: ec.EllipticCurvePrivateKey, about: Mapping[str, Any], round: int, 
     return key.sign(message(about, round, digest), _CURVE)
 
 
-def signed_by(certificate: str, about: Mapping[str, Any], round: int, digest: bytes, signature: bytes) -> bool:
+def signed_by(
+    certificate: str, about: Mapping[str, Any], round: int, digest: bytes, signature: bytes
+) -> bool:
     """Whether the key of a certificate (PEM) signed this half-step."""
     key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey), "members' certificates are checked when their file is read"
+    assert isinstance(key, ec.EllipticCurvePublicKey), (
+        "members' certificates are checked when their file is read"
+    )
     if len(digest) != hashlib.sha256().digest_size or not 0 < round < 1 << 63:
         return False
     try:
@@ -84,7 +91,9 @@ def sign_line(key: ec.EllipticCurvePrivateKey, about: Mapping[str, Any], digest:
 def line_signed_by(certificate: str, about: Mapping[str, Any], digest: bytes, signature: bytes) -> bool:
     """Whether the key of a certificate (PEM) signed a line with this hash."""
     key = x509.load_pem_x509_certificate(certificate.encode()).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey), "members' certificates are checked when their file is read"
+    assert isinstance(key, ec.EllipticCurvePublicKey), (
+        "members' certificates are checked when their file is read"
+    )
     try:
         key.verify(signature, _AUDIT + bytes.fromhex(content_hash(dict(about))) + digest, _CURVE)
     except InvalidSignature:
@@ -92,7 +101,7 @@ def line_signed_by(certificate: str, about: Mapping[str, Any], digest: bytes, si
     return True
 
 
-# --- proofs ----------------------------------------------------------------------------------------------------------
+# --- proofs -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -131,10 +140,11 @@ def evidence(proof: Proof, membership: Membership) -> dict[str, Any]:
 
 
 def verified(found: Mapping[str, Any], membership: Membership, path: str) -> Proof:
-    """The proof that a JSON object holds against a member; ValueError, in one sentence about ``path``, if none.
+    """The proof that a JSON object holds against a member; ValueError, in one sentence about ``path``,
+    if none.
 
-    Nothing of it is trusted: the certificate must be that of a member, and both signatures those of its key over
-    the facts of this membership.
+    Nothing of it is trusted: the certificate must be that of a member, and both signatures those of its key
+    over the facts of this membership.
     """
     if any(key not in found for key in _KEYS):
         raise ValueError(f"{path} is not evidence: a JSON object with {', '.join(_KEYS)}")
@@ -149,24 +159,33 @@ def verified(found: Mapping[str, Any], membership: Membership, path: str) -> Pro
         )
     member = membership.members[number]
     try:
-        same = read_certificate(found["certificate"]).fingerprint == member.fingerprint and found["member"] == member.id
+        same = (
+            read_certificate(found["certificate"]).fingerprint == member.fingerprint
+            and found["member"] == member.id
+        )
         digests = [bytes.fromhex(text) for text in found["digests"]]
         signatures = [base64.b64decode(text, validate=True) for text in found["signatures"]]
         first, second = (Signed(*pair) for pair in zip(digests, signatures, strict=True))
         round = operator.index(found["round"])
     except (TypeError, ValueError, AttributeError, binascii.Error):
-        raise ValueError(f"{path} is not evidence: its certificate, digests or signatures are damaged") from None
+        raise ValueError(
+            f"{path} is not evidence: its certificate, digests or signatures are damaged"
+        ) from None
     if not same:
-        raise ValueError(f"{path} names {found['member']!r}, but its certificate is not the one of {member.id!r}")
+        raise ValueError(
+            f"{path} names {found['member']!r}, but its certificate is not the one of {member.id!r}"
+        )
     if first.digest == second.digest or {len(first.digest), len(second.digest)} != {32} or round < 1:
         raise ValueError(f"{path} proves nothing: it takes two different hashes of one round")
     for signed in (first, second):
-        if not signed_by(member.certificate, of_member(membership, number), round, signed.digest, signed.signature):
+        if not signed_by(
+            member.certificate, of_member(membership, number), round, signed.digest, signed.signature
+        ):
             raise ValueError(f"{path} proves nothing: a signature in it is not that of {member.id!r}")
     return Proof(number, member.fingerprint, round, first, second)
 
 
-# --- what a peer sees ------------------------------------------------------------------------------------------------
+# --- what a peer sees ---------------------------------------------------------------------------------------
 
 Verifier = Callable[[int, int, bytes, bytes], bool]
 """(member, round, digest, signature) → whether that member signed it."""
@@ -174,7 +193,8 @@ Verifier = Callable[[int, int, bytes, bytes], bool]
 
 @dataclass(frozen=True)
 class Roster:
-    """Who the members are under one membership: their pins by number, this peer's number, how signatures are checked.
+    """Who the members are under one membership: their pins by number, this peer's number,
+    how signatures are checked.
 
     ``most``: so many entries are heard of what others tell of a round.
     """
@@ -186,7 +206,8 @@ class Roster:
 
 
 class Witness:
-    """What one peer saw signed in the last rounds, what others told it, and whose keys that excludes. No files, no I/O.
+    """What one peer saw signed in the last rounds, what others told it, and whose keys that excludes.
+    No files, no I/O.
 
     >>> roster = Roster(me=0, pins=("a", "b", "c"), verify=lambda member, round, digest, signature: True)
     >>> witness = Witness()
@@ -200,7 +221,8 @@ class Witness:
         """``last``: the last round that this peer's folder holds a record of when it starts."""
         self._last = last
         self._seen: dict[int, dict[str, Signed]] = {}  # by round and pin; valid
-        self._told: dict[int, dict[str, Signed]] = {}  # by others; valid only if it says so here when they differ
+        # by others; valid only if it says so here when they differ
+        self._told: dict[int, dict[str, Signed]] = {}
         self._own: dict[int, bytes] = {}
         self._proofs: dict[str, Proof] = {}
         self.duplicate_key = 0
@@ -217,7 +239,8 @@ class Witness:
         self._forget(round)
 
     def saw(self, roster: Roster, member: int, round: int, signed: Signed) -> Proof | None:
-        """A member's half-step came, with a valid signature; the proof, if it had signed another for that round."""
+        """A member's half-step came, with a valid signature; the proof,
+        if it had signed another for that round."""
         pin = roster.pins[member]
         own = self._seen.setdefault(round, {})
         told = own.get(pin) or self._told.get(round, {}).get(pin)
@@ -225,7 +248,11 @@ class Witness:
         self._forget(round)
         if told is None or told.digest == signed.digest or pin in self._proofs:
             return None
-        return self._exclude(Proof(member, pin, round, told, signed)) if _valid(roster, member, round, told) else None
+        return (
+            self._exclude(Proof(member, pin, round, told, signed))
+            if _valid(roster, member, round, told)
+            else None
+        )
 
     def seen(self, roster: Roster, round: int) -> dict[str, Any]:
         """What this peer tells others of a round: what it saw signed, and proofs."""
@@ -240,7 +267,8 @@ class Witness:
         return {"seen": entries} | ({"proofs": proofs[:_MOST_PROOFS]} if proofs else {})
 
     def hear(self, roster: Roster, round: int, told: Mapping[str, Any]) -> list[Proof]:
-        """What another peer tells of a round; new proofs. Verified is only what differs from what is known."""
+        """What another peer tells of a round; new proofs.
+        Verified is only what differs from what is known."""
         new: list[Proof] = []
         for member, signed in _entries(told.get("seen"), len(roster.pins), roster.most):
             if member == roster.me:
@@ -267,9 +295,15 @@ class Witness:
         seen = self._seen.get(round, {}).get(pin)
         known = seen or told.setdefault(pin, signed)
         alike = known.digest == signed.digest
-        if known == signed or (alike and seen) or pin in self._proofs or not _valid(roster, member, round, signed):
+        if (
+            known == signed
+            or (alike and seen)
+            or pin in self._proofs
+            or not _valid(roster, member, round, signed)
+        ):
             return None
-        if not _valid(roster, member, round, known):  # somebody told us nonsense before, perhaps with the right hash
+        # somebody told us nonsense before, perhaps with the right hash
+        if not _valid(roster, member, round, known):
             told[pin] = signed
             return None
         return None if alike else self._exclude(Proof(member, pin, round, known, signed))
@@ -321,7 +355,9 @@ def _proofs(told: Any, pins: tuple[str, ...]) -> Iterable[Proof]:
         try:
             member, round, *parts = entry
             first, second = _unpacked(*parts[:2]), _unpacked(*parts[2:])
-            numbers = type(member) is int and type(round) is int and 0 <= member < len(pins) and 0 < round < 1 << 63
+            numbers = (
+                type(member) is int and type(round) is int and 0 <= member < len(pins) and 0 < round < 1 << 63
+            )
             if numbers and first.digest != second.digest:
                 yield Proof(member, pins[member], round, first, second)
         except (TypeError, ValueError):

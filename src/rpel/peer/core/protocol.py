@@ -1,41 +1,48 @@
 """What a peer does, round after round, without a socket, a file or a clock of its own.
 
-:func:`rounds` yields effects and is sent what they brought; ``io/node.py`` answers with TLS, a disk and the machine's
-clock, the tests with a simulated network under a virtual clock. Models in its records are never written to after they
-were made, but for one: the half-step of a :class:`Step`, and so of its Record and Pull, is a row of the driver's, valid
-until the next Step. Its invariants:
+:func:`rounds` yields effects and is sent what they brought; ``io/node.py`` answers with TLS, a disk and the
+machine's clock, the tests with a simulated network under a virtual clock. Models in its records are never
+written to after they were made, but for one: the half-step of a :class:`Step`, and so of its Record and Pull,
+is a row of the driver's, valid until the next Step. Its invariants:
 
-1. One draw a round. The peers to pull from are drawn once and persisted before the first pull; a restart asks the same.
-2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever recorded is never
-   computed again: no crash can make a peer serve two versions of a round. A peer that starts sits out the round that is
-   running unless its record of it is on disk: so neither can an emptied disk, nor bring a second draw. Which round runs
-   it knows if 2 b + 1 others tell their clocks; from fewer, b liars can keep a clock that is up to a round behind, so
-   it serves what is on disk and computes nothing until a whole round has passed since its start.
+1. One draw a round. The peers to pull from are drawn once and persisted before the first pull;
+   a restart asks the same.
+2. Persist before publish. A half-step is on disk before anybody can see it, and a round that was ever
+   recorded is never computed again: no crash can make a peer serve two versions of a round. A peer that
+   starts sits out the round that is running unless its record of it is on disk: so neither can an emptied
+   disk, nor bring a second draw. Which round runs it knows if 2 b + 1 others tell their clocks; from fewer, b
+   liars can keep a clock that is up to a round behind, so it serves what is on disk and computes nothing
+   until a whole round has passed since its start.
 3. The trim is b̂ of the number of peers asked, never of those that answered. Whoever answers, and whenever:
    hostile(answered) ≤ hostile(asked) ≤ b̂ with the plan's probability.
-4. Fewer than 2 b̂ answers change nothing: the peer keeps its half-step and counts a degraded round. After ``patience``
-   in a row it stops taking local steps, and goes on serving what it has and pulling.
-5. A peer that missed more than one round, stood still, or has a non-finite model catches up: it takes a robust
-   aggregate of the answers, always by nnm+trimmed_mean, and forgets its momentum. Its own model is left out of 2 b̂ + 1
-   answers or more. With exactly 2 b̂ it is added, however old: every coordinate then lies between honest values, the old
-   one included, so b liars who repeat that one can hold the peer back, but only while no more than 2 b̂ members answer:
-   it takes part again, and leaves its own model out in the first round with 2 b̂ + 1 answers.
-6. Liveness. The plan secures 2 b̂ answers when all hostile members are silent and F honest ones are down. When faults
-   end so, every honest peer aggregates again within 10 rounds: with ``patience`` behind them all serve something, and
-   2 b̂ answers suffice for everybody.
-7. An outer step follows an aggregation and nothing else: a round that ends local_only keeps v, catching up leaves the
-   aggregate as it is and forgets v. The model before the local steps and v are in the record of the half-step, so that
-   a crash in the middle of a round, even after a checkpoint that the disk refused, loses neither.
-8. The end is the same for all. After its last round a peer serves it until every other member has ended, too, for at
-   most ``linger`` periods; who missed it takes a robust aggregate of that round's half-steps, from one more draw, which
-   is recorded like those of the rounds.
-9. Slow is not lost. With ``max_age`` > 0 a half-step that was not ready by half the deadline belongs to the next round,
-   and who is that slow begins its next local steps at once. Rounds skipped so, up to ``max_age`` beyond the one that
-   anybody may miss, are not missed ones. Meanwhile its newest half-step is served in their place (``serve_policy.py``).
-10. With ``memory`` c > 1 line 9 takes the answers of the last c draws, the older ones moved along with the own model.
-   Draws of a window are disjoint, so the hostile among its c·s follow the plan's law; quorum and trim count over it. A
-   draw says which one it followed, so that no restart joins draws that may overlap. Whoever has no whole window (at the
-   first round, after a crash, with another membership, catching up) draws c·s at once, for a round never drawn before.
+4. Fewer than 2 b̂ answers change nothing: the peer keeps its half-step and counts a degraded round. After
+   ``patience`` in a row it stops taking local steps, and goes on serving what it has and pulling.
+5. A peer that missed more than one round, stood still, or has a non-finite model catches up: it takes a
+   robust aggregate of the answers, always by nnm+trimmed_mean, and forgets its momentum. Its own model is
+   left out of 2 b̂ + 1 answers or more. With exactly 2 b̂ it is added, however old: every coordinate then lies
+   between honest values, the old one included, so b liars who repeat that one can hold the peer back, but
+   only while no more than 2 b̂ members answer: it takes part again,
+   and leaves its own model out in the first round with 2 b̂ + 1 answers.
+6. Liveness. The plan secures 2 b̂ answers when all hostile members are silent and F honest ones are down. When
+   faults end so, every honest peer aggregates again within 10 rounds: with ``patience`` behind them all serve
+   something, and 2 b̂ answers suffice for everybody.
+7. An outer step follows an aggregation and nothing else: a round that ends local_only keeps v, catching up
+   leaves the aggregate as it is and forgets v. The model before the local steps and v are in the record of
+   the half-step, so that a crash in the middle of a round, even after a checkpoint that the disk refused,
+   loses neither.
+8. The end is the same for all. After its last round a peer serves it until every other member has ended, too,
+   for at most ``linger`` periods; who missed it takes a robust aggregate of that round's half-steps, from one
+   more draw, which is recorded like those of the rounds.
+9. Slow is not lost. With ``max_age`` > 0 a half-step that was not ready by half the deadline belongs to the
+   next round, and who is that slow begins its next local steps at once. Rounds skipped so, up to ``max_age``
+   beyond the one that anybody may miss, are not missed ones. Meanwhile its newest half-step is served in
+   their place (``serve_policy.py``).
+10. With ``memory`` c > 1 line 9 takes the answers of the last c draws,
+    the older ones moved along with the own model.
+   Draws of a window are disjoint, so the hostile among its c·s follow the plan's law; quorum and trim count
+   over it. A draw says which one it followed, so that no restart joins draws that may overlap. Whoever has no
+   whole window (at the first round, after a crash, with another membership, catching up) draws c·s at once,
+   for a round never drawn before.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -88,7 +95,7 @@ class Terms:
         return self.memory * self.pull
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- what is remembered -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,11 @@ class Remembered:
 class Record:
     """Persisted before anything of the round is seen outside; ``half`` is None when nothing is served for it.
 
-    ``before`` and ``v``: the model before the local steps and what the outer step remembers; None without one.
-    ``membership``: the hash of the one whose numbers ``asked`` are. The draw of who missed the last round is the record
-    of the round after it. ``follows``: the round of the draw before, whose members this one avoids; 0: it avoids none.
+    ``before`` and ``v``: the model before the local steps and what the outer step remembers;
+    None without one.
+    ``membership``: the hash of the one whose numbers ``asked`` are. The draw of who missed the last round is
+    the record of the round after it. ``follows``: the round of the draw before, whose members this one
+    avoids; 0: it avoids none.
     """
 
     round: int
@@ -128,8 +137,9 @@ class Record:
 class Checkpoint:
     """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row.
 
-    ``behind``: the peer caught up with its own old model added, and may still be behind (invariant 5). ``v``: what the
-    outer step remembers; None: nothing. ``window``: the answers of the last c − 1 draws, newest first.
+    ``behind``: the peer caught up with its own old model added, and may still be behind (invariant 5). ``v``:
+    what the outer step remembers; None: nothing. ``window``: the answers of the last c − 1 draws,
+    newest first.
     """
 
     round: int
@@ -152,7 +162,7 @@ class Memory:
     published: tuple[int, ...] = ()
 
 
-# --- what is wanted, and what comes back -----------------------------------------------------------------------------
+# --- what is wanted, and what comes back --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,8 @@ class Enter:
 
 @dataclass(frozen=True)
 class Step:
-    """→ the half-step (d,) that training makes of x; ``fresh``: with the momentum forgotten. x stays as it is."""
+    """→ the half-step (d,) that training makes of x; ``fresh``: with the momentum forgotten.
+    x stays as it is."""
 
     round: int
     x: Models
@@ -207,7 +218,8 @@ class Publish:
 class Pull:
     """→ Pulled: all members asked at once, and no answer after the deadline (a position).
 
-    Answers may be ``max_age`` rounds older than the round; ``room``: rows of the table behind those of the answers.
+    Answers may be ``max_age`` rounds older than the round; ``room``:
+    rows of the table behind those of the answers.
     """
 
     round: int
@@ -220,10 +232,12 @@ class Pull:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Row 0 of the table (1 + s + room, d) is the half-step, row j + 1 the answer of the j-th member asked, if OK.
+    """Row 0 of the table (1 + s + room, d) is the half-step, row j + 1 the answer of the j-th member asked,
+    if OK.
 
-    Without a half-step row 0 is the protocol's to fill. A complete model with a non-finite entry is OK: the rule counts
-    it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this one at that moment.
+    Without a half-step row 0 is the protocol's to fill. A complete model with a non-finite entry is OK: the
+    rule counts it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this
+    one at that moment.
     """
 
     table: Models
@@ -278,12 +292,13 @@ Effect = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | 
 Effects = Generator[Effect, Any, None]
 
 
-# --- the rounds -------------------------------------------------------------------------------------------------------
+# --- the rounds ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs. ``round``: the last one that x stands for; ``last``: the last one ever recorded.
+    """What the next round needs. ``round``: the last one that x stands for; ``last``:
+    the last one ever recorded.
 
     ``slow``: the last local steps took longer than half the deadline. The rest is as in a Checkpoint.
     """
@@ -300,7 +315,8 @@ class State:
 
 
 def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[[], Models]) -> Effects:
-    """From start to the last round, under the invariants above. ``initial()`` is everybody's first model (d,), anew."""
+    """From start to the last round, under the invariants above.
+    ``initial()`` is everybody's first model (d,), anew."""
     memory: Memory = yield Recall()
     for t in memory.published:
         yield Publish(t, served=True)
@@ -322,7 +338,11 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         terms = entered
         if t > terms.rounds:
             break
-        began, half, early = clock.position(), None, bool(state.slow and terms.max_age and _may_step(t, state, terms))
+        began, half, early = (
+            clock.position(),
+            None,
+            bool(state.slow and terms.max_age and _may_step(t, state, terms)),
+        )
         if early:
             half, t, state = yield from _stepped(t, state, terms, clock)
             if t > terms.rounds:
@@ -355,7 +375,8 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
 
 
 def _next(state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
-    """The round to play next, more than T when the last is over, and the terms; None: this peer is a member no longer.
+    """The round to play next, more than T when the last is over, and the terms; None:
+    this peer is a member no longer.
 
     Whoever slept through the end of the last round may have slept through a membership that pauses before it.
     """
@@ -369,8 +390,8 @@ def _next(state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, An
 def _entered(t: int, state: State, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
     """Wait for a round and begin it, under its terms; None: this peer is a member no longer.
 
-    A membership that takes effect may begin it later, and rounds that were not played before it: then the first of them
-    is begun.
+    A membership that takes effect may begin it later, and rounds that were not played before it: then the
+    first of them is begun.
     """
     yield Sleep(clock.start(t))
     entered: Terms | None = yield Enter(t)
@@ -381,7 +402,8 @@ def _entered(t: int, state: State, clock: RoundClock) -> Generator[Effect, Any, 
 
 
 def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None]:
-    """Wait until 2b members have told their clocks, and for more of them if they are there; then take the median.
+    """Wait until 2b members have told their clocks, and for more of them if they are there;
+    then take the median.
 
     Returns how many told; None: the last round is over, and after a whole period nobody is there any more.
     """
@@ -405,23 +427,26 @@ def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None
 
 
 def _check_over(clock: RoundClock, terms: Terms, told: Sequence[float]) -> None:
-    """ClockError where this peer's clock is past the last round and no b + 1 others' are, though some are not.
+    """ClockError where this peer's clock is past the last round and no b + 1 others' are,
+    though some are not.
 
-    One liar and this machine's wrong clock may outvote one honest member; believing them would end this peer for good.
+    One liar and this machine's wrong clock may outvote one honest member;
+    believing them would end this peer for good.
     """
     end = clock.end(terms.rounds)
     over = sum(position >= end for position in told)
     if clock.position() >= end and over <= terms.byzantine and over < len(told):
         raise ClockError(
-            f"this machine's clock says that round {terms.rounds}, the last, is over, and {len(told) - over} of "
-            f"{len(told)} members that told theirs say that it is not: set it and start again"
+            f"this machine's clock says that round {terms.rounds}, the last, is over, and {len(told) - over} "
+            f"of {len(told)} members that told theirs say that it is not: set it and start again"
         )
 
 
 def _sat_out(clock: RoundClock) -> float:
     """Up to where this peer may have begun rounds before: now, or a little later.
 
-    A clock that was ahead before the restart may have begun the next round already; before the epoch nobody has.
+    A clock that was ahead before the restart may have begun the next round already;
+    before the epoch nobody has.
     """
     return clock.position() + (_AHEAD * clock.period if clock.round() >= 1 else 0.0)
 
@@ -435,7 +460,8 @@ def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
 
 
 def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, State]:
-    """The round that was recorded and did not end: its own draw again if it still runs, else its half-step stands."""
+    """The round that was recorded and did not end: its own draw again if it still runs,
+    else its half-step stands."""
     began = clock.position()
     if record.half is not None:
         state = replace(state, fresh=False)
@@ -443,7 +469,8 @@ def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
         state = replace(state, x=record.before, v=record.v)
     if clock.round() == record.round and began < clock.start(record.round) + terms.deadline:
         entered: Terms | None = yield Enter(record.round)
-        if entered is not None and entered.membership == record.membership:  # else its numbers are others' by now
+        # else its numbers are others' by now
+        if entered is not None and entered.membership == record.membership:
             deadline = clock.start(record.round) + entered.deadline
             result = yield from _answers(record, state, entered, clock, deadline)
             return (yield from _ended(record, state, result, entered, clock, began))
@@ -454,7 +481,8 @@ def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
 def _final(
     before: Record | None, state: State, terms: Terms, clock: RoundClock, sampler: Sampler
 ) -> Generator[Effect, Any, None]:
-    """The last round was missed: catch up with its half-steps, by a draw of its own, asked twice if need be."""
+    """The last round was missed: catch up with its half-steps, by a draw of its own,
+    asked twice if need be."""
     began, t = clock.position(), terms.rounds
     entered: Terms | None = yield Enter(t)
     if entered is None:
@@ -518,8 +546,11 @@ def _round(
 
 
 def _usable(state: State, terms: Terms) -> tuple[Remembered, ...]:
-    """What the next draw may add to: the answers of c − 1 draws of this membership, by a peer that trusts its model."""
-    whole = len(state.window) == terms.memory - 1 and all(r.membership == terms.membership for r in state.window)
+    """What the next draw may add to: the answers of c − 1 draws of this membership,
+    by a peer that trusts its model."""
+    whole = len(state.window) == terms.memory - 1 and all(
+        r.membership == terms.membership for r in state.window
+    )
     return state.window if whole and state.degraded < terms.patience and not state.behind else ()
 
 
@@ -552,7 +583,9 @@ def _answers(
     """Lines 8-9 with the draw of the record, or catching up as invariant 5 says."""
     trusted = record.half is not None and state.degraded < terms.patience
     b_hat = terms.rule.f or 0
-    window = state.window if record.follows and [r.round for r in state.window[:1]] == [record.follows] else ()
+    window = (
+        state.window if record.follows and [r.round for r in state.window[:1]] == [record.follows] else ()
+    )
     old = sum(len(one.rows) - 1 for one in window)
     pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline, terms.max_age, room=old)
     came = _Result(
@@ -572,7 +605,9 @@ def _answers(
     rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
     rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
     z, done = aggregate(pulled.table[:1], rows, rule)  # the simulator's own, for a cohort of one
-    came = replace(came, window=_remembered(record, pulled, z[0] if record.half is None else None, window, terms))
+    came = replace(
+        came, window=_remembered(record, pulled, z[0] if record.half is None else None, window, terms)
+    )
     if done.degraded[0]:
         return came
     if not ordinary:
@@ -582,7 +617,8 @@ def _answers(
 
 
 def _move(window: tuple[Remembered, ...], table: Models) -> None:
-    """Write the remembered answers behind this round's, y + (x − x then), as :mod:`rpel.backend.moving` has it."""
+    """Write the remembered answers behind this round's, y + (x − x then),
+    as :mod:`rpel.backend.moving` has it."""
     row = len(table) - sum(len(one.rows) - 1 for one in window)
     with np.errstate(over="ignore", invalid="ignore"):
         for one in window:
@@ -595,7 +631,8 @@ def _move(window: tuple[Remembered, ...], table: Models) -> None:
 def _remembered(
     record: Record, pulled: Pulled, own: Models | None, window: tuple[Remembered, ...], terms: Terms
 ) -> tuple[Remembered, ...]:
-    """The window after this round, newest first; ``own``: the model in the place of a half-step, where there is none.
+    """The window after this round, newest first; ``own``: the model in the place of a half-step,
+    where there is none.
 
     A draw of c·s counts as c of s, the last of them as this round's.
     """
@@ -607,7 +644,9 @@ def _remembered(
         there = [j for j in range(begin, begin + s) if pulled.results[j] is PullResult.OK]
         rows = np.concatenate([first, pulled.table[[j + 1 for j in there]]])
         offsets = pulled.offsets if begin + s >= len(record.asked) else ()
-        new.append(Remembered(record.round, record.asked[begin : begin + s], rows, record.membership, offsets))
+        new.append(
+            Remembered(record.round, record.asked[begin : begin + s], rows, record.membership, offsets)
+        )
     return (*new, *window)[: terms.memory - 1]
 
 
@@ -635,7 +674,14 @@ def _ended(
     state = replace(state, window=result.window)
     saved = yield Save(
         Checkpoint(
-            state.round, state.x, state.fresh, state.degraded, result.outcome, state.behind, state.v, state.window
+            state.round,
+            state.x,
+            state.fresh,
+            state.degraded,
+            result.outcome,
+            state.behind,
+            state.v,
+            state.window,
         )
     )
     yield Tell(
@@ -658,7 +704,8 @@ def _ended(
 
 
 def _received(pulled: Pulled, own: bool) -> Received:
-    """The rows that came, in the order asked, behind the own one if that counts; then those of earlier rounds."""
+    """The rows that came, in the order asked, behind the own one if that counts;
+    then those of earlier rounds."""
     rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result is PullResult.OK]
     rows += range(1 + len(pulled.results), len(pulled.table))
     return Received(pulled.table, np.array([rows], dtype=np.int64))
@@ -669,10 +716,11 @@ def catching_up(b_hat: int) -> Rule:
     return rule(ROBUST_RULE, f=b_hat)
 
 
-# --- before the first round ------------------------------------------------------------------------------------------
+# --- before the first round ---------------------------------------------------------------------------------
 
 _LARGE = 1_000_000
-"""Parameters from which a kernel made for one number of models is worth the second that compiling it takes."""
+"""Parameters from which a kernel made for one number of models is worth the second that compiling it
+takes."""
 
 
 def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
@@ -689,7 +737,8 @@ def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
 
 
 def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
-    """Run the rule once for each of its sizes on one coordinate; for large models make the kernels of each size too.
+    """Run the rule once for each of its sizes on one coordinate;
+    for large models make the kernels of each size too.
 
     >>> import numpy as np
     >>> from rpel.rules import rule
@@ -703,5 +752,6 @@ def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
 
 
 def warm() -> None:
-    """Load the kernels that every peer needs: for a process from which peers are forked, once for all of them."""
+    """Load the kernels that every peer needs: for a process from which peers are forked,
+    once for all of them."""
     make_ready(catching_up(1), pull=4, d=1, dtype=np.float32)

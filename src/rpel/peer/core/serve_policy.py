@@ -1,11 +1,12 @@
 """Who is given which round: pure decisions, the same for the real server and the simulated one.
 
-Invariants: a round is served from the moment it is published until it is the fourth newest, always the same bytes; a
-round that was passed over is never served. In the place of one that was passed over, or is late, the newest before it
-is, which says its own round, if that is within ``max_age``. A member has at most two requests open and is given at most
-two full bodies for a round that it asks for (two, because a peer that restarts asks again), so that one member cannot
-take the others' share. The initial model, which everybody has and `rpel network check` measures with, is given as often
-in each period. Members are known by their pins, whatever their numbers in the membership of the moment.
+Invariants: a round is served from the moment it is published until it is the fourth newest, always the same
+bytes; a round that was passed over is never served. In the place of one that was passed over, or is late, the
+newest before it is, which says its own round, if that is within ``max_age``. A member has at most two
+requests open and is given at most two full bodies for a round that it asks for (two, because a peer that
+restarts asks again), so that one member cannot take the others' share. The initial model, which everybody has
+and `rpel network check` measures with, is given as often in each period. Members are known by their pins,
+whatever their numbers in the membership of the moment.
 """
 
 from collections import Counter
@@ -18,8 +19,8 @@ SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
 
 @dataclass(frozen=True)
 class Decision:
-    """serve: send ``round``; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this status
-    code."""
+    """serve: send ``round``; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this
+    status code."""
 
     kind: Literal["serve", "wait", "refuse"]
     code: int
@@ -30,7 +31,8 @@ _WAIT = Decision("wait", EARLY)
 
 
 class ServePolicy:
-    """What is published and who is being served. Every request that was not refused ends with one :meth:`done`.
+    """What is published and who is being served.
+    Every request that was not refused ends with one :meth:`done`.
 
     >>> policy = ServePolicy()
     >>> policy.request(member="pin", round=1).kind, policy.publish(1), policy.look(1).kind
@@ -44,7 +46,8 @@ class ServePolicy:
         self.passed = 0  # the newest round that is published or will never be
         self._open: Counter[Hashable] = Counter()
         self._given: Counter[tuple[Hashable, int]] = Counter()
-        self._initials: dict[Hashable, tuple[int, int]] = {}  # by member: a period, and how many it had in that
+        # by member: a period, and how many it had in that
+        self._initials: dict[Hashable, tuple[int, int]] = {}
 
     def publish(self, round: int) -> list[int]:
         """Serve this round from now on; returns the rounds that are served no longer."""
@@ -65,14 +68,16 @@ class ServePolicy:
         self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
 
     def look(self, round: int, max_age: int = 0, late: bool = False) -> Decision:
-        """Could this round be sent now, or, where it is ``late`` or passed over, one up to ``max_age`` before it?
+        """Could this round be sent now, or, where it is ``late`` or passed over,
+        one up to ``max_age`` before it?
 
         Round 0 is the common initial model, which everybody has.
 
         >>> policy = ServePolicy()
         >>> policy.publish(4)
         []
-        >>> policy.look(5, max_age=1).kind, policy.look(5, max_age=1, late=True).round, policy.look(6, 1, True).kind
+        >>> policy.look(5, max_age=1).kind, policy.look(5, max_age=1, late=True).round, policy.look(6, 1,
+        ...     True).kind
         ('wait', 4, 'wait')
         """
         if round in self.published or round == 0:
@@ -85,7 +90,9 @@ class ServePolicy:
             return Decision("refuse", GONE)
         return _WAIT if round <= self.passed + 2 else Decision("refuse", EARLY)
 
-    def request(self, member: Hashable, round: int, period: int = 0, max_age: int = 0, late: bool = False) -> Decision:
+    def request(
+        self, member: Hashable, round: int, period: int = 0, max_age: int = 0, late: bool = False
+    ) -> Decision:
         """A member asks for a round, in this period by the peer's clock."""
         if self._open[member] >= self.in_flight or self._had(member, round, period) >= self.bodies:
             return Decision("refuse", TOO_MANY)

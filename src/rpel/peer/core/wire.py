@@ -1,9 +1,11 @@
-"""Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out, no sockets.
+"""Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out,
+no sockets.
 
-Invariants: every model of a network looks the same, so a body is accepted only if its length and its header bytes are
-exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into the row that waits for
-them, codes too (:mod:`rpel.wire`), so a reply can take no more memory than that row; values are not judged here (a
-complete model that is not finite is an answer, and the rule's business). What is hashed and signed is the body.
+Invariants: every model of a network looks the same, so a body is accepted only if its length and its header
+bytes are exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into
+the row that waits for them, codes too (:mod:`rpel.wire`), so a reply can take no more memory than that row;
+values are not judged here (a complete model that is not finite is an answer, and the rule's business).
+What is hashed and signed is the body.
 """
 
 import hashlib
@@ -32,7 +34,7 @@ class Malformed(Exception):  # noqa: N818 (it is the reply that is wrong, not th
 
 @dataclass(frozen=True)
 class Layout:
-    """What every model of a network looks like: names and shapes in the order of the vector, and float32 or float64.
+    """What every model of a network looks like: names and shapes in the vector's order, float32 or float64.
 
     >>> layout = Layout(("w", "b"), ((2, 3), (2,)), np.dtype("float32"))
     >>> layout.d, len(layout.header) % 8, layout.size - len(layout.header)
@@ -51,13 +53,19 @@ class Layout:
         if self.dtype not in _NAMES:
             raise ValueError(f"models travel as float32 or float64, not as {self.dtype}")
         if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
-            raise ValueError(f"each parameter needs one name and one shape, not {self.names} and {self.shapes}")
+            raise ValueError(
+                f"each parameter needs one name and one shape, not {self.names} and {self.shapes}"
+            )
         if "__metadata__" in self.names:
-            raise ValueError("a parameter cannot be called '__metadata__': safetensors keeps that name for itself")
+            raise ValueError(
+                "a parameter cannot be called '__metadata__': safetensors keeps that name for itself"
+            )
         if self.d == 0:
             raise ValueError("a model needs at least one parameter")
         if self.values > self.d * self.dtype.itemsize:
-            raise ValueError(f"a model of {self.d} parameter does not become smaller by wire {self.wire}: use float32")
+            raise ValueError(
+                f"a model of {self.d} parameter does not become smaller by wire {self.wire}: use float32"
+            )
 
     @classmethod
     def of(cls, named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Self:
@@ -66,7 +74,9 @@ class Layout:
         >>> Layout.of({"w": np.zeros((2, 3)), "b": np.zeros(2)}).d
         8
         """
-        arrays = {name: _array(value) for name, value in (named.items() if isinstance(named, Mapping) else named)}
+        arrays = {
+            name: _array(value) for name, value in (named.items() if isinstance(named, Mapping) else named)
+        }
         dtypes = sorted({str(array.dtype) for array in arrays.values()})
         if len(dtypes) > 1:
             raise ValueError(f"the parameters of a model must have one type, not {' and '.join(dtypes)}")
@@ -91,7 +101,8 @@ class Layout:
 
     @cached_property
     def header(self) -> bytes:
-        """The bytes before the values: the JSON's length as 8 bytes, then the JSON, padded to align the values."""
+        """The bytes before the values: the JSON's length as 8 bytes, then the JSON,
+        padded to align the values."""
         return _header(self._tensors(_NAMES[self.dtype], self.dtype.itemsize))
 
     @property
@@ -111,7 +122,10 @@ class Layout:
 
     def _tensors(self, kind: str, width: int) -> "list[Tensor]":
         sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
-        return [(name, kind, shape, size) for name, shape, size in zip(self.names, self.shapes, sizes, strict=True)]
+        return [
+            (name, kind, shape, size)
+            for name, shape, size in zip(self.names, self.shapes, sizes, strict=True)
+        ]
 
     @cached_property
     def values(self) -> int:
@@ -164,7 +178,8 @@ def flatten(layout: Layout, named: Mapping[str, Any], out: Models | None = None)
 
 
 class Reordering:
-    """Between the vector of a network's models and one whose parameters, the same by name and shape, lie otherwise.
+    """Between the vector of a network's models and one whose parameters, the same by name and shape,
+    lie otherwise.
 
     >>> layout = Layout(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
     >>> order = Reordering(layout, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
@@ -181,7 +196,9 @@ class Reordering:
         self.same = tuple(own) == layout.names
         theirs = dict(zip(layout.names, pairwise(layout.bounds), strict=True))
         ends = accumulate((math.prod(shape) for shape in own.values()), initial=0)
-        self._pieces = [(slice(*theirs[name]), slice(*mine)) for name, mine in zip(own, pairwise(ends), strict=True)]
+        self._pieces = [
+            (slice(*theirs[name]), slice(*mine)) for name, mine in zip(own, pairwise(ends), strict=True)
+        ]
 
     def inwards(self, network: Models, out: Models) -> Models:
         """A vector of the network in the own order, into ``out``, which must not share its memory."""
@@ -263,14 +280,17 @@ def _header(entries: list[Tensor]) -> bytes:
 
 
 class Reception:
-    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end, which decodes it.
+    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end,
+    which decodes it.
 
-    Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted; the row
-    then holds nothing of meaning. ``missing`` is how many bytes are still expected: no more need be read.
+    Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted;
+    the row then holds nothing of meaning. ``missing`` is how many bytes are still expected:
+    no more need be read.
 
     >>> layout, row = Layout(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
     >>> reply = Reception(layout, row, round=7)
-    >>> headers = {"Content-Length": str(layout.size), "Content-Type": "application/octet-stream", "RPEL-Round": "7"}
+    >>> headers = {"Content-Length": str(layout.size), "Content-Type": "application/octet-stream",
+    ...     "RPEL-Round": "7"}
     >>> reply.head(200, headers)
     >>> reply.feed(layout.header + np.array([1, 2], "float32").tobytes())
     >>> reply.close()
@@ -278,8 +298,11 @@ class Reception:
     ([1.0, 2.0], 0)
     """
 
-    def __init__(self, layout: Layout, row: Models, round: int, hashed: bool = False, max_age: int = 0) -> None:
-        """``hashed``: work out the :attr:`digest` as the bytes come; ``max_age``: how many rounds older it may be."""
+    def __init__(
+        self, layout: Layout, row: Models, round: int, hashed: bool = False, max_age: int = 0
+    ) -> None:
+        """``hashed``: work out the :attr:`digest` as the bytes come; ``max_age``:
+        how many rounds older it may be."""
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
         self._layout, self._row, self._values, self._round = layout, row, raw(layout, row), round

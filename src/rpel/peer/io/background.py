@@ -1,7 +1,8 @@
-"""An asyncio loop in a thread of its own: the network of a peer runs there, while training has the caller's thread.
+"""An asyncio loop in a thread of its own: the network of a peer runs there,
+while training has the caller's thread.
 
-Invariants: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by :meth:`Background.wake`
-from any other; what was being done is then cancelled.
+Invariants: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by
+:meth:`Background.wake` from any other; what was being done is then cancelled.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ class Background:
             raise Woken
 
     def wake(self) -> None:
-        """End what the training thread is waiting for, and whatever it will wait for: it raises Woken there."""
+        """End what the training thread is waiting for, and whatever it will wait for:
+        it raises Woken there."""
         self._woken.set()
         if (future := self._waiting) is not None:
             future.cancel()
@@ -81,7 +83,8 @@ class Background:
 
 
 def _noted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio could not hand to anybody, such as the end of a connection in the midst of a time-out: one line."""
+    """What asyncio could not hand to anybody, such as the end of a connection in the midst of a time-out:
+    one line."""
     error = context.get("exception")
     level = logging.DEBUG if isinstance(error, OSError | AttributeError) else logging.WARNING
     _log.log(level, "the network: %s%s", context["message"], f" ({error!r})" if error is not None else "")

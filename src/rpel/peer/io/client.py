@@ -1,8 +1,10 @@
-"""The asking end: members are asked over mutual TLS 1.3, again and again, until they answer or the deadline comes.
+"""The asking end: members are asked over mutual TLS 1.3, again and again,
+until they answer or the deadline comes.
 
-Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is accepted
-only if it is a model of this network in the round wanted, and goes straight into the row that waits for it (see
-:mod:`rpel.peer.io.http`); once a body has begun it is not asked for again; one absolute deadline ends everything.
+Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is
+accepted only if it is a model of this network in the round wanted, and goes straight into the row that waits
+for it (see :mod:`rpel.peer.io.http`); once a body has begun it is not asked for again;
+one absolute deadline ends everything.
 """
 
 import asyncio
@@ -43,7 +45,8 @@ from rpel.peer.io.snapshot import Snapshot
 from rpel.types import Models, PullResult
 
 _CONNECT = 5.0
-_NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")  # what TLS takes for a host's name
+# what TLS takes for a host's name
+_NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
 _ADDRESS = re.compile("[0-9a-fA-F:.]{2,45}")
 _VERSION = re.compile("[0-9A-Za-z.+-]{1,20}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
@@ -59,17 +62,18 @@ _NOT_YET = {
 _SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
 
 Judge = Callable[[Head, float, Connection], Sink]
-"""(head of a reply, own position when the request was sent, connection) → where its body goes; raises if nowhere."""
+"""(head of a reply, own position when the request was sent, connection) → where its body goes;
+raises if nowhere."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """What came of asking one member, and why not more.
 
-    ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it refused
-    for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal, else 0 ·
-    ``signed``: the hash of the body and its signature, where half-steps are signed · ``round``: which one it is of ·
-    ``version``: of rpel, by its own word
+    ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it
+    refused for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal,
+    else 0 · ``signed``: the hash of the body and its signature, where half-steps are signed · ``round``:
+    which one it is of · ``version``: of rpel, by its own word
     """
 
     result: PullResult
@@ -121,20 +125,26 @@ class Client:
         self._closed = False
         self.signed = True  # only tests of the wire alone take a half-step without a signature
         self.exhausted = False  # no file descriptor was left for a connection
-        self.differing: dict[str, str] = {}  # by pin: the hash that a member holds, if it last refused for that
+        # by pin: the hash that a member holds, if it last refused for that
+        self.differing: dict[str, str] = {}
 
     def member(self, now: Snapshot, number: int) -> "RemoteMember":
         """A member, to be asked under this membership."""
         return RemoteMember(self, now, number)
 
     async def clocks(self, now: Snapshot, deadline: float) -> dict[int, float]:
-        """By member that answers by the deadline (the loop's time): how far its clock is ahead of this one."""
+        """By member that answers by the deadline (the loop's time):
+        how far its clock is ahead of this one."""
         offsets = await asyncio.gather(*(self.member(now, number).clock(deadline) for number in now.others))
-        return {number: offset for number, offset in zip(now.others, offsets, strict=True) if offset is not None}
+        return {
+            number: offset for number, offset in zip(now.others, offsets, strict=True) if offset is not None
+        }
 
     def held_elsewhere(self, now: Snapshot) -> Counter[str]:
         """Hashes of other memberships, and how many of these members last said that they hold them."""
-        return Counter(other for pin, other in self.differing.items() if now.membership.by_fingerprint(pin) is not None)
+        return Counter(
+            other for pin, other in self.differing.items() if now.membership.by_fingerprint(pin) is not None
+        )
 
     @property
     def connections(self) -> int:
@@ -148,7 +158,7 @@ class Client:
             connection.abort()
         await asyncio.gather(*(reached.ended for reached in self._sockets))
 
-    # --- connections -------------------------------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------------------
 
     def prune(self, now: Snapshot) -> None:
         """Close connections that no request under this membership will use."""
@@ -170,13 +180,18 @@ class Client:
         waiting, meant = self._idle.get(_line(now, member), []), now.membership.members[member]
         while waiting:
             until, connection = waiting.pop()
-            if meant.expires > time.time() and connection.usable and asyncio.get_running_loop().time() < until:
+            if (
+                meant.expires > time.time()
+                and connection.usable
+                and asyncio.get_running_loop().time() < until
+            ):
                 return connection
             connection.abort()
         return await self._connected(now, member)
 
     async def _connected(self, now: Snapshot, member: int, named: bool = True) -> Connection:
-        """A new one; ``named``: with the host's name in the ClientHello, by which a forwarder can tell members apart.
+        """A new one; ``named``: with the host's name in the ClientHello,
+        by which a forwarder can tell members apart.
 
         Identity is the pin, with or without a name.
         """
@@ -209,8 +224,8 @@ class Client:
         return connection
 
     async def probe(self, now: Snapshot, member: int, within: float = _CONNECT) -> dict[str, object]:
-        """Whether a member is reached at its url by a new connection, with a name and without one, and from where it
-        says it sees this peer."""
+        """Whether a member is reached at its url by a new connection, with a name and without one, and from
+        where it says it sees this peer."""
         found: dict[str, object] = {"reached": False, "without_name": False, "address": "", "reason": ""}
         remote = self.member(now, member)
         for named in (True, False):
@@ -251,12 +266,19 @@ class RemoteMember:
     number: int
 
     async def fetch(
-        self, round: int, into: Models, deadline: float, intake: Intake | None = None, turn: int = 0, max_age: int = 0
+        self,
+        round: int,
+        into: Models,
+        deadline: float,
+        intake: Intake | None = None,
+        turn: int = 0,
+        max_age: int = 0,
     ) -> Answer:
-        """Its half-step of a round, or of one up to ``max_age`` before, into a row (d,), by a deadline (loop's time).
+        """Its half-step of a round, or of one up to ``max_age`` before, into a row (d,),
+        by a deadline (loop's time).
 
-        Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake`` decides when
-        the body is read; ``turn`` is the member's number in the draw.
+        Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake``
+        decides when the body is read; ``turn`` is the member's number in the draw.
         """
         layout, place = self.client.layout if round else self.client.layout.exact, Place(turn)
         hashed = round > 0 and self.client.signed
@@ -311,7 +333,7 @@ class RemoteMember:
         told = await self._text(CLOCK, deadline)
         return None if isinstance(told, Answer) else _ahead(told.get("position"), self.client.position())
 
-    # --- parts -------------------------------------------------------------------------------------------------------
+    # --- parts ----------------------------------------------------------------------------------------------
 
     async def _text(self, path: str, deadline: float) -> dict[str, Any] | Answer:
         texts: list[Text] = []
@@ -342,7 +364,9 @@ class RemoteMember:
                         lasting = True
                         try:
                             sent = client.position()
-                            head = await connection.get(self.request(path), partial(_judged, judge, sent, connection))
+                            head = await connection.get(
+                                self.request(path), partial(_judged, judge, sent, connection)
+                            )
                             lasting = head.lasting
                         finally:
                             client.give_back(_line(self.now, self.number), connection, lasting)
@@ -356,9 +380,13 @@ class RemoteMember:
                             client.differing[meant.fingerprint] = last.membership
                         if error.head.status not in _NOT_YET:
                             return last
-                    # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired meanwhile
+                    # ssl.SSLError, TimeoutError, unknown names; ValueError:
+                    # the own certificate has expired meanwhile
                     except (OSError, ValueError) as error:
-                        client.exhausted |= isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+                        client.exhausted |= isinstance(error, OSError) and error.errno in (
+                            errno.EMFILE,
+                            errno.ENFILE,
+                        )
                         last = Answer(PullResult.UNREACHABLE, reason=str(error) or type(error).__name__)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
@@ -415,8 +443,9 @@ def version_of(said: object) -> str:
 def _offset(headers: Mapping[str, str], sent: float, now: float) -> float | None:
     """How far ahead a member's clock must be at least; request sent and reply come at these own positions.
 
-    The member read its clock after the request had waited there, and before the reply came: what the way to it and
-    back can explain is no difference. Otherwise all members would follow each other's delays, back and ever further.
+    The member read its clock after the request had waited there, and before the reply came: what the way to
+    it and back can explain is no difference. Otherwise all members would follow each other's delays,
+    back and ever further.
 
     >>> _offset({"rpel-position": "10.2"}, sent=10.0, now=10.5)
     0.0

@@ -1,4 +1,5 @@
-"""Proofs of equivocation as files, and who finds them: it signs what its peer serves and judges what others sign."""
+"""Proofs of equivocation as files, and who finds them:
+it signs what its peer serves and judges what others sign."""
 
 import json
 import logging
@@ -18,7 +19,8 @@ _log = logging.getLogger("rpel")
 
 
 def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
-    """The proof that a file of evidence holds against a member; ValueError in one sentence if it holds none."""
+    """The proof that a file of evidence holds against a member;
+    ValueError in one sentence if it holds none."""
     try:
         text = Path(path).read_bytes()
         found = json.loads(text) if len(text) <= _LARGEST else None

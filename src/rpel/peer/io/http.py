@@ -1,14 +1,16 @@
-"""The little of HTTP/1.1 that peers speak: GET, small heads, bodies of a known length. Both ends, and nothing else.
+"""The little of HTTP/1.1 that peers speak: GET, small heads, bodies of a known length. Both ends,
+and nothing else.
 
-Invariants: no redirects, no compression, no chunks, no cookies, no interim replies, no header twice; a head has at most
-4 KiB and 16 headers. A reply is read only as far as it can still be what was asked for: what it can make this end hold
-is one head, and the row or the few bytes where its body goes, and a byte that nobody asked for ends the connection. A
-request has no body and is answered before the next one is looked at; what comes meanwhile waits in 8 KiB here, and then
-in the kernel.
+Invariants: no redirects, no compression, no chunks, no cookies, no interim replies, no header twice; a head
+has at most 4 KiB and 16 headers. A reply is read only as far as it can still be what was asked for: what it
+can make this end hold is one head, and the row or the few bytes where its body goes, and a byte that nobody
+asked for ends the connection. A request has no body and is answered before the next one is looked at; what
+comes meanwhile waits in 8 KiB here, and then in the kernel.
 
-Heads are parsed by h11, and what it lets pass beyond plain HTTP/1.1 is refused here: bare line feeds, folded headers,
-headers that it would merge. Bodies never go through it: they come from the socket into their row, and how much of them
-is read is bounded here, because general libraries queue whatever arrives on a connection that waits.
+Heads are parsed by h11, and what it lets pass beyond plain HTTP/1.1 is refused here: bare line feeds, folded
+headers, headers that it would merge. Bodies never go through it: they come from the socket into their row,
+and how much of them is read is bounded here, because general libraries queue whatever arrives on a connection
+that waits.
 """
 
 import asyncio
@@ -26,7 +28,14 @@ import h11
 
 from rpel.peer.core.wire import Malformed
 
-MODEL, SEEN, INIT, CLOCK, STATUS, ENDED = "/v1/model/", "/v1/seen/", "/v1/init", "/v1/clock", "/v1/status", "/v1/ended"
+MODEL, SEEN, INIT, CLOCK, STATUS, ENDED = (
+    "/v1/model/",
+    "/v1/seen/",
+    "/v1/init",
+    "/v1/clock",
+    "/v1/status",
+    "/v1/ended",
+)
 REACH, HERE = "/v1/reach", "/v1/here"
 """Asks a member to call back at the asker's url; what it asks for there: the address that it is seen from."""
 LARGEST_HEAD = 4 << 10
@@ -88,7 +97,11 @@ def parse_head(data: bytes) -> Head:
     connection = h11.Connection(h11.CLIENT, LARGEST_HEAD + 4)
     connection.send(_ANY)
     event, lines = _parsed(connection, data)
-    if not isinstance(event, h11.Response) or not event.status_code < 600 or not lines[0].startswith(b"HTTP/1.1 "):
+    if (
+        not isinstance(event, h11.Response)
+        or not event.status_code < 600
+        or not lines[0].startswith(b"HTTP/1.1 ")
+    ):
         raise Malformed("not a reply in HTTP/1.1")
     return Head(event.status_code, _headers(event, lines))
 
@@ -184,7 +197,13 @@ class Socket(socket.socket):
     """
 
     def __init__(
-        self, family: int = -1, kind: int = -1, protocol: int = -1, *, kept: "set[Socket]", fileno: int | None = None
+        self,
+        family: int = -1,
+        kind: int = -1,
+        protocol: int = -1,
+        *,
+        kept: "set[Socket]",
+        fileno: int | None = None,
     ) -> None:
         super().__init__(family, kind, protocol, fileno)
         self.setblocking(False)
@@ -202,12 +221,15 @@ class Socket(socket.socket):
 class Line(asyncio.StreamReaderProtocol):
     """One accepted connection, on which requests are answered one at a time.
 
-    ``answer(line, request)`` returns the reply, or None if it has sent one itself; it is cancelled when the other end
-    leaves. A connection is closed when no whole request comes within ``idle`` seconds.
+    ``answer(line, request)`` returns the reply, or None if it has sent one itself; it is cancelled when the
+    other end leaves. A connection is closed when no whole request comes within ``idle`` seconds.
     """
 
     def __init__(
-        self, answer: Callable[["Line", Request], Awaitable[Reply | None]], idle: float, first: float | None = None
+        self,
+        answer: Callable[["Line", Request], Awaitable[Reply | None]],
+        idle: float,
+        first: float | None = None,
     ) -> None:
         """``first``: seconds for the first request, if they are fewer."""
         super().__init__(asyncio.StreamReader(limit=LARGEST_HEAD), self._connected)
@@ -264,7 +286,8 @@ class Line(asyncio.StreamReaderProtocol):
         try:
             reply = await self._answer_one(self, request)
             if reply is not None:
-                async with asyncio.timeout(self._idle):  # whoever never reads would keep all that waits for it
+                # whoever never reads would keep all that waits for it
+                async with asyncio.timeout(self._idle):
                     writer.write(bytes(reply))
                     await writer.drain()
             return request.lasting and not (reply is not None and reply.closing)
@@ -325,7 +348,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def get(self, request: bytes, judge: Callable[[Head], Sink]) -> Head:
-        """Send a request; ``judge`` sees the head and says where the body goes, or raises what is wrong with it."""
+        """Send a request; ``judge`` sees the head and says where the body goes,
+        or raises what is wrong with it."""
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
         self._done = asyncio.get_running_loop().create_future()
@@ -336,7 +360,9 @@ class Connection(asyncio.BufferedProtocol):
             return await self._done
         except BaseException as error:
             if not (
-                isinstance(error, Refused) and error.head.lasting and error.head.headers.get("content-length") == "0"
+                isinstance(error, Refused)
+                and error.head.lasting
+                and error.head.headers.get("content-length") == "0"
             ):
                 self.abort()
             raise
@@ -357,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
 
-    # --- called by the event loop ------------------------------------------------------------------------------------
+    # --- called by the event loop ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,9 +1,9 @@
 """Who a peer is: its key, its certificate, and TLS with them.
 
-Invariants: identity is the pin (SHA-256 of the certificate's DER bytes), never the name in it; both sides compare it
-after the handshake, because TLS alone would also accept what a member with a CA certificate had signed; certificates
-that could sign others are refused; only TLS 1.3 with certificates on both sides is spoken, without session tickets; a
-key that others on the machine can read is refused.
+Invariants: identity is the pin (SHA-256 of the certificate's DER bytes), never the name in it; both sides
+compare it after the handshake, because TLS alone would also accept what a member with a CA certificate had
+signed; certificates that could sign others are refused; only TLS 1.3 with certificates on both sides is
+spoken, without session tickets; a key that others on the machine can read is refused.
 """
 
 import ctypes
@@ -30,7 +30,9 @@ def write_key(path: Path, secret: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ValueError(f"{path} exists already: a key is never overwritten, choose another folder") from None
+        raise ValueError(
+            f"{path} exists already: a key is never overwritten, choose another folder"
+        ) from None
     with os.fdopen(handle, "wb") as file:
         file.write(secret)
         file.flush()
@@ -59,7 +61,9 @@ def read_key(file: KeyFile) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=passphrase)
     except TypeError:  # encrypted and no passphrase, or the other way round
         if passphrase is None:
-            raise ValueError(f"key {path} has a passphrase: name its file as passphrase_file in peer.toml") from None
+            raise ValueError(
+                f"key {path} has a passphrase: name its file as passphrase_file in peer.toml"
+            ) from None
         raise ValueError(f"key {path} has no passphrase: leave passphrase_file out of peer.toml") from None
     except ValueError:
         if passphrase is not None:
@@ -90,7 +94,9 @@ def _check_private(what: str, path: Path) -> None:
 
 
 def _opened(file: KeyFile) -> tuple[Path, bytes | None]:
-    return (file.path, read_passphrase(file.passphrase_file)) if isinstance(file, ProtectedKey) else (file, None)
+    return (
+        (file.path, read_passphrase(file.passphrase_file)) if isinstance(file, ProtectedKey) else (file, None)
+    )
 
 
 def _passphrase_file(file: KeyFile) -> Path | None:
@@ -126,7 +132,9 @@ def _strict(context: ssl.SSLContext, certificate: Path, key: KeyFile, pems: Iter
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-    context.options |= ssl.Options.OP_NO_TICKET | ssl.Options.OP_NO_COMPRESSION | ssl.Options.OP_NO_RENEGOTIATION
+    context.options |= (
+        ssl.Options.OP_NO_TICKET | ssl.Options.OP_NO_COMPRESSION | ssl.Options.OP_NO_RENEGOTIATION
+    )
     _load_own(context, certificate, key)
     anchors = "".join(read_certificate(pem).pem for pem in pems)
     if anchors:  # a server without members accepts nobody
@@ -148,7 +156,8 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: KeyFile) -> None:
 
 
 def no_core_dumps() -> None:
-    """Nothing of a process that has read a key ends up in a file: no core dumps, and no other process looks inside."""
+    """Nothing of a process that has read a key ends up in a file: no core dumps,
+    and no other process looks inside."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError, AttributeError):  # Linux has it
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,14 +1,16 @@
-"""A slow line, used for one model after the other: as many bodies at a time as keep it full, in the order drawn.
+"""A slow line, used for one model after the other: as many bodies at a time as keep it full,
+in the order drawn.
 
-Everybody drawn is asked at once, so that whoever is slow to publish holds up nobody; but when bodies come faster than
-the line carries them, all of them end late together. So only the first few of those that have begun are read, and the
-others' senders wait. How many is found by trying, over some rounds if need be: one fewer as long as that costs no bytes
-a second, one more as long as that brings more. What a body that is not read still fills, some hundred kilobytes on its
-way, would deceive these measurements, so each waits a little first.
+Everybody drawn is asked at once, so that whoever is slow to publish holds up nobody; but when bodies come
+faster than the line carries them, all of them end late together. So only the first few of those that have
+begun are read, and the others' senders wait. How many is found by trying, over some rounds if need be: one
+fewer as long as that costs no bytes a second, one more as long as that brings more. What a body that is not
+read still fills, some hundred kilobytes on its way, would deceive these measurements,
+so each waits a little first.
 
-Invariants: the order is that of the draw, which was fixed before anybody answered, so the plan's law is untouched; no
-body is given up for another; a sender that stands still, or trickles so that its body could not come in time by far, is
-read beside the others and does not count among them.
+Invariants: the order is that of the draw, which was fixed before anybody answered, so the plan's law is
+untouched; no body is given up for another; a sender that stands still, or trickles so that its body could not
+come in time by far, is read beside the others and does not count among them.
 """
 
 import asyncio
@@ -34,7 +36,8 @@ class Flow(Protocol):
 
 @dataclass(eq=False)
 class Place:
-    """The body of one member: its number in the draw, the connection on which it comes, what came of it lately."""
+    """The body of one member: its number in the draw, the connection on which it comes,
+    what came of it lately."""
 
     number: int
     flow: Flow | None = None
@@ -92,7 +95,8 @@ class Intake:
             self._apply()
 
     def measure(self) -> None:
-        """A tick has passed: who stands still, and, every few ticks, would more bodies at once be better, or fewer?"""
+        """A tick has passed: who stands still, and, every few ticks, would more bodies at once be better,
+        or fewer?"""
         self._window.append(self._total)
         self._total = 0
         for place in self._begun:

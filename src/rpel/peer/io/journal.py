@@ -1,7 +1,8 @@
-"""What a peer writes down of its rounds: a line of its log, and one of its audit log, a chain of hashes that it signs.
+"""What a peer writes down of its rounds: a line of its log, and one of its audit log,
+a chain of hashes that it signs.
 
-Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no round; a
-line that repeats itself, for whatever reason, does not fill the disk.
+Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no
+round; a line that repeats itself, for whatever reason, does not fill the disk.
 """
 
 import base64
@@ -38,9 +39,11 @@ class Journal:
     def __init__(self, log: str | Path, audit: Path, id: str) -> None:
         self._log, self._audit, self._id = RoundLog(log), Audit(audit), id
 
-    def log(self, report: Report, now: Snapshot, digest: str, measured: Measured, epsilon: float | None = None) -> None:
-        """A round ended: ``digest`` of the half-step, what its model is worth where that was measured, and ``epsilon``:
-        what private steps have spent so far."""
+    def log(
+        self, report: Report, now: Snapshot, digest: str, measured: Measured, epsilon: float | None = None
+    ) -> None:
+        """A round ended: ``digest`` of the half-step, what its model is worth where that was measured, and
+        ``epsilon``: what private steps have spent so far."""
         self._log.write(line(report, now.names, digest, time.time(), measured, epsilon))
 
     def audit(self, report: Report, now: Snapshot, digest: str, pulled: Mapping[int, str]) -> None:
@@ -83,7 +86,8 @@ def line(
     ...     round=7, outcome=Outcome.AGGREGATED, asked=2, received=1, trim=0, degraded=0, frozen=False,
     ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
     >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
-    {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1, "trim": 0,
+    {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1,
+    "trim": 0,
     "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false, "model_age": 0}
     """
     shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
@@ -122,7 +126,9 @@ def history(path: str | Path) -> list[Point]:
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             found = json.loads(text)
             numbers = (int(found[name]) for name in ("round", "asked", "received"))
-            scores = [None if (score := found.get(name)) is None else float(score) for name in ("accuracy", "loss")]
+            scores = [
+                None if (score := found.get(name)) is None else float(score) for name in ("accuracy", "loss")
+            ]
             t, asked, received = numbers
             points[t] = Point(t, Outcome(found["outcome"]), asked, received, *scores)
     return list(points.values())
@@ -160,13 +166,18 @@ class Repeats(logging.Filter):
     """Lets a line pass ``most`` times in ``seconds``, whatever it is about; then says how many were left out.
 
     >>> repeats = Repeats(most=1, clock=iter([0.0, 1.0, 2.0, 70.0]).__next__)
-    >>> lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%s is late", (name,), None) for name in "abcd"]
+    >>> lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%s is late", (name,), None) for name
+    ...     in "abcd"]
     >>> [repeats.filter(one) for one in lines], lines[3].getMessage()
     ([True, False, False, True], 'd is late (and 2 lines like this before)')
     """
 
     def __init__(
-        self, most: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic, kinds: int = 1000
+        self,
+        most: int = 20,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        kinds: int = 1000,
     ) -> None:
         super().__init__()
         self._most, self._seconds, self._clock, self._kinds = most, seconds, clock, kinds
@@ -177,8 +188,10 @@ class Repeats(logging.Filter):
         since, count = self._seen.get(kind, (now, 0))
         if now - since >= self._seconds:
             if count > self._most:
-                record.msg = f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
-                    "%", "%%"
+                record.msg = (
+                    f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
+                        "%", "%%"
+                    )
                 )
                 record.args = ()
             since, count = now, 0
@@ -189,8 +202,9 @@ class Repeats(logging.Filter):
 
 
 class Audit:
-    """One JSON line a round, each with the hash of the line before and the peer's signature, so that what it did can be
-    shown later and neither it nor anybody else can tell another story afterwards, but for leaving out the end."""
+    """One JSON line a round, each with the hash of the line before and the peer's signature, so that what it
+    did can be shown later and neither it nor anybody else can tell another story afterwards,
+    but for leaving out the end."""
 
     def __init__(self, path: Path) -> None:
         """Continue the file; a last line that was cut off by a crash is taken away."""

@@ -1,11 +1,12 @@
-"""What a peer does between two exchanges: the local step of a task on this member's own data, or the user's own loop.
+"""What a peer does between two exchanges: the local step of a task on this member's own data,
+or the user's own loop.
 
 Invariants:
 - a Learner never writes into the model it is given and writes its half-step straight into the row it is told;
-- its local state (momentum, BatchNorm's statistics) never leaves the machine; it is kept with the half-step it belongs
-  to, so that a restart continues as if nothing had happened;
-- what all members of a built-in task must agree on, they agree on without talking: the data set is shared out among all
-  members by a seed that is a hash of the run's name, and member i trains on part i;
+- its local state (momentum, BatchNorm's statistics) never leaves the machine; it is kept with the half-step
+  it belongs to, so that a restart continues as if nothing had happened;
+- what all members of a built-in task must agree on, they agree on without talking: the data set is shared out
+  among all members by a seed that is a hash of the run's name, and member i trains on part i;
 - no pickled code is read back: the state of a user's loop is loaded by torch with weights_only.
 """
 
@@ -63,17 +64,20 @@ class Learner(Protocol):
         """Continue from a :meth:`state`."""
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
-        """What belongs to the model and is never exchanged (BatchNorm's statistics), named as in its state_dict."""
+        """What belongs to the model and is never exchanged (BatchNorm's statistics),
+        named as in its state_dict."""
 
     def measure(self, x: Models, round: int, last: bool) -> Measured:
-        """Accuracy and loss of x (d,) after this round, where they are measured. ``last``: on all there is."""
+        """Accuracy and loss of x (d,) after this round, where they are measured. ``last``:
+        on all there is."""
 
 
 _HYPERPARAMETERS = (
-    "model", "partition", "alpha", "lr", "momentum", "weight_decay", "batch_size", "optimizer", "optimizer_params",
-    "eval_every", "eval_size",
+    "model", "partition", "alpha", "lr", "momentum", "weight_decay", "batch_size", "optimizer",
+    "optimizer_params", "eval_every", "eval_size",
 )  # fmt: skip
-"""The fields of a Training that members.toml keeps in its table [hyperparameters]; the others are keys of the file."""
+"""The fields of a Training that members.toml keeps in its table [hyperparameters];
+the others are keys of the file."""
 
 _EVAL_EVERY = 5  # rounds between two measurements of a peer's accuracy, unless members.toml says otherwise
 
@@ -85,7 +89,8 @@ class PeerTraining(Training):
 
 
 def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Training:
-    """What the table [hyperparameters] of members.toml says, the same for all members, for so many ``rounds``.
+    """What the table [hyperparameters] of members.toml says, the same for all members,
+    for so many ``rounds``.
 
     Keys that are not known are an error, unless a task of the user's ``own`` may know them.
 
@@ -110,13 +115,15 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
     except ValueError as error:
         raise ValueError(f"hyper-parameter {error}") from None
     if found.partition not in ("dirichlet", "iid"):
-        raise ValueError(f"hyper-parameter partition {found.partition!r} is unknown: choose one of dirichlet, iid")
+        raise ValueError(
+            f"hyper-parameter partition {found.partition!r} is unknown: choose one of dirichlet, iid"
+        )
     return found
 
 
 class TaskLearner:
-    """A task's local steps by `rpel.learning.MomentumSGD` or `rpel.optimizers.TorchSteps`: Algorithm 1, lines 3 to 6,
-    for a cohort of one."""
+    """A task's local steps by `rpel.learning.MomentumSGD` or `rpel.optimizers.TorchSteps`: Algorithm 1, lines
+    3 to 6, for a cohort of one."""
 
     def __init__(
         self,
@@ -130,8 +137,9 @@ class TaskLearner:
         name: str = "",
         private: Private | None = None,
     ) -> None:
-        """index: the member's number among all; layout: the network's models, in whatever order they travel (None:
-        as the task has them); subset: test examples for the rounds before the last; name: of the task, for errors;
+        """index: the member's number among all; layout: the network's models, in whatever order they travel
+        (None: as the task has them); subset: test examples for the rounds before the last; name: of the task,
+        for errors;
         private: gradients that take the place of the task's, with a budget that no step passes."""
         self._task, self._ids, self._hyper = task, np.array([index], np.int64), hyper
         self._gradients: Gradients = task if private is None else private.gradients
@@ -164,7 +172,9 @@ class TaskLearner:
 
     def prepare(self, x: Models, scratch: Models) -> None:
         """One gradient at x and one tiny step, both thrown away: after that everything is compiled."""
-        self._gradients.gradient(self._inwards(x)[None], self._local.copy(), self._ids, 1, 0, out=scratch[None])
+        self._gradients.gradient(
+            self._inwards(x)[None], self._local.copy(), self._ids, 1, 0, out=scratch[None]
+        )
         tiny = np.zeros((1, 1), x.dtype)
         momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
 
@@ -192,7 +202,8 @@ class TaskLearner:
             self._order.outwards(self._own, out)
 
     def state(self) -> Blob:
-        """A mark of whose it is, then momentum or moments and the task's local state, as they lie in memory."""
+        """A mark of whose it is, then momentum or moments and the task's local state,
+        as they lie in memory."""
         return self._kept.data
 
     def restore(self, blob: Blob) -> None:
@@ -200,14 +211,15 @@ class TaskLearner:
         found = np.frombuffer(blob, np.uint8)
         if len(found) != len(self._kept) or not np.array_equal(found[: len(self._mark)], self._mark):
             raise ValueError(
-                f"the saved round holds {len(found)} bytes of local state of a task with other parameters or buffers, "
-                f"or of another optimiser: "
+                f"the saved round holds {len(found)} bytes of local state of a task with other parameters or "
+                f"buffers, or of another optimiser: "
                 f"this task has {len(self._kept)} bytes, for {shortened(list(self._task.layout), most=40)}"
             )
         self._kept[:] = found
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
-        """The task's module's buffers, with the values in the local state; none where the task has no module."""
+        """The task's module's buffers, with the values in the local state;
+        none where the task has no module."""
         module, begin, found = getattr(self._task, "module", None), 0, {}
         for name, buffer in module.named_buffers() if isinstance(module, nn.Module) else ():
             values = torch.from_numpy(self._local[0, begin : begin + buffer.numel()])
@@ -221,15 +233,16 @@ class TaskLearner:
             return Measured()
         found = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
         accuracy, loss = (float(values[0]) for values in found)
-        return Measured(None if np.isnan(accuracy) else accuracy, loss)  # without classes there is no accuracy
+        # without classes there is no accuracy
+        return Measured(None if np.isnan(accuracy) else accuracy, loss)
 
 
-# --- tasks by name ---------------------------------------------------------------------------------------------------
+# --- tasks by name ------------------------------------------------------------------------------------------
 
 
 def seed_of(run: str) -> int:
-    """The seed of everything that all members must agree on without talking: a hash of the run's name, without the
-    random bits at its end, so that a network founded again shares its data out alike.
+    """The seed of everything that all members must agree on without talking: a hash of the run's name,
+    without the random bits at its end, so that a network founded again shares its data out alike.
 
     >>> seed_of("ward-7") == seed_of("ward-7-" + 32 * "0") != seed_of("ward-8")
     True
@@ -251,8 +264,9 @@ def task_learner(
     folder: Path = Path(),
     make_private: Callable[[Objective], Private | None] = lambda task: None,
 ) -> TaskLearner:
-    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's "module:task", which
-    is looked for in ``folder``. make_private: what peer.toml says of privacy, for this task."""
+    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's
+    "module:task", which is looked for in ``folder``. make_private: what peer.toml says of privacy,
+    for this task."""
     own = name not in BUILT_IN_TASKS
     hyper = training(hyperparameters, own=own, rounds=rounds)
     subset = None
@@ -294,8 +308,8 @@ def _subset(task: Classification, hyper: Training, run: str) -> Integers:
 
 
 def _side_by_side(mark: NDArray[np.uint8], arrays: Arrays) -> tuple[NDArray[np.uint8], Arrays]:
-    """The mark and copies of the arrays in one piece of memory, and views of them; the widest kinds of numbers come
-    first, so that all lie where their kind may."""
+    """The mark and copies of the arrays in one piece of memory, and views of them; the widest kinds of
+    numbers come first, so that all lie where their kind may."""
     first = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     memory, views, at = np.zeros(len(mark) + sum(a.nbytes for a in arrays.values()), np.uint8), {}, len(mark)
     memory[:at] = mark
@@ -308,8 +322,8 @@ def _side_by_side(mark: NDArray[np.uint8], arrays: Arrays) -> tuple[NDArray[np.u
 
 
 def _mark(task: Objective, hyper: Training) -> bytes:
-    """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers; and of the
-    optimiser, if it is not the paper's."""
+    """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers; and
+    of the optimiser, if it is not the paper's."""
     module = getattr(task, "module", None)
     buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
     named = [*task.layout.items(), ("", ()), *((name, tuple(buffer.shape)) for name, buffer in buffers)]
@@ -330,9 +344,13 @@ def own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Object
         found = found(**{key: value for key, value in place.items() if key in known})
     if isinstance(found, Task):
         return found
-    missing = [key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(found, key)]
+    missing = [
+        key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(found, key)
+    ]
     if missing:
-        raise ValueError(f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task")
+        raise ValueError(
+            f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task"
+        )
     task: Objective = found
     if sum(math.prod(shape) for shape in task.layout.values()) != task.d:
         raise ValueError(f"task {name!r} says d = {task.d}, but its layout is {dict(task.layout)}")
@@ -340,7 +358,8 @@ def own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Object
 
 
 def _look_in(folder: Path, name: str) -> None:
-    """Import the module of a task from its folder, where it lies there; from elsewhere it would be another one."""
+    """Import the module of a task from its folder, where it lies there;
+    from elsewhere it would be another one."""
     module = name.partition(":")[0]
     top = module.partition(".")[0]
     here = [path for path in (folder / f"{top}.py", folder / top) if path.exists()]
@@ -351,17 +370,19 @@ def _look_in(folder: Path, name: str) -> None:
     importlib.invalidate_caches()
     already = getattr(sys.modules.get(top), "__file__", None)
     if already is not None and folder.resolve() not in Path(already).resolve().parents:
-        raise ValueError(f"task {name!r} lies at {here[0]}, but {already} was imported under this name before")
+        raise ValueError(
+            f"task {name!r} lies at {here[0]}, but {already} was imported under this name before"
+        )
 
 
-# --- the user's own loop ----------------------------------------------------------------------------------------------
+# --- the user's own loop ------------------------------------------------------------------------------------
 
 
 class TorchLearner:
     """The user's model, stepped by the user between :meth:`load` and :meth:`half`.
 
-    The network exchanges the parameters that ``layout`` names: all that are trained, and possibly frozen ones. The
-    model's buffers and the ``state`` objects stay here.
+    The network exchanges the parameters that ``layout`` names: all that are trained, and possibly frozen
+    ones. The model's buffers and the ``state`` objects stay here.
     """
 
     def __init__(self, model: nn.Module, state: Mapping[str, Any], layout: Layout) -> None:
@@ -399,7 +420,8 @@ class TorchLearner:
         return file.getbuffer()
 
     def _stepped(self) -> dict[str, list[str]]:
-        """The names of the parameters of each optimiser, in its order: its state_dict knows them by number only."""
+        """The names of the parameters of each optimiser, in its order:
+        its state_dict knows them by number only."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         return {
             key: [names.get(id(parameter), "") for group in own.param_groups for parameter in group["params"]]
@@ -413,14 +435,14 @@ class TorchLearner:
         buffers = dict(self._model.named_buffers())
         if set(found["own"]) != set(self._own) or set(found["buffers"]) != set(buffers):
             raise ValueError(
-                f"the saved round holds the state of {sorted(found['own'])}, but the loop gives {sorted(self._own)}: "
-                "give the same names and the same model as before"
+                f"the saved round holds the state of {sorted(found['own'])}, but the loop gives "
+                f"{sorted(self._own)}: give the same names and the same model as before"
             )
         for name, stepped in self._stepped().items():
             if found["stepped"].get(name) != stepped:
                 raise ValueError(
-                    f"state[{name!r}] was saved for the parameters {found['stepped'].get(name)} in this order, but now "
-                    f"has {stepped}: give the optimiser the same ones as before"
+                    f"state[{name!r}] was saved for the parameters {found['stepped'].get(name)} in this "
+                    f"order, but now has {stepped}: give the optimiser the same ones as before"
                 )
         with torch.no_grad():
             for name, buffer in buffers.items():
@@ -430,7 +452,9 @@ class TorchLearner:
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """The model's own."""
-        return _persistent(self._model, {name: _array(buffer) for name, buffer in self._model.named_buffers()})
+        return _persistent(
+            self._model, {name: _array(buffer) for name, buffer in self._model.named_buffers()}
+        )
 
     def measure(self, x: Models, round: int, last: bool) -> Measured:
         """The user's loop measures what it likes, and may say so (:meth:`rpel.Peer.measured`)."""

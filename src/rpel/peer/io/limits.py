@@ -1,9 +1,10 @@
 """Who may connect, and how often: limits that are decided before any TLS, by arithmetic alone.
 
-Invariants: refusing costs next to nothing. Whoever has sent no ClientHello gives way first, of the busiest address and
-the oldest first, so that silent connections never keep a member out; then whoever stalls a handshake, at random; an
-address from which a member came lately gives way after the others, while it takes no more than half. An address that
-connects too often waits for its turn; a member or an address that asks too much slows down itself and nobody else.
+Invariants: refusing costs next to nothing. Whoever has sent no ClientHello gives way first, of the busiest
+address and the oldest first, so that silent connections never keep a member out; then whoever stalls a
+handshake, at random; an address from which a member came lately gives way after the others, while it takes no
+more than half. An address that connects too often waits for its turn; a member or an address that asks too
+much slows down itself and nobody else.
 """
 
 import logging
@@ -23,11 +24,11 @@ class Limits:
     """What one member or one address may take. Times are seconds.
 
     ``handshake``: until a ClientHello comes, and again for TLS · ``mute``: connections that have sent none ·
-    ``waiting``: connections that wait for their turn · ``pending``, ``pending_each``: handshakes under way, of all and
-    of one address (as many of it may wait) · ``connections``: of one member (the oldest gives way) · ``patience``: a
-    request waits so long for its round · ``write``: a body has left by then, or its reader is dropped · ``idle``: an
-    unused connection is closed · ``rate``, ``burst``: requests a second of one member, and how many at once ·
-    ``hold``: delay of what exceeds that
+    ``waiting``: connections that wait for their turn · ``pending``, ``pending_each``: handshakes under way,
+    of all and of one address (as many of it may wait) · ``connections``: of one member (the oldest gives way)
+    · ``patience``: a request waits so long for its round · ``write``: a body has left by then, or its reader
+    is dropped · ``idle``: an unused connection is closed · ``rate``, ``burst``: requests a second of one
+    member, and how many at once · ``hold``: delay of what exceeds that
     """
 
     handshake: float = 5.0
@@ -56,7 +57,8 @@ class Bucket:
         self.rate, self.burst, self._left, self._at = rate, burst, burst, now
 
     def turn(self, now: float, queue: int = 0) -> float | None:
-        """Seconds until one more thing may be done, which is then counted; None: more than ``queue`` wait already."""
+        """Seconds until one more thing may be done, which is then counted; None:
+        more than ``queue`` wait already."""
         left = self._level(now) - 1
         if left < -queue:
             return None
@@ -118,8 +120,8 @@ class Ticket:
 class Gate:
     """Counts connections and handshakes by address; ``drop(ticket)`` is called for those that give way.
 
-    Every ticket given out is handed back by :meth:`leave`, those that gave way too. One address may be that of many
-    members (one office, one test machine), so its limits grow with their number.
+    Every ticket given out is handed back by :meth:`leave`, those that gave way too. One address may be that
+    of many members (one office, one test machine), so its limits grow with their number.
 
     >>> dropped = []
     >>> gate = Gate(members=2, limits=Limits(mute=2), drop=dropped.append)
@@ -219,7 +221,8 @@ class Gate:
         self._drop(ticket)
 
     def _expendable(self, tickets: Iterable[Ticket], room: int) -> list[Ticket]:
-        """Those from addresses where no member came from lately, unless the others take more than half of the room."""
+        """Those from addresses where no member came from lately,
+        unless the others take more than half of the room."""
         known: list[Ticket] = []
         unknown: list[Ticket] = []
         for ticket in tickets:
@@ -234,13 +237,15 @@ class Gate:
 
 
 def reserve_descriptors(members: int, limits: Limits | None = None) -> int:
-    """Let this process open as many files as all these limits together may take; returns how many it may open.
+    """Let this process open as many files as all these limits together may take;
+    returns how many it may open.
 
     >>> reserve_descriptors(members=4) > 0
     True
     """
     limits = limits or Limits()
-    # Connections from members and to them; those that are no member's yet; then files, pages and the interpreter.
+    # Connections from members and to them; those that are no member's yet; then files,
+    # pages and the interpreter.
     needed = 2 * limits.connections * members + limits.mute + limits.waiting + limits.pending + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -250,7 +255,10 @@ def reserve_descriptors(members: int, limits: Limits | None = None) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < needed:
         log.warning(
-            "this process may open %d files, but %d members may take %d: raise its limit", hard, members, needed
+            "this process may open %d files, but %d members may take %d: raise its limit",
+            hard,
+            members,
+            needed,
         )
     return max(allowed, soft)
 

@@ -1,4 +1,5 @@
-"""What an operator sees of a peer: Prometheus metrics, two health pages, and where the page lies. Never weights.
+"""What an operator sees of a peer: Prometheus metrics, two health pages, and where the page lies.
+Never weights.
 
 Invariants:
 - everything shown is a number, a name or a digest; no entry of any model leaves through here;
@@ -59,7 +60,8 @@ class Contact:
 
 
 class Metrics:
-    """The numbers of one peer under the names that dashboards rely on, and the summary that `rpel watch` asks for."""
+    """The numbers of one peer under the names that dashboards rely on,
+    and the summary that `rpel watch` asks for."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -84,31 +86,50 @@ class Metrics:
         self._round = self._gauge("rpel_round", "The last round that ended")
         self._received = self._gauge("rpel_received_models", "Models received in the last round")
         self._trim = self._gauge("rpel_trim_count", "Hostile models the last aggregation could survive")
-        self._offset = self._gauge("rpel_clock_offset_seconds", "This peer's round clock less its wall clock's")
-        self._expiry = self._gauge("rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds")
-        self._convicted = self._gauge("rpel_convicted_members", "Members whose key signed two half-steps of one round")
+        self._offset = self._gauge(
+            "rpel_clock_offset_seconds", "This peer's round clock less its wall clock's"
+        )
+        self._expiry = self._gauge(
+            "rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds"
+        )
+        self._convicted = self._gauge(
+            "rpel_convicted_members", "Members whose key signed two half-steps of one round"
+        )
         self._accuracy = self._gauge("rpel_accuracy", "Accuracy on this peer's test data (NaN: not measured)")
         self._loss = self._gauge("rpel_loss", "Loss on this peer's test data (NaN: not measured)")
-        self._age = self._gauge("rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: none yet)")
+        self._age = self._gauge(
+            "rpel_model_age_rounds", "Rounds since others' models were taken in (NaN: none yet)"
+        )
         for unknown in (self._accuracy, self._loss, self._age):
             unknown.set(float("nan"))
-        self._unasked = self._gauge("rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step")
-        self._build = prometheus.Info("rpel_build", "Version, and hash of the membership", registry=self.registry)
+        self._unasked = self._gauge(
+            "rpel_unasked_rounds", "Rounds in a row in which nobody had this peer's half-step"
+        )
+        self._build = prometheus.Info(
+            "rpel_build", "Version, and hash of the membership", registry=self.registry
+        )
 
     def _counters(self) -> None:
         own = self.registry
         self._rounds = prometheus.Counter("rpel_rounds_total", "Rounds that ended", ["outcome"], registry=own)
-        self._pull = prometheus.Counter("rpel_pull_total", "Models asked for", ["peer", "result"], registry=own)
+        self._pull = prometheus.Counter(
+            "rpel_pull_total", "Models asked for", ["peer", "result"], registry=own
+        )
         self._asked = prometheus.Counter("rpel_asked_total", "Half-steps sent whole", ["peer"], registry=own)
-        self._serve = prometheus.Counter("rpel_serve_total", "Requests answered", ["peer", "code"], registry=own)
+        self._serve = prometheus.Counter(
+            "rpel_serve_total", "Requests answered", ["peer", "code"], registry=own
+        )
         self._bytes = prometheus.Counter(
             "rpel_bytes_total", "Bytes of models sent and received", ["direction"], registry=own
         )
         self._seconds = prometheus.Histogram(
             "rpel_round_duration_seconds", "A round's work", buckets=_SECONDS, registry=own
         )
-        self._pulling = prometheus.Histogram("rpel_pull_duration_seconds", "One pull", buckets=_SECONDS, registry=own)
-        for outcome in Outcome:  # shown as 0 from the start: a rate over a missing series cannot be alarmed on
+        self._pulling = prometheus.Histogram(
+            "rpel_pull_duration_seconds", "One pull", buckets=_SECONDS, registry=own
+        )
+        # shown as 0 from the start: a rate over a missing series cannot be alarmed on
+        for outcome in Outcome:
             self._rounds.labels(outcome)
         for direction in ("sent", "received"):
             self._bytes.labels(direction)
@@ -116,8 +137,9 @@ class Metrics:
     def identity(self, membership: str, expiry: float, others: Iterable[str] = ()) -> None:
         """The membership in force, by its hash and the other members' ids, and when the own certificate ends.
 
-        Each member's counts are shown as 0 at once: an increase over a series that begins with 1 is 0, so that the
-        first malformed answer would raise no alarm, and a member that never answered would have no line.
+        Each member's counts are shown as 0 at once: an increase over a series that begins with 1 is 0, so
+        that the first malformed answer would raise no alarm,
+        and a member that never answered would have no line.
         """
         self._build.info({"version": __version__, "membership": membership})
         self._expiry.set(expiry)
@@ -147,7 +169,8 @@ class Metrics:
                 contact.answered = report.round
 
     def heard(self, name: str, offset: float | None, version: str) -> None:
-        """What a member's answer told beside its model: how far its clock is ahead, and its version of rpel."""
+        """What a member's answer told beside its model: how far its clock is ahead,
+        and its version of rpel."""
         contact = self.members[name]
         contact.offset = contact.offset if offset is None else offset
         contact.version = version or contact.version
@@ -201,7 +224,8 @@ class Metrics:
         self._saved = self._clock()
 
     def summary(self) -> dict[str, Any]:
-        """Counts since the start: outcomes of rounds, results of pulls, the last round, accuracy if it is known."""
+        """Counts since the start: outcomes of rounds, results of pulls, the last round,
+        accuracy if it is known."""
         last = self.last
         return {
             "round": last.round if last else 0,
@@ -221,8 +245,8 @@ class Metrics:
 class Pages:
     """/, /metrics, /healthz and /readyz over plain HTTP, meant for the operator's own machine.
 
-    One request a connection, ``most`` connections at a time, ``seconds`` for a request: whoever connects and says
-    nothing gives way to the next, so that it costs the peer no descriptors and the operator no page.
+    One request a connection, ``most`` connections at a time, ``seconds`` for a request: whoever connects and
+    says nothing gives way to the next, so that it costs the peer no descriptors and the operator no page.
     """
 
     def __init__(
@@ -233,7 +257,8 @@ class Pages:
         most: int = 16,
         seconds: float = 5.0,
     ) -> None:
-        """``unready()`` says in a few words why the peer is not ready; "" when it is; ``front()`` is the page at /."""
+        """``unready()`` says in a few words why the peer is not ready; "" when it is;
+        ``front()`` is the page at /."""
         self._front = front
         self._of, self._unready, self._most, self._seconds = metrics, unready, most, seconds
         self._open: list[Line] = []
@@ -252,11 +277,14 @@ class Pages:
             if listen.startswith("unix:"):
                 path = Path(listen.removeprefix("unix:"))
                 if path.is_socket():
-                    path.unlink()  # of a peer that was killed: the state folder's lock keeps a living one away
+                    # of a peer that was killed: the state folder's lock keeps a living one away
+                    path.unlink()
                 self._server = await loop.create_unix_server(self._line, path, backlog=self._most)
                 path.chmod(0o600)
             else:
-                self._server = await loop.create_server(self._line, *listen_address(listen), backlog=self._most)
+                self._server = await loop.create_server(
+                    self._line, *listen_address(listen), backlog=self._most
+                )
                 self.address = self._server.sockets[0].getsockname()[:2]
         except OSError as error:
             raise OSError(f"metrics_listen {listen} cannot be used ({error.strerror or error})") from None
@@ -265,7 +293,8 @@ class Pages:
         if self._server is not None:
             for listening in self._server.sockets:
                 asyncio.get_running_loop().remove_reader(listening.fileno())
-            await asyncio.sleep(0)  # what was accepted becomes a line in the next turn; a closed server would lose it
+            # what was accepted becomes a line in the next turn; a closed server would lose it
+            await asyncio.sleep(0)
             self._server.close()
         ends = [line.ended for line in self._open]
         for line in list(self._open):
@@ -283,7 +312,8 @@ class Pages:
         return line
 
     def _meant(self, request: Request) -> bool:
-        """Whether a page of this machine was asked for as such: a website whose name leads here must not read it."""
+        """Whether a page of this machine was asked for as such:
+        a website whose name leads here must not read it."""
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         return (
             not self.address[0].startswith(("127.", "::1"))

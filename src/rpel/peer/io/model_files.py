@@ -24,7 +24,8 @@ _MOST_PARAMETERS = 20_000  # tensors of a model
 
 
 class _Initial(Body):
-    """The initial model as it travels: our own header, whatever the file's looks like, then the file's values."""
+    """The initial model as it travels: our own header, whatever the file's looks like,
+    then the file's values."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         values = layout.exact.values
@@ -59,7 +60,8 @@ def initial_model(config: Config, membership: Membership) -> tuple[Layout, Model
     layout, x = load(path)
     if layout.sha256 != membership.model_header_sha256:
         raise ValueError(
-            f"{path} has the header hash {layout.sha256}, but members.toml says {membership.model_header_sha256}"
+            f"{path} has the header hash {layout.sha256}, but members.toml says "
+            f"{membership.model_header_sha256}"
         )
     return replace(layout, wire=membership.wire), x
 
@@ -69,7 +71,10 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     entries, values = _stored_header(path)
     try:
         rows = sorted(
-            ((name, e["dtype"], _numbers(e["shape"]), _numbers(e["data_offsets"])) for name, e in entries.items()),
+            (
+                (name, e["dtype"], _numbers(e["shape"]), _numbers(e["data_offsets"]))
+                for name, e in entries.items()
+            ),
             key=lambda row: row[3],
         )
         dtypes = sorted({row[1] for row in rows})
@@ -80,7 +85,9 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
         raise ValueError(f"{path} holds {found}: a model to exchange is all F32 or all F64, without buffers")
     layout = Layout(tuple(row[0] for row in rows), tuple(row[2] for row in rows), wire.DTYPES[dtypes[0]])
     if [row[3] for row in rows] != layout.offsets or layout.offsets[-1][1] != values:
-        raise ValueError(f"{path} is not a whole safetensors file: its header does not fit its {values} value bytes")
+        raise ValueError(
+            f"{path} is not a whole safetensors file: its header does not fit its {values} value bytes"
+        )
     return layout
 
 
@@ -117,7 +124,9 @@ def _stored_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     if not isinstance(entries, dict):
         raise ValueError(f"{path} is not a safetensors file: its header is damaged")
     if len(entries) > _MOST_PARAMETERS:
-        raise ValueError(f"{path} holds {len(entries):,} tensors: peers exchange {_MOST_PARAMETERS:,} at most")
+        raise ValueError(
+            f"{path} holds {len(entries):,} tensors: peers exchange {_MOST_PARAMETERS:,} at most"
+        )
     return {name: entry for name, entry in entries.items() if name != "__metadata__"}, left - length
 
 
@@ -131,8 +140,8 @@ def export(state_dir: Path, layout: Layout, to: Path, round: int | None = None, 
     """Write the model after a round (None: the newest kept) as safetensors; returns the round.
 
     Parameters are named as in the common initial model; beside them are this peer's buffers, so that
-    ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters as they
-    would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
+    ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters
+    as they would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
     """
     kept = rounds_kept(state_dir, "checkpoint")
     if not kept:

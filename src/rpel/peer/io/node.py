@@ -1,11 +1,12 @@
-"""A peer on a real machine: the driver of ``core/protocol.py``, which answers its effects by TLS, a disk and a clock.
+"""A peer on a real machine: the driver of ``core/protocol.py``, which answers its effects by TLS,
+a disk and a clock.
 
 Invariants:
 - the protocol runs in the caller's thread, one effect after the other; a thread of its own only moves bytes;
-- models lie in one table (1 + c·s, d), row 0 the half-step, the others where answers arrive: no body is ever copied,
-  and before answers come the other rows serve as scratch;
-- whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last effect
-  that was answered, and nothing of an unfinished round was seen outside.
+- models lie in one table (1 + c·s, d), row 0 the half-step, the others where answers arrive: no body is ever
+  copied, and before answers come the other rows serve as scratch;
+- whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last
+  effect that was answered, and nothing of an unfinished round was seen outside.
 """
 
 import json
@@ -63,7 +64,8 @@ Progress = Callable[[Report, Measured], None]
 
 @dataclass(frozen=True)
 class Round:
-    """A round that begins; ``outcome`` and the numbers are those of the round before, None and 0 if there is none."""
+    """A round that begins; ``outcome`` and the numbers are those of the round before,
+    None and 0 if there is none."""
 
     number: int
     outcome: Outcome | None = None
@@ -73,7 +75,8 @@ class Round:
 
 
 def ticks() -> float:
-    """Seconds that nobody can set: since this machine booted, also while it was suspended, where the system tells.
+    """Seconds that nobody can set: since this machine booted, also while it was suspended,
+    where the system tells.
 
     >>> ticks() <= ticks()
     True
@@ -106,9 +109,10 @@ class Node:
         force: bool = False,
         linger: float | None = None,
     ) -> None:
-        """Read and check everything; nothing is opened yet. ``sampler``: another than the system's is for tests;
-        ``force``: a membership that comes too late, or an older one, is taken all the same; ``linger``: periods after
-        the last round, if they are to be fewer than members.toml says."""
+        """Read and check everything; nothing is opened yet. ``sampler``:
+        another than the system's is for tests;
+        ``force``: a membership that comes too late, or an older one, is taken all the same; ``linger``:
+        periods after the last round, if they are to be fewer than members.toml says."""
         self.config, self._sampler, self.progress, self._linger = config, sampler, progress, linger
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
         now = take(config, in_force(config, self._watcher))
@@ -134,9 +138,12 @@ class Node:
 
     def _held_by_others(self, hash: str) -> bool:
         """Whether more than b other members said lately that they hold this membership."""
-        return self._client is not None and self._client.held_elsewhere(self.now)[hash] > self.now.membership.byzantine
+        return (
+            self._client is not None
+            and self._client.held_elsewhere(self.now)[hash] > self.now.membership.byzantine
+        )
 
-    # --- start and end -----------------------------------------------------------------------------------------------
+    # --- start and end --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         service, folder = self.service, self.config.state_dir
@@ -181,7 +188,9 @@ class Node:
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
         self._client = Client(self.layout, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
-        self.server = Server(self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe)
+        self.server = Server(
+            self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe
+        )
         alarm, coming = self._background.wake, self.config.next_members
         self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
         try:
@@ -196,19 +205,27 @@ class Node:
 
     def _show_identity(self) -> None:
         now = self.now
-        self.metrics.identity(now.membership.hash, now.own.expires, (now.names[number] for number in now.others))
+        self.metrics.identity(
+            now.membership.hash, now.own.expires, (now.names[number] for number in now.others)
+        )
 
     def _introduce(self) -> None:
         """Say where this peer listens, among how many members, and which round it is."""
         m, now = self.now.membership, self.clock.round()
         begins = datetime.fromtimestamp(m.timetable.begins, UTC)
-        when = f"round 1 begins {begins:%Y-%m-%d %H:%M:%S} UTC" if now < 1 else f"round {now} of {m.rounds} is running"
+        when = (
+            f"round 1 begins {begins:%Y-%m-%d %H:%M:%S} UTC"
+            if now < 1
+            else f"round {now} of {m.rounds} is running"
+        )
         if now < 1:
             when += f", in {duration(-self.clock.position())}"
         elif now > m.rounds:
             when = f"round {m.rounds}, the last one, is over: the others may still serve it"
         if not self.over:
-            log.info("%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when)
+            log.info(
+                "%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when
+            )
 
     def stop(self) -> None:
         """End :meth:`live` from another thread, as soon as it waits for something."""
@@ -219,13 +236,14 @@ class Node:
         """Who this is and how the rounds since the start went."""
         return self.service.summary()
 
-    # --- the rounds --------------------------------------------------------------------------------------------------
+    # --- the rounds -----------------------------------------------------------------------------------------
 
     def live(self, learner: Learner) -> Generator[Round, None, None]:
-        """Drive the protocol to its end, yielding at each local step between the learner's ``load`` and ``half``.
+        """Drive the protocol to its end, yielding at each local step between the learner's ``load`` and
+        ``half``.
 
-        Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At the end the
-        learner is loaded with the last round's model.
+        Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At
+        the end the learner is loaded with the last round's model.
         """
         self._learner = learner
         if self.over:
@@ -250,8 +268,8 @@ class Node:
             self.service.unready = "stopped"
             if round := self.service.detector.duplicate_key:
                 raise SecondInstanceError(
-                    f"somebody else signed a half-step of round {round} with this peer's key: a second peer runs with "
-                    f"it, or the folder {self.config.state_dir} was set back or emptied"
+                    f"somebody else signed a half-step of round {round} with this peer's key: a second peer "
+                    f"runs with it, or the folder {self.config.state_dir} was set back or emptied"
                 ) from None
         finally:
             effects.close()
@@ -281,8 +299,8 @@ class Node:
         return initial_model(self.config, self.now.membership)[1]
 
     def _compile(self, m: Membership) -> None:
-        """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the rounds, and uses
-        those for any number of models until they are there."""
+        """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the
+        rounds, and uses those for any number of models until they are there."""
         for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
             protocol.make_ready(chosen, m.window, self.layout.d, self.layout.dtype)
 
@@ -315,7 +333,8 @@ class Node:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do: the last round has ended, here too or so long ago that all have left."""
+        """Whether there is nothing left to do: the last round has ended,
+        here too or so long ago that all have left."""
         m = self.now.membership
         if self.clock.round() <= m.rounds:
             return False
@@ -324,9 +343,13 @@ class Node:
 
     def _beginning(self, number: int) -> Round:
         last = self.metrics.last
-        return Round(number) if last is None else Round(number, last.outcome, last.asked, last.received, last.trim)
+        return (
+            Round(number)
+            if last is None
+            else Round(number, last.outcome, last.asked, last.received, last.trim)
+        )
 
-    # --- effects -----------------------------------------------------------------------------------------------------
+    # --- effects --------------------------------------------------------------------------------------------
 
     def answer(self, effect: Effect, learner: Learner) -> Any:
         """Do what the protocol asks for, anything but a local step, and return what it is to be sent."""
@@ -344,7 +367,10 @@ class Node:
             case protocol.Publish(round, served):
                 return self._background.call(self._publish(round, served))
             case protocol.Pull(_, members, half, deadline):
-                table, seconds = self._rows(1 + len(members) + effect.room, half), deadline - self.clock.position()
+                table, seconds = (
+                    self._rows(1 + len(members) + effect.room, half),
+                    deadline - self.clock.position(),
+                )
                 answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
                 offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
                 for member, answer in zip(members, answers, strict=True):
@@ -368,8 +394,9 @@ class Node:
         memory, now = store.memory(), self.clock.round()
         if memory.last_round > max(now, 0) + 1:
             self.service.blocked = (
-                f"the state folder holds a record of round {memory.last_round}, but it is round {now}: no round up to "
-                f"that one can be played; remove half-{memory.last_round}.rec if this peer never made it"
+                f"the state folder holds a record of round {memory.last_round}, but it is round {now}: no "
+                f"round up to that one can be played; remove half-{memory.last_round}.rec if this peer never "
+                "made it"
             )
             log.error("%s", self.service.blocked)
         if memory.checkpoint is not None:
@@ -414,11 +441,14 @@ class Node:
         return self._terms
 
     def _keep(self, membership: Membership) -> None:
-        """In the state folder, for the next start: where it was announced there may be a later one by then."""
+        """In the state folder, for the next start:
+        where it was announced there may be a later one by then."""
         try:
             membership.save(self.config.state_dir / IN_FORCE)
         except OSError as error:
-            log.warning("the membership in force cannot be kept (%s): keep its file until the next", error.strerror)
+            log.warning(
+                "the membership in force cannot be kept (%s): keep its file until the next", error.strerror
+            )
 
     async def _put_in_force(self, snapshot: Snapshot) -> None:
         assert snapshot.server_context, "read before it counts"
@@ -481,6 +511,8 @@ class Node:
             return
         so_far = {"round": round, "epsilon_so_far": spent, "target_epsilon": budget.target}
         try:
-            write_text(self.config.state_dir / PRIVACY_FILE, json.dumps(so_far | budget.statement(), indent=2))
+            write_text(
+                self.config.state_dir / PRIVACY_FILE, json.dumps(so_far | budget.statement(), indent=2)
+            )
         except OSError as error:
             log.warning("%s cannot be written (%s): rounds go on without it", PRIVACY_FILE, error.strerror)

@@ -55,7 +55,10 @@ def headers() -> dict[str, str]:
 def policy() -> str:
     """Its style, by hash, and nothing else."""
     digest = base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
-    return f"default-src 'none'; script-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 @cache
@@ -110,7 +113,7 @@ def _headline(service: PeerService, why: str) -> str:
     return f"not taking part: {visible(why)}" if why else "taking part"
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------------------
 
 
 def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
@@ -118,11 +121,15 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
     t, position = clock.round(), clock.position()
     running = min(max(t, 0), m.rounds)
     open = 1 <= t <= m.rounds and position < clock.end(t)
-    yield _tile("round", f"{running} of {m.rounds}", "running" if open else "over" if t > m.rounds else "waiting")
+    yield _tile(
+        "round", f"{running} of {m.rounds}", "running" if open else "over" if t > m.rounds else "waiting"
+    )
     if t < m.rounds:
         begins = clock.start(max(t, 0) + 1)
         moment = datetime.fromtimestamp(clock.timetable.begins + begins, UTC)
-        yield _tile("next round", f"in {duration(max(0.0, begins - position))}", f"{moment:%Y-%m-%d %H:%M:%S} UTC")
+        yield _tile(
+            "next round", f"in {duration(max(0.0, begins - position))}", f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+        )
     for name in ("accuracy", "loss"):
         known = [p for p in metrics.history if getattr(p, name) is not None]
         more = f"after round {known[-1].round}, on this peer's test data" if known else "not measured yet"
@@ -165,8 +172,8 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
         yield f"This peer does not take part: {visible(why)}."
     if metrics.unasked_rounds >= 5 and m.nodes > 1:
         yield (
-            f"Nobody has taken this peer's model for {metrics.unasked_rounds} rounds: can the others reach it? "
-            "`rpel network check` asks them to call back."
+            f"Nobody has taken this peer's model for {metrics.unasked_rounds} rounds: can the others reach "
+            "it? `rpel network check` asks them to call back."
         )
     for id in service.detector.excluded(service.now):
         yield f"{id} signed two models of one round and is excluded: the proof is in the evidence folder."
@@ -174,17 +181,23 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
     if last is not None and abs(last.offset) > _CLOCK * m.period:
         yield f"This machine's clock is {abs(last.offset):.2g} s off the members' median: is NTP running?"
     if last is not None and last.degraded:
-        yield f"Too few members answered in the last {count(last.degraded, 'round')}: {m.enough} answers are needed."
+        yield (
+            f"Too few members answered in the last {count(last.degraded, 'round')}: {m.enough} answers "
+            "are needed."
+        )
     if last is not None and not last.saved:
         yield "The last checkpoint could not be written: is the disk full?"
     if service.now.own.expires - now < _SOON:
-        yield f"This peer's certificate ends on {_day(service.now.own.expires)}: `rpel network rotate` replaces it."
+        yield (
+            f"This peer's certificate ends on {_day(service.now.own.expires)}: `rpel network rotate` "
+            "replaces it."
+        )
     if (coming := service.coming()) is not None:
         new = f"{coming.hash[:12]}, {coming.nodes} members"
         yield f"A new membership ({new}) takes effect with round {coming.from_round}."
 
 
-# --- members ---------------------------------------------------------------------------------------------------------
+# --- members ------------------------------------------------------------------------------------------------
 
 
 def _members(service: PeerService) -> Iterator[dict[str, Any]]:
@@ -214,7 +227,7 @@ def _members(service: PeerService) -> Iterator[dict[str, Any]]:
         }
 
 
-# --- drawings --------------------------------------------------------------------------------------------------------
+# --- drawings -----------------------------------------------------------------------------------------------
 
 
 def drawn(values: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
@@ -249,5 +262,13 @@ def drawn(values: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 def _strip(points: Sequence[Point]) -> Iterator[dict[str, Any]]:
     width = 480 / max(30, len(points))
     for place, point in enumerate(points):
-        text = f"round {point.round}: {point.outcome.replace('_', ' ')}, {point.received} of {point.asked} answered"
-        yield {"outcome": point.outcome, "x": round(place * width, 2), "width": round(width - 1, 2), "text": text}
+        text = (
+            f"round {point.round}: {point.outcome.replace('_', ' ')}, {point.received} of {point.asked} "
+            "answered"
+        )
+        yield {
+            "outcome": point.outcome,
+            "x": round(place * width, 2),
+            "width": round(width - 1, 2),
+            "text": text,
+        }

@@ -2,9 +2,9 @@
 
 Invariants:
 - batches and noise come from the operating system, never from the run's seed, which all members know;
-- a round counts as spent when it has begun, whether or not a step was taken in it. So nothing about it has to be kept:
-  a restart, or an emptied state folder, spends no less. Only the operator can say that rounds before this peer's first
-  one were none of its own (`unspent_rounds`);
+- a round counts as spent when it has begun, whether or not a step was taken in it. So nothing about it has to
+  be kept: a restart, or an emptied state folder, spends no less. Only the operator can say that rounds before
+  this peer's first one were none of its own (`unspent_rounds`);
 - what members.toml asks of everybody is a promise among honest members: nobody can check another one's noise.
 """
 
@@ -26,7 +26,8 @@ from rpel.tasks.private import PrivateGradients
 log = logging.getLogger("rpel")
 
 ASKED = ("target_epsilon", "target_delta")
-"""What [hyperparameters] of members.toml may ask of every member: an epsilon after the last round at most so large."""
+"""What [hyperparameters] of members.toml may ask of every member:
+an epsilon after the last round at most so large."""
 
 
 class Private(NamedTuple):
@@ -37,7 +38,8 @@ class Private(NamedTuple):
 
 
 def from_os(purpose: str, t: int, k: int, node: int) -> Generator:
-    """A generator with a key of its own from the operating system: nobody can repeat it, this peer included."""
+    """A generator with a key of its own from the operating system: nobody can repeat it,
+    this peer included."""
     return Generator(Philox(key=secrets.randbits(128)))
 
 
@@ -49,11 +51,15 @@ def asked_of(table: Mapping[str, Any]) -> dict[str, float]:
     """
     given = {key: table[key] for key in ASKED if key in table}
     if len(given) == 1:
-        raise ValueError(f"hyper-parameter {next(iter(given))} alone: target_epsilon and target_delta go together")
+        raise ValueError(
+            f"hyper-parameter {next(iter(given))} alone: target_epsilon and target_delta go together"
+        )
     for key, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < (math.inf if key == "target_epsilon" else 1):
-            usual = "a positive number such as 8" if key == "target_epsilon" else "a number below 1 such as 1e-5"
+            usual = (
+                "a positive number such as 8" if key == "target_epsilon" else "a number below 1 such as 1e-5"
+            )
             raise ValueError(f"hyper-parameter {key} {value!r} is not valid: it takes {usual}")
     return {key: float(value) for key, value in given.items()}
 
@@ -63,8 +69,8 @@ def private(
 ) -> Private | None:
     """What peer.toml says of privacy, for member ``index``; None where it says nothing.
 
-    table: [hyperparameters] of members.toml. ValueError, one sentence, for what does not go together, or is less than
-    members.toml asks.
+    table: [hyperparameters] of members.toml. ValueError, one sentence, for what does not go together, or is
+    less than members.toml asks.
     """
     asked = asked_of(table)
     if config.noise_multiplier is None and config.target_epsilon is None:
@@ -72,11 +78,17 @@ def private(
         return None
     norm, delta = config.max_grad_norm, config.target_delta or asked.get("target_delta")
     if norm is None:
-        raise ValueError("peer.toml asks for noise without max_grad_norm, against which it is measured: the usual is 1")
+        raise ValueError(
+            "peer.toml asks for noise without max_grad_norm, against which it is measured: the usual is 1"
+        )
     if delta is None:
-        raise ValueError("peer.toml asks for noise without target_delta: one far below one over your examples")
+        raise ValueError(
+            "peer.toml asks for noise without target_delta: one far below one over your examples"
+        )
     if not isinstance(task, Classification):
-        raise ValueError(f"a {type(task).__name__} has no single examples to clip: give an rpel.Task, or no noise")
+        raise ValueError(
+            f"a {type(task).__name__} has no single examples to clip: give an rpel.Task, or no noise"
+        )
     examples = len(task.examples.held[index])
     rate, first = privacy.rate(task.batch_size, examples), config.unspent_rounds or 0
     if weak := privacy.weak_delta(delta, examples):
@@ -93,7 +105,11 @@ def private(
         )
     budget = Budget(noise, norm, delta, np.array([rate]), local_steps, rounds, config.target_epsilon, first)
     log.info(
-        "private: noise multiplier %g, epsilon %.4g (delta %g) after round %d", noise, budget.whole[0], delta, rounds
+        "private: noise multiplier %g, epsilon %.4g (delta %g) after round %d",
+        noise,
+        budget.whole[0],
+        delta,
+        rounds,
     )
     return Private(PrivateGradients(task, norm, noise, draw=from_os), budget)
 
@@ -105,6 +121,10 @@ def _check_silent(config: Config, asked: Mapping[str, float]) -> None:
             f"members.toml asks every member for an epsilon of at most {asked['target_epsilon']:g}: put "
             f"max_grad_norm = 1.0 and target_epsilon = {asked['target_epsilon']:g} into peer.toml"
         )
-    said = [key for key in ("max_grad_norm", "target_delta", "unspent_rounds") if getattr(config, key) is not None]
+    said = [
+        key for key in ("max_grad_norm", "target_delta", "unspent_rounds") if getattr(config, key) is not None
+    ]
     if said:
-        raise ValueError(f"peer.toml has {said[0]}, which goes with noise_multiplier or target_epsilon: add one")
+        raise ValueError(
+            f"peer.toml has {said[0]}, which goes with noise_multiplier or target_epsilon: add one"
+        )

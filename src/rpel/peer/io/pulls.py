@@ -1,8 +1,8 @@
-"""The pulls of a round: everybody drawn is asked at once, and on a slow line their models are read one after the other
-(see :mod:`rpel.peer.io.intake`).
+"""The pulls of a round: everybody drawn is asked at once, and on a slow line their models are read one after
+the other (see :mod:`rpel.peer.io.intake`).
 
-Invariants: whatever a member makes of its answer, it ends no round; a member that is excluded is not asked; with each
-answer comes what its sender saw signed in the round before.
+Invariants: whatever a member makes of its answer, it ends no round; a member that is excluded is not asked;
+with each answer comes what its sender saw signed in the round before.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ _EXCLUDED = Answer(PullResult.REFUSED, reason="it is excluded: its key signed tw
 
 
 class OthersEnded:
-    """Which members have ended their last round, and which know that this peer has, by pin; in the network's thread."""
+    """Which members have ended their last round, and which know that this peer has, by pin;
+    in the network's thread."""
 
     def __init__(self) -> None:
         self._ended: set[str] = set()
@@ -66,7 +67,8 @@ class Pulls:
         alarm: Callable[[], None],
         next_members: Path,
     ) -> None:
-        """``alarm()`` is called once if somebody shows a signature of this peer's key that this peer did not make."""
+        """``alarm()`` is called once if somebody shows a signature of this peer's key that this peer did not
+        make."""
         self._client, self._detector, self._metrics = client, detector, metrics
         self._next_members = next_members
         self._alarm: Callable[[], None] | None = alarm
@@ -78,10 +80,14 @@ class Pulls:
         """The hashes of the models that were pulled last, by member."""
 
     async def clocks(self, now: Snapshot, seconds: float) -> list[float]:
-        """How far the clocks of members that answer within so many seconds are ahead; says once whose are missing."""
+        """How far the clocks of members that answer within so many seconds are ahead;
+        says once whose are missing."""
         offsets = await self._client.clocks(now, asyncio.get_running_loop().time() + seconds)
         self._compare(now)
-        needed, silent = 2 * now.membership.byzantine, [number for number in now.others if number not in offsets]
+        needed, silent = (
+            2 * now.membership.byzantine,
+            [number for number in now.others if number not in offsets],
+        )
         if len(offsets) < needed and silent != self._silent:
             log.info(
                 "waiting until %d members tell their clocks; %d did, not yet: %s",
@@ -93,7 +99,8 @@ class Pulls:
         return list(offsets.values())
 
     async def round(self, want: Pull, table: Models, seconds: float, now: Snapshot) -> list[Answer]:
-        """Ask all members of a round's draw, each for its row of the table (1 + s + …, d), for so many seconds."""
+        """Ask all members of a round's draw, each for its row of the table (1 + s + …, d),
+        for so many seconds."""
         self._client.exhausted = False
         self._client.prune(now)
         loop = asyncio.get_running_loop()
@@ -116,11 +123,19 @@ class Pulls:
         self._compare(now)
         answers = [_answer(asking[number]) if number in asking else _EXCLUDED for number in want.members]
         pairs = zip(want.members, answers, strict=True)
-        self.digests = {member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None}
+        self.digests = {
+            member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None
+        }
         return answers
 
     def _answered(
-        self, now: Snapshot, member: int, round: int, deadline: float, began: float, task: "asyncio.Task[Answer]"
+        self,
+        now: Snapshot,
+        member: int,
+        round: int,
+        deadline: float,
+        began: float,
+        task: "asyncio.Task[Answer]",
     ) -> None:
         """One member has answered, or will not; with an answer begins what it tells of the round before."""
         if task.cancelled():
@@ -147,21 +162,28 @@ class Pulls:
             alarm()
 
     async def linger(self, now: Snapshot, others: OthersEnded, seconds: float) -> None:
-        """Tell every other member that this peer has ended, until all have said the same, at most for so many seconds.
+        """Tell every other member that this peer has ended, until all have said the same,
+        at most for so many seconds.
 
-        Whoever leaves has told all the others, so that nobody waits for it. It need not be told in turn: who says that
-        it has ended is answered, and so knows (it may be gone a moment later, and would be waited for in vain).
+        Whoever leaves has told all the others, so that nobody waits for it. It need not be told in turn: who
+        says that it has ended is answered, and so knows (it may be gone a moment later,
+        and would be waited for in vain).
         """
         loop, excluded = asyncio.get_running_loop(), self._detector.excluded(now)
         waiting = [number for number in now.others if now.names[number] not in excluded]
-        pins, deadline = [now.membership.members[number].fingerprint for number in waiting], loop.time() + seconds
+        pins, deadline = (
+            [now.membership.members[number].fingerprint for number in waiting],
+            loop.time() + seconds,
+        )
         telling = [loop.create_task(self._say_ended(now, number, others, deadline)) for number in waiting]
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(seconds, _AGAIN)):
                     await others.all_done(pins)
                     return
-            log.info("the last round is served for up to %s to those who have not ended it", duration(seconds))
+            log.info(
+                "the last round is served for up to %s to those who have not ended it", duration(seconds)
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await others.all_done(pins)
@@ -171,7 +193,8 @@ class Pulls:
             await asyncio.gather(*telling, return_exceptions=True)
 
     async def _say_ended(self, now: Snapshot, number: int, others: OthersEnded, deadline: float) -> None:
-        """Tell one member that this peer has ended, again and again until it answers or has asked the same."""
+        """Tell one member that this peer has ended,
+        again and again until it answers or has asked the same."""
         loop, pin = asyncio.get_running_loop(), now.membership.members[number].fingerprint
         while not others.told(pin):
             ended = await self._client.member(now, number).ended(min(deadline, loop.time() + _TOLD))
@@ -186,8 +209,8 @@ class Pulls:
             if count > now.membership.byzantine and other not in (self._other, now.membership.hash):
                 self._other = other
                 log.warning(
-                    "%d members hold the membership %s and refuse this peer, which holds %s: get their file and put it "
-                    "at %s",
+                    "%d members hold the membership %s and refuse this peer, which holds %s: get their file "
+                    "and put it at %s",
                     count,
                     other[:12],
                     now.membership.hash[:12],

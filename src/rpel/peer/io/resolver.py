@@ -1,11 +1,13 @@
-"""Where members are: names looked up without letting a slow name server hold up anybody else, addresses raced.
+"""Where members are: names looked up without letting a slow name server hold up anybody else,
+addresses raced.
 
-Invariants: a literal address is never looked up. For each host at most one look-up is under way, in a thread of its
-own, and all together no more than ``most``: a member's name that never resolves takes one of them, so that with b
-hostile members and ``most`` above b the others' names are always looked up. Whoever waits stops waiting at its own
-time; the look-up goes on and whoever asks next is given its result. When there is none in ``patience`` seconds, the
-addresses at which the member was reached last are used, also after a restart. Addresses are tried a quarter of a second
-apart, of both families in turn, and the first that answers is taken (RFC 8305).
+Invariants: a literal address is never looked up. For each host at most one look-up is under way, in a thread
+of its own, and all together no more than ``most``: a member's name that never resolves takes one of them, so
+that with b hostile members and ``most`` above b the others' names are always looked up. Whoever waits stops
+waiting at its own time; the look-up goes on and whoever asks next is given its result. When there is none in
+``patience`` seconds, the addresses at which the member was reached last are used, also after a restart.
+Addresses are tried a quarter of a second apart, of both families in turn,
+and the first that answers is taken (RFC 8305).
 """
 
 import asyncio
@@ -55,8 +57,8 @@ class Resolver:
     async def addresses(self, host: str, most: int, private: bool = True) -> list[Address]:
         """Where a host is, in the order in which to try; OSError if it is nowhere, or nowhere allowed.
 
-        ``most`` look-ups at a time; ``private``: whether addresses that are not reached from everywhere may be used
-        (RFC 1918, loopback, …).
+        ``most`` look-ups at a time; ``private``: whether addresses that are not reached from everywhere may
+        be used (RFC 1918, loopback, …).
         """
         with suppress(ValueError):
             return _allowed(host, [ip_address(host)], private)
@@ -105,7 +107,9 @@ class Resolver:
             work = (host, future, asyncio.get_running_loop())
             threading.Thread(target=self._look_up, args=work, name="rpel-resolver", daemon=True).start()
 
-    def _look_up(self, host: str, future: asyncio.Future[list[Address]], loop: asyncio.AbstractEventLoop) -> None:
+    def _look_up(
+        self, host: str, future: asyncio.Future[list[Address]], loop: asyncio.AbstractEventLoop
+    ) -> None:
         """In a thread of its own, which nothing can end before the system's resolver gives up."""
         found: list[Address] | Exception
         try:
@@ -117,7 +121,9 @@ class Resolver:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(self._ended, host, future, found)
 
-    def _ended(self, host: str, future: asyncio.Future[list[Address]], found: list[Address] | Exception) -> None:
+    def _ended(
+        self, host: str, future: asyncio.Future[list[Address]], found: list[Address] | Exception
+    ) -> None:
         del self._under_way[host]
         if isinstance(found, Exception):
             future.set_exception(found)
@@ -129,7 +135,9 @@ class Resolver:
 def _allowed(host: str, found: list[Address], private: bool) -> list[Address]:
     usable = [address for address in found if private or is_public(address)]
     if found and not usable:
-        raise OSError(f"{host} is at {found[0]}, a private address: allow_private in members.toml would allow it")
+        raise OSError(
+            f"{host} is at {found[0]}, a private address: allow_private in members.toml would allow it"
+        )
     return usable
 
 
@@ -155,11 +163,14 @@ def _read(path: Path | None) -> dict[str, list[str]]:
         return {}
 
 
-# --- connections ------------------------------------------------------------------------------------------------------
+# --- connections --------------------------------------------------------------------------------------------
 
 
-async def connect(addresses: Sequence[Address], port: int, kept: set[Socket], apart: float = _APART) -> Socket:
-    """A socket connected to the first of the addresses that answers; whoever is cancelled leaves none open."""
+async def connect(
+    addresses: Sequence[Address], port: int, kept: set[Socket], apart: float = _APART
+) -> Socket:
+    """A socket connected to the first of the addresses that answers;
+    whoever is cancelled leaves none open."""
     if len(addresses) == 1:  # as a literal is: no race
         return await _reached(addresses[0], port, kept)
     attempts: set[asyncio.Task[Socket]] = set()
@@ -181,7 +192,9 @@ async def connect(addresses: Sequence[Address], port: int, kept: set[Socket], ap
                 found.close()
 
 
-async def _first(attempts: "set[asyncio.Task[Socket]]", failed: list[OSError], seconds: float | None) -> Socket | None:
+async def _first(
+    attempts: "set[asyncio.Task[Socket]]", failed: list[OSError], seconds: float | None
+) -> Socket | None:
     """Of the attempts under way, one that is connected, taken out; None if none is so far."""
     done, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
@@ -195,7 +208,9 @@ async def _first(attempts: "set[asyncio.Task[Socket]]", failed: list[OSError], s
 
 async def _reached(address: Address, port: int, kept: set[Socket]) -> Socket:
     """A socket connected to this address; whoever is cancelled leaves none open."""
-    reached = Socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM, kept=kept)
+    reached = Socket(
+        socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM, kept=kept
+    )
     try:
         await asyncio.get_running_loop().sock_connect(reached, (str(address), port))
     except BaseException:

@@ -1,10 +1,10 @@
 """The serving end: GET over mutual TLS 1.3, for members alone, and never more than a member's share.
 
-Invariants: limits on addresses and handshakes are decided before TLS; a handler runs only when the certificate at the
-other end is the pin of a member, and looks the member up again for every request, since keys rotate; a request has no
-body and is answered before the next one is looked at; what a member asks too much is refused late, so that it waits and
-the others do not; a body leaves by its deadline or its reader is dropped; a body counts from its first byte, so that
-cutting it off brings nothing.
+Invariants: limits on addresses and handshakes are decided before TLS; a handler runs only when the
+certificate at the other end is the pin of a member, and looks the member up again for every request, since
+keys rotate; a request has no body and is answered before the next one is looked at; what a member asks too
+much is refused late, so that it waits and the others do not; a body leaves by its deadline or its reader is
+dropped; a body counts from its first byte, so that cutting it off brings nothing.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body
 from rpel.version import __version__
 
-CHUNK = 96 << 10  # encrypted in one go: larger ones hold up others, and malloc maps 128 KiB and more anew each time
+# encrypted in one go: larger ones hold up others, and malloc maps 128 KiB and more anew each time
+CHUNK = 96 << 10
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 _SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
 _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
@@ -75,7 +76,8 @@ class Service(Protocol):
         """This peer's round clock."""
 
     def late(self, now: Snapshot, round: int) -> float:
-        """Seconds until a round's half-step is late, so that an older one is given; infinite where none is."""
+        """Seconds until a round's half-step is late, so that an older one is given;
+        infinite where none is."""
 
     def status(self) -> dict[str, object]:
         """What :code:`rpel watch` shows."""
@@ -88,7 +90,8 @@ class Service(Protocol):
 
 
 class MemberLine(Line):
-    """A connection whose other end has shown a member's certificate; nothing is parsed before that is known."""
+    """A connection whose other end has shown a member's certificate;
+    nothing is parsed before that is known."""
 
     def __init__(self, server: "Server", ticket: Ticket) -> None:
         super().__init__(server.answer, server.limits.idle)
@@ -121,9 +124,11 @@ class _Accepted:
 class Server:
     """Serves one peer's models, each request under the membership that is in force when it comes."""
 
-    def __init__(self, service: Service, limits: Limits | None = None, call_back: CallBack | None = None) -> None:
-        """A missing or unfit key or certificate: ValueError, and nothing is opened. ``call_back``: tries to reach a
-        member at its url, if members may ask for that."""
+    def __init__(
+        self, service: Service, limits: Limits | None = None, call_back: CallBack | None = None
+    ) -> None:
+        """A missing or unfit key or certificate: ValueError, and nothing is opened. ``call_back``: tries to
+        reach a member at its url, if members may ask for that."""
         assert service.now.server_context, "read now, while a sentence can still be said"
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
@@ -194,14 +199,15 @@ class Server:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- connections -------------------------------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------------------
 
     def _listen(self, listening: socket.socket) -> None:
         if listening in self._listening:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """One connection: refused at once, or greeted. Accepted here and not in a task, which could lose it."""
+        """One connection: refused at once, or greeted. Accepted here and not in a task,
+        which could lose it."""
         loop = asyncio.get_running_loop()
         try:
             found, address = listening.accept()
@@ -214,7 +220,9 @@ class Server:
             return
         accepted = Socket(fileno=found.detach(), kept=self._sockets)
         ticket = self._gate.arrive(address[0])
-        self._mute[ticket] = _Accepted(accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket))
+        self._mute[ticket] = _Accepted(
+            accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket)
+        )
         loop.add_reader(accepted, self._spoke, ticket)
 
     def _spoke(self, ticket: Ticket) -> None:
@@ -274,7 +282,8 @@ class Server:
             raise
 
     def _greeted(self, ticket: Ticket, accepted: socket.socket) -> None:
-        """A greeting ended, perhaps before it began: unless a member's connection came of it, it is closed."""
+        """A greeting ended, perhaps before it began: unless a member's connection came of it,
+        it is closed."""
         del self._greeting[ticket]
         if accepted in self._unclaimed:
             self._unclaimed.discard(accepted)
@@ -303,7 +312,7 @@ class Server:
         if not lines:
             self._lines.pop(line.pin, None)
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     async def answer(self, line: Line, request: Request) -> Reply | None:
         """One request of a member; None: the reply is sent."""
@@ -311,7 +320,8 @@ class Server:
         self.requests += 1
         now = self._service.now
         member = now.membership.by_fingerprint(line.pin)
-        if member is None or now.membership.members[member].expires <= time.time():  # it may have ended meanwhile
+        # it may have ended meanwhile
+        if member is None or now.membership.members[member].expires <= time.time():
             line.drop()
             return Reply(403, closing=True)
         line.sent = 0
@@ -355,7 +365,8 @@ class Server:
         return Reply(404)
 
     async def _reached(self, line: MemberLine, now: Snapshot) -> Reply:
-        """Call the asker back, at its own url and nowhere else, and rarely: nobody is to be made a scanner of ports."""
+        """Call the asker back, at its own url and nowhere else, and rarely:
+        nobody is to be made a scanner of ports."""
         assert self._call_back is not None, "looked at before"
         member, moment = now.membership.by_fingerprint(line.pin), asyncio.get_running_loop().time()
         if member is None or moment - self._called.get(line.pin, -math.inf) < _BETWEEN_CALLS:

@@ -46,7 +46,7 @@ class PeerService:
         """The membership that is announced and not yet in force."""
         self._progress = 0.0  # where the clock was when this peer was ready or last ended a round
 
-    # --- to members --------------------------------------------------------------------------------------------------
+    # --- to members -----------------------------------------------------------------------------------------
 
     def publish(self, round: int, served: bool) -> None:
         """From now on this round's half-step is served; ``served`` False: it never will be."""
@@ -97,16 +97,19 @@ class PeerService:
         if code == 200 and sent >= self._layout.size:
             self.metrics.asked(now.names[member])
 
-    # --- to its operator ---------------------------------------------------------------------------------------------
+    # --- to its operator ------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Who this is and how the rounds since the start went."""
         m = self.now.membership
         said = {} if self.budget is None else {"privacy": self.budget.statement()}
-        return {"id": self.config.id, "membership": m.hash, "rounds": m.rounds} | self.metrics.summary() | said
+        return (
+            {"id": self.config.id, "membership": m.hash, "rounds": m.rounds} | self.metrics.summary() | said
+        )
 
     def why_unready(self) -> str:
-        """Why this peer does not train as it should; "" if it does. No round for three periods is a reason, too."""
+        """Why this peer does not train as it should; "" if it does. No round for three periods is a reason,
+        too."""
         m = self.now.membership
         since = max(self._progress, 0.0)
         late = (self.position() - since) / m.period

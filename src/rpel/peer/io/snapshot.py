@@ -1,7 +1,9 @@
-"""The membership in force as one immutable snapshot: each request, served or sent, carries that under which it began.
+"""The membership in force as one immutable snapshot: each request, served or sent,
+carries that under which it began.
 
-Invariant: a change of membership is the change of one reference (:attr:`rpel.peer.io.service.PeerService.now`). What
-began under the snapshot before ends under it: no number, name or key of one membership is read by another.
+Invariant: a change of membership is the change of one reference
+(:attr:`rpel.peer.io.service.PeerService.now`). What began under the snapshot before ends under it: no number,
+name or key of one membership is read by another.
 """
 
 import secrets

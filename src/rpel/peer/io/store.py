@@ -1,15 +1,16 @@
 """What a peer keeps on disk: its half-steps before anybody sees them, and where each round ended.
 
-Invariants: a round is recorded once, and the file's name carries its number, so that a damaged record still says that
-the round was played: it is never served and never computed again. A file is complete or not there, and names the hash
-of all that is in it. What the disk will not take is refused and leaves the older files as they are. Two processes never
-share a folder.
+Invariants: a round is recorded once, and the file's name carries its number, so that a damaged record still
+says that the round was played: it is never served and never computed again. A file is complete or not there,
+and names the hash of all that is in it. What the disk will not take is refused and leaves the older files as
+they are. Two processes never share a folder.
 
-Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one line of JSON
-(what follows, how long, and the hash), then bytes: in a record the body as it travels, if there is one, the local state
-of training, where bodies are coded the half-step as it is (the own row of line 9 is exact), and with an outer step the
-model before the local steps and its v; in a checkpoint the values of the model, then those of its buffers, if it has
-any, v, and with a memory the answers of the last draws, each draw's behind the own half-step of then.
+Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one
+line of JSON (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there
+is one, the local state of training, where bodies are coded the half-step as it is (the own row of line 9 is
+exact), and with an outer step the model before the local steps and its v; in a checkpoint the values of the
+model, then those of its buffers, if it has any, v, and with a memory the answers of the last draws,
+each draw's behind the own half-step of then.
 """
 
 import base64
@@ -112,7 +113,9 @@ class Store:
         """What is on disk and whole. Reads and checks every file."""
         self._prune("half", RECORDS)  # of a process that was killed before it could
         self._prune("checkpoint", CHECKPOINTS)
-        self._whole = {t: head for t in rounds_kept(self.path, "half") if (head := self._checked(t)) is not None}
+        self._whole = {
+            t: head for t in rounds_kept(self.path, "half") if (head := self._checked(t)) is not None
+        }
         return Memory(
             checkpoint=self._newest_checkpoint(),
             record=self._load_record(max(self._whole)) if self._whole else None,
@@ -123,10 +126,11 @@ class Store:
     def persist(
         self, record: Record, state: Bytes = b"", signature: bytes = b"", body: Sequence[Bytes] | None = None
     ) -> bool:
-        """Record a round once, with the local state of training and the signature of its half-step, if there is one.
+        """Record a round once, with the local state of training and the signature of its half-step,
+        if there is one.
 
-        ``body``: the half-step as it travels, if somebody has made that already. Returns False if the write failed;
-        earlier records remain.
+        ``body``: the half-step as it travels, if somebody has made that already. Returns False if the write
+        failed; earlier records remain.
         """
         if record.round <= self._last:
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
@@ -173,13 +177,17 @@ class Store:
         }
         kept = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
         if kept:
-            entries["buffers"] = [[name, buffer.dtype.str, list(buffer.shape)] for name, buffer in kept.items()]
+            entries["buffers"] = [
+                [name, buffer.dtype.str, list(buffer.shape)] for name, buffer in kept.items()
+            ]
         parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in kept.values())]
         if checkpoint.v is not None:
             entries["v"] = len(values)
             parts.append(raw(self._layout, checkpoint.v))
         if checkpoint.window:
-            entries["window"] = [[one.round, one.asked, one.membership, len(one.rows)] for one in checkpoint.window]
+            entries["window"] = [
+                [one.round, one.asked, one.membership, len(one.rows)] for one in checkpoint.window
+            ]
             parts += [np.ascontiguousarray(one.rows).data.cast("B") for one in checkpoint.window]
         if self._write(_file(self.path, "checkpoint", checkpoint.round), entries, parts) is None:
             return False
@@ -206,16 +214,19 @@ class Store:
         return self._last
 
     def open_body(self, round: int) -> Body | None:
-        """The bytes to serve for a round, from a record that is whole; None if there is none, or no longer."""
+        """The bytes to serve for a round, from a record that is whole; None if there is none,
+        or no longer."""
         head = self._whole.get(round)
         if head is None or not head.entries["body"]:
             return None
         try:
-            return Body(os.open(_file(self.path, "half", round), os.O_RDONLY), head.offset, head.entries["body"])
+            return Body(
+                os.open(_file(self.path, "half", round), os.O_RDONLY), head.offset, head.entries["body"]
+            )
         except FileNotFoundError:
             return None
 
-    # --- files -------------------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------
 
     def _prune(self, kind: str, kept: int) -> None:
         with suppress(OSError):  # then it is tried again with the next
@@ -257,7 +268,9 @@ class Store:
                 return
         except FileNotFoundError:
             pass
-        _log.error("the state folder %s was deleted or replaced while this peer runs: it is locked again", self.path)
+        _log.error(
+            "the state folder %s was deleted or replaced while this peer runs: it is locked again", self.path
+        )
         try:
             fresh = _locked(self.path)
         except ValueError as error:
@@ -294,7 +307,9 @@ class Store:
                 found["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
         follows = head.entries.get("follows", 0)
-        return Record(round, asked, found.get("half"), found.get("before"), found.get("v"), membership, follows)
+        return Record(
+            round, asked, found.get("half"), found.get("before"), found.get("v"), membership, follows
+        )
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):
@@ -305,7 +320,7 @@ class Store:
         return None
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def _file(folder: Path, kind: str, round: int) -> Path:
@@ -313,8 +328,12 @@ def _file(folder: Path, kind: str, round: int) -> Path:
 
 
 def rounds_kept(folder: Path, kind: str) -> list[int]:
-    """The rounds that have a record ("half") or a "checkpoint" in a state folder, whole or not, oldest first."""
-    names = (re.fullmatch(rf"{kind}-([1-9][0-9]*|0)\.{_SUFFIX[kind]}", path.name) for path in folder.glob(f"{kind}-*"))
+    """The rounds that have a record ("half") or a "checkpoint" in a state folder, whole or not,
+    oldest first."""
+    names = (
+        re.fullmatch(rf"{kind}-([1-9][0-9]*|0)\.{_SUFFIX[kind]}", path.name)
+        for path in folder.glob(f"{kind}-*")
+    )
     return sorted(int(name[1]) for name in names if name is not None)
 
 
@@ -369,18 +388,22 @@ class _Lock:
 
 
 def _locked(path: Path) -> _Lock:
-    """Lock the state folder, made for its owner alone if it is not there; what is in it is for its owner alone, too."""
+    """Lock the state folder, made for its owner alone if it is not there;
+    what is in it is for its owner alone, too."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         lock = _Lock(path / LOCK_FILE)
     except BlockingIOError:
-        raise ValueError(f"the state folder {path} is in use by another peer: give each peer its own") from None
+        raise ValueError(
+            f"the state folder {path} is in use by another peer: give each peer its own"
+        ) from None
     keep_private(path)
     return lock
 
 
 def keep_private(folder: Path) -> None:
-    """Let nobody but its owner into a folder or at the files in it, whatever a copy or a umask has made of them."""
+    """Let nobody but its owner into a folder or at the files in it,
+    whatever a copy or a umask has made of them."""
     for path in (folder, *folder.rglob("*")):
         with suppress(OSError):  # of somebody else, or gone meanwhile
             mode = path.lstat().st_mode

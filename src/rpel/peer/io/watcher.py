@@ -1,7 +1,8 @@
 """The membership to come: announced in a file, looked at before each round.
 
-Invariants: a later membership takes effect at the round it names and not before; one that could not be meant for this
-run, or would split this peer off from the others, is refused in one sentence, and the present one stays.
+Invariants: a later membership takes effect at the round it names and not before; one that could not be meant
+for this run, or would split this peer off from the others, is refused in one sentence,
+and the present one stays.
 """
 
 import logging
@@ -24,8 +25,11 @@ class MembershipWatcher:
     It is read in a thread of its own: whatever it holds, it neither ends a peer nor holds up a round.
     """
 
-    def __init__(self, config: Config, held: Callable[[str], bool] = lambda hash: False, force: bool = False) -> None:
-        """``held(hash)``: whether more than b others say that they hold that membership; ``force``: take any file."""
+    def __init__(
+        self, config: Config, held: Callable[[str], bool] = lambda hash: False, force: bool = False
+    ) -> None:
+        """``held(hash)``: whether more than b others say that they hold that membership; ``force``:
+        take any file."""
         self._config, self._held, self._force = config, held, force
         self._seen: tuple[int, int, int] | None = None
         self._coming: Membership | None = None
@@ -33,7 +37,8 @@ class MembershipWatcher:
         self._refused = ""
         self._found_in = 0  # the round in which the file was first seen
         self.prepare: Callable[[Membership], None] | None = None
-        """Called, in a thread of its own, with a membership that is announced: what its plan needs is compiled then."""
+        """Called, in a thread of its own, with a membership that is announced:
+        what its plan needs is compiled then."""
 
     def announced(self, now: Membership) -> Membership | None:
         """The membership that the file holds, if it is another than the one in force."""
@@ -51,19 +56,28 @@ class MembershipWatcher:
     ) -> Membership | None:
         """The announced membership, if it takes effect at this round and is not yet in force.
 
-        One that should have taken effect before is taken at the start of a peer, and later if the others hold it.
-        ``patience``: seconds to wait for a file that takes long to read; it counts from the round in which it is read.
+        One that should have taken effect before is taken at the start of a peer,
+        and later if the others hold it.
+        ``patience``: seconds to wait for a file that takes long to read;
+        it counts from the round in which it is read.
         """
         self._look(now, round)
         if self._reading is not None:
             self._reading.join(patience)
             if self._reading.is_alive():
-                log.warning("%s takes long to read: the present membership stays for now", self._config.next_members)
+                log.warning(
+                    "%s takes long to read: the present membership stays for now", self._config.next_members
+                )
                 return None
         coming = self._coming
         if coming is None or coming.from_round > round or coming.hash == now.hash:
             return None
-        if coming.from_round < self._found_in and not at_start and not self._force and not self._held(coming.hash):
+        if (
+            coming.from_round < self._found_in
+            and not at_start
+            and not self._force
+            and not self._held(coming.hash)
+        ):
             self._refuse(coming, round)
             return None
         return coming
@@ -73,9 +87,9 @@ class MembershipWatcher:
         if coming.hash != self._refused:
             self._refused = coming.hash
             log.warning(
-                "%s takes effect at round %d, which has begun, and the others do not hold it (it is round %d): with it "
-                "this peer would be split off from them. Name a later from_round in the file that all get, or start "
-                "with --force",
+                "%s takes effect at round %d, which has begun, and the others do not hold it (it is round "
+                "%d): with it this peer would be split off from them. Name a later from_round in the file "
+                "that all get, or start with --force",
                 self._config.next_members,
                 coming.from_round,
                 round,
@@ -105,7 +119,9 @@ class MembershipWatcher:
                 self._announce(coming)
                 self.make_ready()
         except Exception as error:  # whatever is in the file, it must not end this peer
-            log.warning("the coming membership is refused and the present one stays: %s", error or repr(error))
+            log.warning(
+                "the coming membership is refused and the present one stays: %s", error or repr(error)
+            )
 
     def _announce(self, coming: Membership) -> None:
         """Say what will happen, while there is time to do something about it."""
@@ -122,29 +138,34 @@ def _successor(now: Membership, coming: Membership, force: bool = False) -> Memb
         had, has = getattr(now, key), getattr(coming, key)
         if has < had and not force:
             raise ValueError(
-                f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would be split "
-                "off from the others; --force takes it all the same"
+                f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would "
+                "be split off from the others; --force takes it all the same"
             )
     for key in (*FIXED, "wire"):
         if getattr(coming, key) != getattr(now, key):
-            raise ValueError(f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}")
+            raise ValueError(
+                f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}"
+            )
     first = coming.from_round
     if coming.timetable.before(first) != now.timetable.before(first):
         raise ValueError(
-            f"it takes effect at round {first} and begins rounds before that one at other times: a running network "
-            "keeps them, and another period begins with from_round (see rpel network period)"
+            f"it takes effect at round {first} and begins rounds before that one at other times: a running "
+            "network keeps them, and another period begins with from_round (see rpel network period)"
         )
     return coming
 
 
 IN_FORCE = "members.toml"
-"""The membership in force lies in the state folder under this name, so that the announced file may be replaced."""
+"""The membership in force lies in the state folder under this name,
+so that the announced file may be replaced."""
 
 
 def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
-    """The membership of this moment: of members.toml, the one last put in force, and the one announced, the newest.
+    """The membership of this moment: of members.toml, the one last put in force, and the one announced,
+    the newest.
 
-    Who is in none of the first two and is announced as a member is one that joins: its first membership is to come.
+    Who is in none of the first two and is announced as a member is one that joins:
+    its first membership is to come.
     """
     coming = config.next_members
     written = Membership.load(config.members if config.members.exists() or not coming.exists() else coming)
@@ -155,7 +176,12 @@ def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
     now = written.timetable.round(time.time() - written.timetable.begins)
     due = watcher.due(written, now, at_start=True)
     announced = watcher.announced(written)
-    if due is None and announced is not None and not _names(written, config.id) and _names(announced, config.id):
+    if (
+        due is None
+        and announced is not None
+        and not _names(written, config.id)
+        and _names(announced, config.id)
+    ):
         return announced
     return due or written
 

@@ -1,7 +1,8 @@
-"""A running network's next membership: who joins, leaves or has a new key, another plan, another pace; checked.
+"""A running network's next membership: who joins, leaves or has a new key, another plan, another pace;
+checked.
 
-Invariants: what is written can follow what is in force, is planned anew for as many members as it has, and takes effect
-at a round that has not begun; several changes that wait for the same round are in the same file.
+Invariants: what is written can follow what is in force, is planned anew for as many members as it has, and
+takes effect at a round that has not begun; several changes that wait for the same round are in the same file.
 """
 
 import asyncio
@@ -91,7 +92,11 @@ class Change:
             yield from self._altered(member)
         for key, old, new in self.changed():
             yield f"{key + ':':<8} {_shown(old)} → {_shown(new)}"
-        pause = self.begins - (m.timetable.begins + m.timetable.end(m.from_round - 1)) if m.from_round > 1 else 0.0
+        pause = (
+            self.begins - (m.timetable.begins + m.timetable.end(m.from_round - 1))
+            if m.from_round > 1
+            else 0.0
+        )
         if pause > m.period and not m.hours:
             yield f"pause:   no round for {duration(pause)} before it"
         yield from self._to_do()
@@ -108,17 +113,26 @@ class Change:
         name, new = self.path.name, [member.id for member in self.joined]
         staying = self.after.nodes - len(new)
         yield f"\nBefore round {self.after.from_round}:"
-        yield f"- all {staying} members that stay: put {name} beside members.toml; the peer changes over by itself"
+        yield (
+            f"- all {staying} members that stay: put {name} beside members.toml; the peer changes over by "
+            "itself"
+        )
         for id in new:
             yield (
-                f"- {id}: put {name} and init.safetensors where members.toml is to be and start the peer; it waits for "
-                f"round {self.after.from_round}"
+                f"- {id}: put {name} and init.safetensors where members.toml is to be and start the peer; it "
+                f"waits for round {self.after.from_round}"
             )
         for member in self.altered:
             if member.fingerprint != _by_id(self.before)[member.id].fingerprint:
-                yield f"- {member.id}: put the new key and certificate beside the old: peer.next.key, peer.next.crt"
+                yield (
+                    f"- {member.id}: put the new key and certificate beside the old: peer.next.key, "
+                    "peer.next.crt"
+                )
         for member in self.left:
-            yield f"- {member.id}: nothing; with {name} the peer stops by itself at that round, and its key can go"
+            yield (
+                f"- {member.id}: nothing; with {name} the peer stops by itself at that round, and its key "
+                "can go"
+            )
         if new or self.altered:
             yield "Compare the fingerprints by telephone. rpel network diff says who has the file."
 
@@ -153,9 +167,15 @@ def change(
         present = newest
     least = max(round + _AHEAD, present.from_round + 1, newest.from_round, 2)
     if not least <= from_round <= newest.rounds:
-        why = f"it is round {round}" if newest.from_round <= round else f"{path} waits for round {newest.from_round}"
+        why = (
+            f"it is round {round}"
+            if newest.from_round <= round
+            else f"{path} waits for round {newest.from_round}"
+        )
         far = f"the last is {newest.rounds}" if from_round > newest.rounds else f"the nearest is {least}"
-        raise ValueError(f"from_round {from_round} cannot be: {why}, and everybody needs the file before; {far}")
+        raise ValueError(
+            f"from_round {from_round} cannot be: {why}, and everybody needs the file before; {far}"
+        )
     moved = _moved(present, newest, from_round).replace(from_round=from_round)
     after = checked(replanned(edit(moved), byzantine, no_shows))
     after.save(path)
@@ -198,7 +218,7 @@ def _founding(m: Membership, **changed: Any) -> Founding:
     return Founding(**{key: getattr(m, key) for key in _TERMS} | changed)
 
 
-# --- what the commands do to a membership ----------------------------------------------------------------------------
+# --- what the commands do to a membership -------------------------------------------------------------------
 
 
 def joining(*entries: Path) -> Callable[[Membership], Membership]:
@@ -208,7 +228,9 @@ def joining(*entries: Path) -> Callable[[Membership], Membership]:
     def edit(m: Membership) -> Membership:
         for member in new:
             if member.id in _by_id(m):
-                raise ValueError(f"{member.id!r} is a member already: a new key or address is `rpel network rotate`")
+                raise ValueError(
+                    f"{member.id!r} is a member already: a new key or address is `rpel network rotate`"
+                )
         return m.replace(members=m.members + new)
 
     return edit
@@ -265,12 +287,13 @@ def waiting(config: Config) -> Change | None:
     return None if coming is None else Change(present, coming, config.next_members, time.time())
 
 
-# --- who holds which file --------------------------------------------------------------------------------------------
+# --- who holds which file -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What one member says it holds: hashes of the membership in force and of the one to come; "" where unknown."""
+    """What one member says it holds: hashes of the membership in force and of the one to come;
+    "" where unknown."""
 
     id: str
     in_force: str = ""
@@ -282,10 +305,13 @@ def holding(id: str, said: dict[str, Any] | Answer) -> Holding:
     """What a member's answer says about its files.
 
     >>> holding("a", {"membership": "0" * 64, "coming": "no hash"})
-    Holding(id='a', in_force='0000000000000000000000000000000000000000000000000000000000000000', coming='', remark='')
+    Holding(id='a', in_force='0000000000000000000000000000000000000000000000000000000000000000', coming='',
+    remark='')
     """
     if isinstance(said, Answer):
-        return Holding(id, said.membership or "", remark="" if said.membership else f"{said.result}: {said.reason}")
+        return Holding(
+            id, said.membership or "", remark="" if said.membership else f"{said.result}: {said.reason}"
+        )
     found = [str(said.get(key, "")) for key in ("membership", "coming")]
     return Holding(id, *(text if _HASH.fullmatch(text) else "" for text in found))
 

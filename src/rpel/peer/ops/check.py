@@ -1,7 +1,8 @@
-"""Checking a network before it begins: can everybody be reached, do all hold the same file, how fast are pulls?
+"""Checking a network before it begins: can everybody be reached, do all hold the same file,
+how fast are pulls?
 
-Every other member is asked with one's own key: first all at once whether they are there, then one after the other for
-the common initial model, which is as large as what travels in every round.
+Every other member is asked with one's own key: first all at once whether they are there, then one after the
+other for the common initial model, which is as large as what travels in every round.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of one member. Clocks in seconds, positive if the member's is ahead; None where nothing was learnt."""
+    """What came of one member. Clocks in seconds, positive if the member's is ahead;
+    None where nothing was learnt."""
 
     id: str
     url: str
@@ -82,7 +84,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Report:
-    """All members but oneself, and the period that the measured pulls suggest (None: nothing was measured)."""
+    """All members but oneself, and the period that the measured pulls suggest (None:
+    nothing was measured)."""
 
     members: tuple[Checked, ...]
     period: float
@@ -94,7 +97,8 @@ class Report:
 
     @property
     def well(self) -> bool:
-        """Whether nothing is wrong with anybody, and no more than b members say that they do not reach this one."""
+        """Whether nothing is wrong with anybody,
+        and no more than b members say that they do not reach this one."""
         unreached = sum(member.reaches_you is False for member in self.members) if self.running else 0
         return all(member.well for member in self.members) and unreached <= self.byzantine
 
@@ -123,7 +127,8 @@ async def check(
     step_seconds: float | None = None,
     listen: str = "",
 ) -> Report:
-    """Ask everybody: who does not answer ``within`` seconds is not there; a model may take ``timeout`` seconds.
+    """Ask everybody: who does not answer ``within`` seconds is not there;
+    a model may take ``timeout`` seconds.
 
     If the own peer runs at ``listen``, the others are asked to call it back.
     """
@@ -171,8 +176,8 @@ async def _called_back(observer: Observer, number: int, found: Checked) -> Check
 def _way(url: str, told: Mapping[str, Any]) -> Way:
     """By what a member's call showed.
 
-    Only a forwarder that looks at the name needs one; a tunnel ends on this machine, so what comes through it comes
-    from this machine.
+    Only a forwarder that looks at the name needs one; a tunnel ends on this machine, so what comes through it
+    comes from this machine.
 
     >>> here = {"reached": True, "without_name": True, "address": "127.0.0.1"}
     >>> _way("https://jump.example:7443", here).value, _way("https://127.0.0.1:7443", here).value
@@ -183,7 +188,9 @@ def _way(url: str, told: Mapping[str, Any]) -> Way:
     if told.get("without_name") is False:
         return Way.SNI
     return (
-        Way.TUNNEL if _is_here(str(told.get("address"))) and not _is_here(urlsplit(url).hostname or "") else Way.DIRECT
+        Way.TUNNEL
+        if _is_here(str(told.get("address"))) and not _is_here(urlsplit(url).hostname or "")
+        else Way.DIRECT
     )
 
 
@@ -223,7 +230,8 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
     health, remark = _verdict(observer, row, answer.offset)
     layout = observer.layout
     speed = layout.exact.size / taken / 1e6
-    seconds = taken * layout.size / layout.exact.size  # of a half-step, which may be coded; the initial model is not
+    # of a half-step, which may be coded; the initial model is not
+    seconds = taken * layout.size / layout.exact.size
     measured = replace(found, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
     return replace(measured, health=health, remark=remark)
 
@@ -231,25 +239,30 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
 def _verdict(observer: Observer, row: Models, offset: float | None) -> tuple[Health, str]:
     period = observer.now.membership.period
     if not np.array_equal(row, observer.initial, equal_nan=True):
-        sentence = "the initial model it sends is another one: give it the init.safetensors that came with members.toml"
+        sentence = (
+            "the initial model it sends is another one: give it the init.safetensors that came with "
+            "members.toml"
+        )
         return Health.OTHER_MODEL, sentence
     if offset is None:
         return Health.NO_CLOCK, "it does not tell its clock"
     if abs(offset) > _CLOCK * period:
         way = "ahead" if offset > 0 else "behind"
-        sentence = f"its clock is {abs(offset):.3g} s {way}, {abs(offset) / period:.2g} of a round: set it by NTP"
+        sentence = (
+            f"its clock is {abs(offset):.3g} s {way}, {abs(offset) / period:.2g} of a round: set it by NTP"
+        )
         return Health.WRONG_CLOCK, sentence
     return Health.WELL, "well"
 
 
-# --- a period --------------------------------------------------------------------------------------------------------
+# --- a period -----------------------------------------------------------------------------------------------
 
 
 def suggestion(m: Membership, found: Sequence[Checked], step_seconds: float | None) -> float | None:
     """The period in which a local step and s pulls fit before the deadline, :data:`MARGIN` times over.
 
-    The slowest member's pull counts, s times, because in a round it serves about s others at once and each peer's own
-    line carries s models. The deadline is taken to stay the share of a round that it is.
+    The slowest member's pull counts, s times, because in a round it serves about s others at once and each
+    peer's own line carries s models. The deadline is taken to stay the share of a round that it is.
     """
     times = [member.seconds for member in found if member.seconds is not None]
     if not times:

@@ -1,8 +1,9 @@
-"""A network shown at work: real processes, real keys, real TLS on loopback, some peers hostile; then plain averaging.
+"""A network shown at work: real processes, real keys, real TLS on loopback, some peers hostile;
+then plain averaging.
 
-The same network runs twice from the same model with the same data and the same hostile peers, once with the robust rule
-and once with the mean. How long a start and a round take depends on the machine, so one start is measured first; if
-peers are not up when round 1 would begin, they are started again with more time.
+The same network runs twice from the same model with the same data and the same hostile peers, once with the
+robust rule and once with the mean. How long a start and a round take depends on the machine, so one start is
+measured first; if peers are not up when round 1 would begin, they are started again with more time.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ class Demonstration:
     seed: int = 0
 
     def founding(self, rule: str = ROBUST_RULE, period: float = 60.0) -> Founding:
-        """What `rpel network new` would be told; without signatures, because what is shown is what the rule survives.
+        """What `rpel network new` would be told; without signatures,
+        because what is shown is what the rule survives.
 
         With them hostile peers that tell their victims different things are convicted after a round or two.
         """
@@ -84,7 +86,8 @@ class Scene:
 Show = Callable[[Scene], None]
 Say = Callable[[str], None]
 Ends = tuple[list[float], dict[str, int]]
-"""How the honest peers ended: the accuracy of each on all test examples, and the outcomes of all their rounds."""
+"""How the honest peers ended: the accuracy of each on all test examples,
+and the outcomes of all their rounds."""
 
 
 def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str, Any]:
@@ -95,7 +98,10 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
     with Stop() as stop:
         say("measuring how long a peer takes to start")
         lead, period = _measured(setting, folder, stop)
-        say(f"rounds of {period:.3g} s; {setting.peers} processes are started, round 1 begins in about {lead:.0f} s")
+        say(
+            f"rounds of {period:.3g} s; {setting.peers} processes are started, round 1 begins in about "
+            f"{lead:.0f} s"
+        )
         robust, lead = _network(setting, ROBUST_RULE, folder / "robust", period, lead, show, say, stop)
         say("the same again with plain averaging")
         averaging, _ = _network(setting, AVERAGING, folder / "averaging", period, lead, show, say, stop)
@@ -113,11 +119,12 @@ def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str
     }
 
 
-# --- how long things take here ---------------------------------------------------------------------------------------
+# --- how long things take here ------------------------------------------------------------------------------
 
 
 def _measured(setting: Demonstration, folder: Path, stop: Stop) -> tuple[float, float]:
-    """(seconds until all processes are up, seconds of a round), from one process that prepares as a peer does."""
+    """(seconds until all processes are up, seconds of a round),
+    from one process that prepares as a peer does."""
     home = folder / "measured"
     paths = _founded(replace(setting, peers=4, byzantine=0), ROBUST_RULE, home, 60.0)
     for _ in range(2):  # the first may have to compile; what it compiled is kept
@@ -147,11 +154,18 @@ def prepare(path: str) -> None:
     learner_of(node.config, node.now, node.layout)
 
 
-# --- one network -----------------------------------------------------------------------------------------------------
+# --- one network --------------------------------------------------------------------------------------------
 
 
 def _network(
-    setting: Demonstration, rule: str, folder: Path, period: float, lead: float, show: Show, say: Say, stop: Stop
+    setting: Demonstration,
+    rule: str,
+    folder: Path,
+    period: float,
+    lead: float,
+    show: Show,
+    say: Say,
+    stop: Stop,
 ) -> tuple[Ends, float]:
     """Found it, run it, and collect the ends; also how much lead the next one needs."""
     paths = _founded(setting, rule, folder, period)
@@ -173,14 +187,17 @@ def _network(
 
 
 def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> list[Path]:
-    """The files of a network: members.toml, the common model, and a folder with key and peer.toml for each peer."""
+    """The files of a network: members.toml, the common model,
+    and a folder with key and peer.toml for each peer."""
     folder.mkdir(parents=True)
     founded = new(setting.founding(rule, period), seed=setting.seed, out=folder)
     members, paths = [], []
     for number, port in enumerate(free_ports(setting.peers), 1):
         home = folder / f"peer-{number}"
         url = f"https://127.0.0.1:{port}"
-        joined = join(id=home.name, url=url, members=founded.members, metrics_listen="127.0.0.1:0", folder=home)
+        joined = join(
+            id=home.name, url=url, members=founded.members, metrics_listen="127.0.0.1:0", folder=home
+        )
         Config.load(joined.config).replace(log=home.resolve() / "rounds.jsonl").save(joined.config)
         members.append(joined.member)
         paths.append(joined.config)
@@ -189,7 +206,8 @@ def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> 
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, below those that systems give to outgoing connections, which come and go."""
+    """Ports that were free a moment ago, below those that systems give to outgoing connections,
+    which come and go."""
     found: list[int] = []
     ports = range(10_000, 32_768)
     for port in SystemRandom().sample(ports, len(ports)):
@@ -226,7 +244,12 @@ def _all_ready(runner: asyncio.Runner, observer: Observer, children: Children, h
 
 
 def _followed(
-    setting: Demonstration, runner: asyncio.Runner, observer: Observer, children: Children, rule: str, show: Show
+    setting: Demonstration,
+    runner: asyncio.Runner,
+    observer: Observer,
+    children: Children,
+    rule: str,
+    show: Show,
 ) -> None:
     """Show every moment until all have ended; who has ended is shown as it was last seen."""
     m = observer.now.membership
@@ -240,7 +263,9 @@ def _followed(
         for member in runner.run(look(observer, within=min(1.0, m.period / 2))):
             if member.answered or member.id not in last:
                 last[member.id] = member
-        show(Scene(rule, list(last.values()), hostile, min(max(observer.clock.round(), 0), m.rounds), m.rounds))
+        show(
+            Scene(rule, list(last.values()), hostile, min(max(observer.clock.round(), 0), m.rounds), m.rounds)
+        )
         time.sleep(min(1.0, m.period / 4))
     children.check()
 
@@ -253,7 +278,9 @@ def _collected(children: Children, setting: Demonstration) -> Ends:
             accuracies.append(float(found["accuracy"]))
             outcomes.update(found["outcomes"])
         except (IndexError, ValueError, KeyError, TypeError):
-            raise ChildError(f"{child.name} ended without a result; its last lines:\n{child.last_words()}") from None
+            raise ChildError(
+                f"{child.name} ended without a result; its last lines:\n{child.last_words()}"
+            ) from None
     return accuracies, dict(outcomes)
 
 

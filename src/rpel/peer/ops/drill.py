@@ -1,9 +1,9 @@
 """What a hostile member does: which model it forges for each victim, and how it answers a request for it.
 
-In the simulator the adversary knows whom each victim pulls from, and the models before the local step. Here nobody
-does: all honest models that were pulled stand for the victim's honest peers, less its own, and their half-steps of the
-round before for the models before the step; an attack on who asks whom in the round is refused. A new misbehaviour is
-one function and a row of a table.
+In the simulator the adversary knows whom each victim pulls from, and the models before the local step. Here
+nobody does: all honest models that were pulled stand for the victim's honest peers, less its own, and their
+half-steps of the round before for the models before the step; an attack on who asks whom in the round is
+refused. A new misbehaviour is one function and a row of a table.
 """
 
 import asyncio
@@ -41,7 +41,9 @@ class Reply:
     sign: Callable[[int, bytes], bytes] | None = None
     """(round, hash of the body) → its signature, where half-steps are signed."""
 
-    def head(self, *, round: int | None = None, size: int | None = None, model: Models | None = None) -> bytes:
+    def head(
+        self, *, round: int | None = None, size: int | None = None, model: Models | None = None
+    ) -> bytes:
         """The head of a right reply, or of one with another round, size or model."""
         lines = [
             "HTTP/1.1 200 OK",
@@ -96,7 +98,8 @@ async def old_round(reply: Reply, behind: int = 1) -> None:
 
 
 async def wrong_size(reply: Reply, extra: int = 4) -> None:
-    """So many bytes more (or fewer, if negative) than a model has; of a huge claim only the first are ever sent."""
+    """So many bytes more (or fewer, if negative) than a model has;
+    of a huge claim only the first are ever sent."""
     size = max(0, reply.layout.size + extra)
     body = b"".join(reply.layout.body(reply.model)) + bytes(max(0, min(extra, _MOST_EXTRA)))
     await reply.send(reply.head(size=size), body[:size])
@@ -139,7 +142,8 @@ _FLOOD = 200.0
 
 @dataclass(frozen=True)
 class Drill:
-    """What a hostile member does: which model it forges, how it delivers it, and pulls a second beside that."""
+    """What a hostile member does: which model it forges, how it delivers it,
+    and pulls a second beside that."""
 
     name: str
     attack: Attack
@@ -162,10 +166,14 @@ def drill(name: str, parameters: Mapping[str, Any]) -> Drill:
     known = _BOUNDS.get(name, {})
     for key, value in parameters.items():
         if key not in known:
-            raise ValueError(f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}")
+            raise ValueError(
+                f"{name} knows no parameter {key!r}: it takes {', '.join(sorted(known)) or 'none'}"
+            )
         low, high = known[key]
         if not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError(f"{name}: {key} {value!r} is not valid: it takes a number from {low:g} to {high:g}")
+            raise ValueError(
+                f"{name}: {key} {value!r} is not valid: it takes a number from {low:g} to {high:g}"
+            )
     rest = dict(parameters)
     flood = float(rest.pop("rate", _FLOOD)) if name == "flood" else 0.0
     return Drill(name, attack("none"), MISBEHAVIOURS[name], rest, flood)
@@ -185,7 +193,7 @@ def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
     return found
 
 
-# --- forging ---------------------------------------------------------------------------------------------------------
+# --- forging ------------------------------------------------------------------------------------------------
 
 
 def forge(
@@ -200,10 +208,11 @@ def forge(
     state: State | None = None,
     before: Models | None = None,
 ) -> tuple[Models, State]:
-    """(forged (v, d), new state) from the models (k, d) of the senders; ``hostile``: answers of ours a victim may meet.
+    """(forged (v, d), new state) from the models (k, d) of the senders; ``hostile``:
+    answers of ours a victim may meet.
 
-    Models that are not finite are left out. A victim whose own model did not come is taken to have the first one.
-    ``before`` (k, d): what the senders' models were a round ago.
+    Models that are not finite are left out. A victim whose own model did not come is taken to have the first
+    one. ``before`` (k, d): what the senders' models were a round ago.
 
     >>> from rpel.attacks import attack
     >>> forge(attack("sf"), np.array([[1.0], [3.0], [5.0]]), senders=[0, 1, 2], victims=[0, 7], hostile=1)[0]

@@ -1,4 +1,5 @@
-"""Founding a network: a stall-proof plan, the common initial model, and a members.toml that waits for its members."""
+"""Founding a network: a stall-proof plan, the common initial model,
+and a members.toml that waits for its members."""
 
 import hashlib
 import math
@@ -29,7 +30,8 @@ NO_TASK = "none"
 
 @dataclass(frozen=True)
 class Founded:
-    """A new network: what its founder decided, what followed, the size of its models, and the two files to hand out."""
+    """A new network: what its founder decided, what followed, the size of its models,
+    and the two files to hand out."""
 
     founding: Founding
     plan: Plan
@@ -45,7 +47,8 @@ class Founded:
         return self.plan.messages_per_round * self.layout.size
 
     def shortest_period(self, upstream: str | None) -> float | None:
-        """The shortest period if members can send at this rate, such as "20Mbit"; None where it is not given."""
+        """The shortest period if members can send at this rate, such as "20Mbit";
+        None where it is not given."""
         if upstream is None:
             return None
         return shortest_period(self.membership.nodes, self.membership.pull, self.layout.size, upstream)
@@ -73,12 +76,18 @@ class Founded:
 
 
 def new(
-    founding: Founding, *, task: str = "mnist-sample", model: Path | None = None, seed: int = 0, out: Path = Path()
+    founding: Founding,
+    *,
+    task: str = "mnist-sample",
+    model: Path | None = None,
+    seed: int = 0,
+    out: Path = Path(),
 ) -> Founded:
-    """Write members.toml (no members yet) and init.safetensors into ``out``, where nothing is ever overwritten.
+    """Write members.toml (no members yet) and init.safetensors into ``out``,
+    where nothing is ever overwritten.
 
-    The run is called as the founding says, or as the task, with 128 random bits behind it, so that what was signed in
-    one network proves nothing in another, founded again under the same name.
+    The run is called as the founding says, or as the task, with 128 random bits behind it, so that what was
+    signed in one network proves nothing in another, founded again under the same name.
     """
     if task != NO_TASK:
         check_task(task)
@@ -93,7 +102,9 @@ def new(
     found = founding.membership(layout.sha256, hashlib.sha256(body).hexdigest())
     for path in (members, init):
         if path.exists() and (path == members or path.read_bytes() != body):
-            raise ValueError(f"{path} exists already and is not overwritten: choose another folder with --out")
+            raise ValueError(
+                f"{path} exists already and is not overwritten: choose another folder with --out"
+            )
     with atomic(init) as file:
         file.write(body)
     found.save(members)
@@ -108,13 +119,14 @@ def notes(founding: Founding) -> list[str]:
         found.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
     if not founding.strong_catch_up:
         found.append(
-            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: a peer that missed rounds may have to "
-            "count its own old model among the answers, and hostile members can hold it back while they are silent"
+            f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: a peer that missed rounds may "
+            "have to count its own old model among the answers, and hostile members can hold it back while "
+            "they are silent"
         )
     if founding.memory == 1 and founding.plan.pull == founding.nodes - 1:
         found.append(
-            f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many hostile ones "
-            f"it does from n = {_worth(founding)} on"
+            f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many "
+            f"hostile ones it does from n = {_worth(founding)} on"
         )
     return found
 
@@ -128,7 +140,8 @@ def _worth(founding: Founding) -> int:
 
 
 def _initial(task: str, model: Path | None, table: Mapping[str, Any], seed: int) -> tuple[wire.Layout, bytes]:
-    """The common initial model: the user's file as it is, or for a built-in task in the order of its module."""
+    """The common initial model: the user's file as it is,
+    or for a built-in task in the order of its module."""
     if task not in BUILT_IN_TASKS:
         if model is None:
             what = "a network without a task" if task == NO_TASK else f"task {task!r}"
@@ -158,11 +171,12 @@ def _table(task: str, founding: Founding) -> dict[str, Any]:
     return {key: [list(piece) for piece in v] if isinstance(v, tuple) else v for key, v in table.items()}
 
 
-# --- what people write -----------------------------------------------------------------------------------------------
+# --- what people write --------------------------------------------------------------------------------------
 
 
 def parse_epoch(text: str | None, now: datetime) -> float:
-    """When round 1 begins, in seconds since 1970: a time with its zone, +seconds from now, or the next full hour.
+    """When round 1 begins, in seconds since 1970: a time with its zone, +seconds from now,
+    or the next full hour.
 
     >>> now = datetime(2030, 1, 1, 11, 59, 30, tzinfo=UTC)
     >>> parse_epoch(None, now) == parse_epoch("+30", now) == parse_epoch("2030-01-01T13:00+01:00", now)
@@ -178,7 +192,9 @@ def parse_epoch(text: str | None, now: datetime) -> float:
             f"epoch {text!r} is not valid: write a time with its zone such as {example}, or +600"
         ) from None
     if not now.timestamp() <= epoch < 1e11:
-        raise ValueError(f"epoch {text!r} is not a time to come: the nearest is +0, and +600 leaves ten minutes")
+        raise ValueError(
+            f"epoch {text!r} is not a time to come: the nearest is +0, and +600 leaves ten minutes"
+        )
     return epoch
 
 

@@ -1,4 +1,5 @@
-"""Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml; and adding entries to that file."""
+"""Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml;
+and adding entries to that file."""
 
 import math
 import socket
@@ -63,16 +64,19 @@ def join(
     days: int = certificates.VALID_DAYS,
     passphrase_file: Path | None = None,
 ) -> Joined:
-    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``; nothing is overwritten.
+    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``;
+    nothing is overwritten.
 
-    A peer.toml that is there without a key, as `rpel new` writes it, counts, and what is given must agree with it. The
-    key is encrypted by the first line of ``passphrase_file``, if one is given.
+    A peer.toml that is there without a key, as `rpel new` writes it, counts, and what is given must agree
+    with it. The key is encrypted by the first line of ``passphrase_file``, if one is given.
     """
     url, settings, there = peer_url(url), folder / "peer.toml", (folder / "peer.toml").exists()
     own = _agreed(settings, id, url, members, task, data, listen, metrics_listen, passphrase_file)
     for path in (own.key, own.certificate):
         if path.exists():
-            raise ValueError(f"{_near(path)} exists already and is not overwritten: choose another folder with --dir")
+            raise ValueError(
+                f"{_near(path)} exists already and is not overwritten: choose another folder with --dir"
+            )
     passphrase = identity.read_passphrase(own.passphrase_file) if own.passphrase_file else b""
     secret, pem = certificates.create(own.id, days, passphrase=passphrase)
     member = Member.of(own.id, url, pem, organisation)
@@ -82,7 +86,9 @@ def join(
     if not there:
         own.save(settings)
     expires = certificates.read_certificate(pem).not_after
-    return Joined(member, settings, _near(own.key), _near(own.certificate), expires, notes, _memory(folder, own))
+    return Joined(
+        member, settings, _near(own.key), _near(own.certificate), expires, notes, _memory(folder, own)
+    )
 
 
 def _near(path: Path) -> Path:
@@ -108,16 +114,20 @@ def _agreed(
     given = {key: value for key, value in given.items() if value is not None}
     if not settings.exists():
         if id is None:
-            raise ValueError(f"--id is missing, and there is no {settings} that says it: name this peer, as clinic-3")
+            raise ValueError(
+                f"--id is missing, and there is no {settings} that says it: name this peer, as clinic-3"
+            )
         usual = {"listen": usual_listen(url), "metrics_listen": free_metrics(settings.parent)}
         members = (members or Path("members.toml")).resolve()
-        return Config.of({**usual, **given, "members": members}, settings.resolve().parent, "the new peer.toml")
+        return Config.of(
+            {**usual, **given, "members": members}, settings.resolve().parent, "the new peer.toml"
+        )
     own = Config.load(settings)
     for key, value in given.items():
         if getattr(own, key) != value:
             raise ValueError(
-                f"{settings} is there and says {key} = {str(getattr(own, key))!r}, not {str(value)!r}: change it "
-                "there, or choose another folder with --dir"
+                f"{settings} is there and says {key} = {str(getattr(own, key))!r}, not {str(value)!r}: "
+                "change it there, or choose another folder with --dir"
             )
     return own
 
@@ -141,7 +151,8 @@ def _memory(folder: Path, own: Config) -> Path | None:
 
 
 def free_metrics(folder: Path) -> str:
-    """The first address from port 9464 on that nobody listens at and no peer.toml in the folders beside names."""
+    """The first address from port 9464 on that nobody listens at and no peer.toml in the folders beside
+    names."""
     named = set()
     for path in folder.resolve().parent.glob("*/peer.toml"):
         with suppress(ValueError, OSError):
@@ -155,7 +166,8 @@ def free_metrics(folder: Path) -> str:
 
 
 def usual_listen(url: str) -> str:
-    """Where a peer with this address listens: on this machine only if the address is, else on all its networks.
+    """Where a peer with this address listens: on this machine only if the address is,
+    else on all its networks.
 
     >>> usual_listen("https://127.0.0.1:7001"), usual_listen("https://clinic.example:7443")
     ('127.0.0.1:7001', '0.0.0.0:7443')
@@ -173,23 +185,32 @@ def usual_listen(url: str) -> str:
 def _notes(path: Path, member: Member) -> tuple[str, ...]:
     """What the membership, if it is there already, says about this member."""
     if not path.exists():
-        return (f"{path} is not there yet: put the file of the network's founder and its init.safetensors there",)
+        return (
+            f"{path} is not there yet: put the file of the network's founder and its init.safetensors there",
+        )
     terms = Membership.load(path, draft=True)
     for other in terms.members:
         if other.id == member.id:
-            return (f"{member.id!r} is in {path} already: its new key comes into force by `rpel network rotate`",)
+            return (
+                f"{member.id!r} is in {path} already: its new key comes into force by `rpel network rotate`",
+            )
         if other.url == member.url:
-            raise ValueError(f"url {member.url!r} is that of {other.id!r} in {path}: each member needs its own")
+            raise ValueError(
+                f"url {member.url!r} is that of {other.id!r} in {path}: each member needs its own"
+            )
     if len(terms.members) >= terms.nodes:
-        return (f"{path} has all of its {terms.nodes} members already: one more joins by `rpel network join`",)
+        return (
+            f"{path} has all of its {terms.nodes} members already: one more joins by `rpel network join`",
+        )
     return ()
 
 
-# --- the founder adds them -------------------------------------------------------------------------------------------
+# --- the founder adds them ----------------------------------------------------------------------------------
 
 
 def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Member, ...]]:
-    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml; all of them or none.
+    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml;
+    all of them or none.
 
     Returns the membership with them, and the new members.
     """
@@ -205,8 +226,9 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
         )
     if len(new) > room:
         raise ValueError(
-            f"{members} waits for {room} more of its {before.nodes} members, but {len(new)} entries are given: "
-            f"add {room} of them, the others join later (`rpel network join`), or found again with more --peers"
+            f"{members} waits for {room} more of its {before.nodes} members, but {len(new)} entries are "
+            f"given: add {room} of them, the others join later (`rpel network join`), or found again with "
+            "more --peers"
         )
     after = before.replace(members=before.members + new)
     after.save(members)
@@ -214,7 +236,8 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
 
 
 def read_entries(path: Path) -> list[Member]:
-    """The members in a file of [[member]] tables; certificate, address and fingerprint of each are checked."""
+    """The members in a file of [[member]] tables; certificate,
+    address and fingerprint of each are checked."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}: it takes an entry that `rpel peer init` printed")
     try:
@@ -223,9 +246,14 @@ def read_entries(path: Path) -> list[Member]:
         raise ValueError(f"{path} is not an entry that `rpel peer init` printed: {error}") from None
     entries = content.get("member")
     if not isinstance(entries, list) or not entries or set(content) != {"member"}:
-        raise ValueError(f"{path} is not an entry that `rpel peer init` printed: it takes one table [[member]]")
+        raise ValueError(
+            f"{path} is not an entry that `rpel peer init` printed: it takes one table [[member]]"
+        )
     where = f"{path}, member " if len(entries) > 1 else str(path)
-    return [Member.parse(f"{where}{number}" if len(entries) > 1 else where, e) for number, e in enumerate(entries, 1)]
+    return [
+        Member.parse(f"{where}{number}" if len(entries) > 1 else where, e)
+        for number, e in enumerate(entries, 1)
+    ]
 
 
 def grouped(fingerprint: str) -> str:

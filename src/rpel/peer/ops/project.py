@@ -21,7 +21,8 @@ _EXAMPLES = 600
 def create(folder: Path) -> list[Path]:
     """Write the project into a folder that is new or empty; its name becomes the project's.
 
-    Returns the files. Raises ValueError for a folder that holds something, or a name that cannot be a member's.
+    Returns the files. Raises ValueError for a folder that holds something,
+    or a name that cannot be a member's.
     """
     name = folder.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):

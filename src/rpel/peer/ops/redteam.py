@@ -1,7 +1,9 @@
-"""The rounds of a hostile member: pull what the honest ones publish, forge, answer each victim before the deadline.
+"""The rounds of a hostile member: pull what the honest ones publish, forge,
+answer each victim before the deadline.
 
-Invariants: it holds a key of the membership and keeps the limits that members have (one body of each a round), so that
-a drill shows what a hostile member could do and not what a broken network does; it trains nothing and writes nothing.
+Invariants: it holds a key of the membership and keeps the limits that members have (one body of each a
+round), so that a drill shows what a hostile member could do and not what a broken network does;
+it trains nothing and writes nothing.
 """
 
 import asyncio
@@ -73,7 +75,8 @@ class RedTeam:
         allies: Iterable[str] = (),
         tell: Callable[[Deed], None] | None = None,
     ) -> None:
-        """Read and check everything; ValueError unless the key is a member's. ``allies``: other red-team members."""
+        """Read and check everything; ValueError unless the key is a member's. ``allies``:
+        other red-team members."""
         self._drill = drill(name, parameters or {})
         own = Observer.of(config)
         self.now, self._layout, self._initial = own.now, own.layout, own.initial
@@ -83,7 +86,8 @@ class RedTeam:
         self._ours = len(ours)
         self._honest = [number for number in range(m.nodes) if number not in ours]
         self._state: State = {}
-        self._before: dict[int, Models] = {}  # what the honest sent in the round before, if the attack needs it
+        # what the honest sent in the round before, if the attack needs it
+        self._before: dict[int, Models] = {}
         self._forged: dict[int, asyncio.Future[dict[int, Models]]] = {}
         self._round = 0
         self._answered: dict[int, set[int]] = {}
@@ -91,7 +95,9 @@ class RedTeam:
     async def run(self) -> None:
         """Attack until the last round is over."""
         here, m = self.now, self.now.membership
-        server = HostileServer(m, here.server_context, self._answer, {CLOCK: self._position, STATUS: self._status})
+        server = HostileServer(
+            m, here.server_context, self._answer, {CLOCK: self._position, STATUS: self._status}
+        )
         await asyncio.to_thread(self._warm_up)
         await server.start(*listen_address(self._config.listen))
         try:
@@ -111,7 +117,9 @@ class RedTeam:
     async def _agree(self) -> None:
         """Take the members' time, as honest peers do."""
         m = self.now.membership
-        while len(offsets := await self._client.clocks(self.now, _now() + min(3.0, m.period))) < 2 * m.byzantine:
+        while (
+            len(offsets := await self._client.clocks(self.now, _now() + min(3.0, m.period))) < 2 * m.byzantine
+        ):
             await asyncio.sleep(min(1.0, m.period / 10))
         self._clock.adopt(list(offsets.values()))
 
@@ -121,7 +129,7 @@ class RedTeam:
         over = self._clock.position() > self._clock.start(t) + _PATIENCE * self.now.membership.deadline / 2
         return t + over
 
-    # --- a round -----------------------------------------------------------------------------------------------------
+    # --- a round --------------------------------------------------------------------------------------------
 
     async def _one(self, t: int) -> None:
         m = self.now.membership
@@ -167,7 +175,8 @@ class RedTeam:
         return senders
 
     def forge(self, models: Models, senders: list[int], t: int, state: State) -> tuple[Models, State]:
-        """(forged (v, d) for all honest members, new state) from what the senders published in round t; 0: a trial."""
+        """(forged (v, d) for all honest members, new state) from what the senders published in round t; 0:
+        a trial."""
         attack, before = self._drill.attack, None
         if "before" in attack.needs:  # in the first round that was the common initial model
             known = {sender: self._before.get(sender, self._initial[: models.shape[1]]) for sender in senders}
@@ -207,7 +216,7 @@ class RedTeam:
                 asking.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    # --- answers -----------------------------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------------------
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: int, round: int
@@ -250,7 +259,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# --- serving ---------------------------------------------------------------------------------------------------------
+# --- serving ------------------------------------------------------------------------------------------------
 
 
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
@@ -290,8 +299,12 @@ class HostileServer:
         assert task is not None
         self._open.add(task)
         try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-                member = self._membership.by_fingerprint(leaf_fingerprint(writer.get_extra_info("ssl_object")))
+            with suppress(
+                OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
+            ):
+                member = self._membership.by_fingerprint(
+                    leaf_fingerprint(writer.get_extra_info("ssl_object"))
+                )
                 while member is not None:
                     await self._one(await reader.readuntil(b"\r\n\r\n"), reader, writer, member)
         finally:

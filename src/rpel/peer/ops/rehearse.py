@@ -1,4 +1,5 @@
-"""A rehearsal: the network's plan and rule on one's own data, split among simulated members, before anything is real.
+"""A rehearsal: the network's plan and rule on one's own data, split among simulated members,
+before anything is real.
 
 What it shows depends on the data being like those of the other members: they are not here to be asked.
 """
@@ -60,7 +61,8 @@ def rehearse(
 ) -> Rehearsal:
     """Split this member's data among the network's honest members and train, with the hostile ones attacking.
 
-    config: peer.toml; members.toml may still lack members. rounds: fewer than the network's, for a quick look.
+    config: peer.toml; members.toml may still lack members. rounds: fewer than the network's,
+    for a quick look.
     """
     peer = Config.load(config)
     m = Membership.load(peer.members, draft=True)
@@ -71,19 +73,22 @@ def rehearse(
     if not batch:
         raise ValueError(f"{examples} training examples cannot be split among {honest} honest members")
     fields: dict[str, Any] = {
-        "nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat, "rounds": rounds or m.rounds,
-        "local_steps": m.local_steps, "lr": hyper.lr, "momentum": hyper.momentum, "weight_decay": hyper.weight_decay,
-        "optimizer": hyper.optimizer, "optimizer_params": hyper.optimizer_params,
-        **{key: getattr(m, key) for key in (*OUTER, "wire", "memory")},
-        "batch_size": batch, "eval_every": hyper.eval_every, "eval_size": hyper.eval_size, "attack": attack,
-        "attack_params": dict(attack_params or {}), "partition": "iid", "seed": seed, "out": None, "progress": progress,
+        "nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat,
+        "rounds": rounds or m.rounds, "local_steps": m.local_steps, "lr": hyper.lr,
+        "momentum": hyper.momentum, "weight_decay": hyper.weight_decay, "optimizer": hyper.optimizer,
+        "optimizer_params": hyper.optimizer_params,
+        **{key: getattr(m, key) for key in (*OUTER, "wire", "memory")}, "batch_size": batch,
+        "eval_every": hyper.eval_every, "eval_size": hyper.eval_size, "attack": attack,
+        "attack_params": dict(attack_params or {}), "partition": "iid", "seed": seed, "out": None,
+        "progress": progress,
     }  # fmt: skip
     robust, averaging = (simulate(**given, **fields, rule=rule) for rule in (m.rule, "mean"))
     return Rehearsal(m, attack, batch, robust, averaging)
 
 
 def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any], int]:
-    """Network and data for a simulation, the network with the values that all members begin with; and their number."""
+    """Network and data for a simulation, the network with the values that all members begin with;
+    and their number."""
     first = peer.members.parent / INIT
     if peer.task in BUILT_IN_TASKS:
         dataset = data.load(peer.task, peer.data)
@@ -96,8 +101,8 @@ def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any]
     found = own_task(peer.task, peer.task_dir.absolute(), place)
     if not isinstance(found, Task):
         raise ValueError(
-            f"task {peer.task!r} is a {type(found).__name__}, whose data cannot be split: a rehearsal needs a "
-            "rpel.tasks.Task(model, train, test)"
+            f"task {peer.task!r} is a {type(found).__name__}, whose data cannot be split: a rehearsal needs "
+            "a rpel.tasks.Task(model, train, test)"
         )
     found = copy.copy(found)
     found.module, found.shards = _begun(found.module, first), None

@@ -1,7 +1,7 @@
 """Watching a network: what every member says of itself, asked over mutual TLS with one's own key.
 
-Invariant: members may be hostile, so what they say is bounded and taken apart by kind; nothing of it is shown as text.
-And they may lie: what is shown of a member is its own claim.
+Invariant: members may be hostile, so what they say is bounded and taken apart by kind; nothing of it is shown
+as text. And they may lie: what is shown of a member is its own claim.
 """
 
 import asyncio
@@ -90,9 +90,9 @@ class Seen:
     """One member at one moment.
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
-    ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of whom it
-    says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on the time ·
-    ``version``: of rpel
+    ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of
+    whom it says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on
+    the time · ``version``: of rpel
     """
 
     id: str
@@ -113,7 +113,8 @@ class Seen:
 
 
 async def look(observer: Observer, within: float = 3.0) -> list[Seen]:
-    """All members at once, in the order of members.toml; who has not answered within so many seconds is unreachable."""
+    """All members at once, in the order of members.toml;
+    who has not answered within so many seconds is unreachable."""
     deadline = asyncio.get_running_loop().time() + within
     m = observer.now.membership
     said = await asyncio.gather(*(observer.member(number).status(deadline) for number in range(m.nodes)))
@@ -127,7 +128,8 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
     >>> one = seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
     >>> one.state.value, one.round, one.pulls["ok"], one.pulls["late"]
     ('training', 7, 12, 0)
-    >>> seen("b", {"round": "7" * 1000}, rounds=9).state.value, seen("c", Answer(PullResult.LATE), rounds=9).state.value
+    >>> seen("b", {"round": "7" * 1000}, rounds=9).state.value, seen("c", Answer(PullResult.LATE),
+    ...     rounds=9).state.value
     ('malformed', 'late')
     """
     if isinstance(said, Answer):
@@ -142,7 +144,11 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
         return Seen(id, State.MALFORMED)
     state = State.FINISHED if round >= rounds else State.TRAINING
     state = State.FROZEN if frozen else State.STARTING if not round else state
-    degraded, caught_up, version = outcomes["local_only"], outcomes["caught_up"], version_of(said.get("version"))
+    degraded, caught_up, version = (
+        outcomes["local_only"],
+        outcomes["caught_up"],
+        version_of(said.get("version")),
+    )
     return Seen(id, state, round, accuracy, pulls, degraded, caught_up, convicted, ready, version)
 
 
@@ -193,7 +199,11 @@ def _counts(said: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str
 
 
 def _ids(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_CONVICTED or not all(isinstance(id, str) for id in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > _MOST_CONVICTED
+        or not all(isinstance(id, str) for id in value)
+    ):
         raise ValueError("convicted")
     return tuple(sorted({check_id(id) for id in value}))
 
@@ -201,6 +211,7 @@ def _ids(value: object) -> tuple[str, ...]:
 def _share(value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:  # NaN is not either
+    # NaN is not either
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise ValueError("accuracy")
     return float(value)

@@ -181,9 +181,8 @@ def report_graph_rules(case: Case) -> None:
     for name in ("gossip", "cs_plus", "gts", "clipped_gossip_adaptive", "clipped_gossip_oracle", "rtc"):
         rule = rpel.rule(name, b_hat=3)
         call = {"weights": weights, "hostile": hostile}
-        mine = (
-            machine.best(lambda rule=rule, call=call: rule.aggregate(table, index, out=out, **call)) / case.h
-        )  # type: ignore[misc]
+        whole = lambda rule=rule, call=call: rule.aggregate(table, index, out=out, **call)  # noqa: E731
+        mine = machine.best(whole) / case.h
         part = {"weights": weights[:few], "hostile": hostile[:few]}
         slow = machine.best(
             lambda rule=rule, part=part: rule.aggregate(table, index[:few], kernels=plain, **part),  # type: ignore[misc]

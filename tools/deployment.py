@@ -34,8 +34,8 @@ HEADER = """\
 # torch is the one line to decide yourself. The hash below is that of the published wheel of {torch},
 # which wants its maker's GPU libraries beside it; they are not listed here. The CPU build of the same
 # version, with which this project is tested, is another file with another hash and wants nothing more. To
-# deploy it, put the hash of the wheel that you have inspected in the place of this one and give pip its folder
-# (--find-links).
+# deploy it, put the hash of the wheel that you have inspected in the place of this one and give pip its
+# folder (--find-links).
 # For the same reason `make` does not use this file: constraints.txt pins versions, not hashes.
 # Made by tools/deployment.py; other platforms and versions of Python make their own.
 """

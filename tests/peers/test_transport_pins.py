@@ -20,10 +20,10 @@ from rpel.peer.io.server import MemberLine, Server
 from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
 from support.waiting import until
 
+Issuer = tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
 
-def minted(
-    folder: Path, name: str, issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None, ca: bool
-):  # type: ignore[no-untyped-def]
+
+def minted(folder: Path, name: str, issuer: Issuer | None, ca: bool):  # type: ignore[no-untyped-def]
     """A key and a certificate signed by the issuer (None: by itself), with everything that a member's has."""
     folder.mkdir(exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())

@@ -26,12 +26,9 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 REFUSED = {
     ("memory", "asynchronous"): "asynchronous does not go with memory 2: the nearest is memory 1",
-    ("memory", "backend"): "memory 2 goes with backend 'numba'",
     ("asynchronous", "wire"): "asynchronous does not go with wire int8: the nearest is wire float32",
     ("asynchronous", "privacy"): "fast nodes would spend more privacy",
-    ("asynchronous", "backend"): "asynchronous rounds go with backend 'numba'",
     ("asynchronous", "workers"): "needs a network whose nodes are computed one by one",
-    ("privacy", "backend"): "go with backend 'numba'",
 }
 """Pairs that do not go together, and what is said of them."""
 PAIRS = [pair for pair in combinations(ASKED, 2) if pair not in REFUSED]

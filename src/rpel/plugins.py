@@ -217,4 +217,5 @@ def _imported(path: Path, folder: Path) -> Iterator[Path]:
 
 
 def _first_line(thing: Any) -> str:
-    return (getattr(thing, "__doc__", None) or "").strip().partition("\n")[0]
+    """The first paragraph of its docstring, in one line."""
+    return " ".join((getattr(thing, "__doc__", None) or "").strip().partition("\n\n")[0].split())

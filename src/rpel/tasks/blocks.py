@@ -553,12 +553,16 @@ def with_blocks(module: nn.Module) -> nn.Module:
     """The module, whose convolutions may have gone Winograd's way, with blocks in the place of their layers.
 
     >>> from rpel.models import model
+    >>> from rpel.tasks.dropout import with_dropout
     >>> from rpel.tasks.winograd import with_winograd
-    >>> [type(layer).__name__ for layer in with_blocks(with_winograd(model("cifar10", dropout=0.0)))][:3]
+    >>> network = with_dropout(with_winograd(model("cifar10")), lambda p: Dropout(p, torch.Generator()))
+    >>> [type(layer).__name__ for layer in with_blocks(network)][:3]
     ['Blocks', 'Flatten', 'Linear']
     """
     if type(module) is not nn.Sequential or any(map(altered, module.modules())):
         return module
+    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        return module  # a new Sequential would lose what is registered on the old one
     return nn.Sequential(*_grouped(list(module)))
 
 

@@ -15,9 +15,10 @@ import torch
 import rpel
 from rpel.backend import plain
 from rpel.backend.base import backend
-from rpel.backend.torch import Torch
+from rpel.backend.torch import Torch, local_device
 from rpel.config import spec
 from rpel.randomness import stream
+from rpel.simulation import communicator, launch
 from rpel.simulation.engine import Simulation
 from rpel.simulation.inputs import Objects, build_backend, build_task, gather
 from rpel.simulation.methods import resolve
@@ -203,11 +204,48 @@ def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data
     assert run.state.x.shape == (wanted.nodes - wanted.byzantine, d)
 
 
-@pytest.mark.full
-def test_two_workers_end_where_one_does(tmp_path: Path) -> None:
-    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": "mlp"}
-    one, two = (rpel.simulate(**given, workers=count, out=tmp_path / str(count)) for count in (1, 2))
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "model", ["mlp", pytest.param(device_cases.NETWORK, marks=pytest.mark.full)], ids=["mlp", "network"]
+)
+def test_two_workers_end_where_one_does_and_count_what_went_through_the_host(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": model}
+    one = rpel.simulate(**given, out=tmp_path / "1")
+    # worker 0 treats its tensors as those of a device that gloo does not reach; worker 1 does not
+    monkeypatch.setattr(communicator, "reachable", lambda part: False)
+    two = rpel.simulate(**given, workers=2, out=tmp_path / "2")
     np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
+    assert one.certificate["backend"]["through_host"] == {}
+    crossed = two.certificate["backend"]["through_host"]["workers, by gloo"]
+    rounds, half = 3, one.models.nbytes // 2
+    # half-steps out and in, each round; the sums of the consensus, in float64, two out and two in
+    d = one.models.shape[1]
+    assert rounds * 2 * half < crossed["bytes"] < rounds * (2 * half + 4 * 8 * d) + 2 * half
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "gpus", "nccl", "expected"),
+    [
+        ("cuda", 2, 2, True, launch.NCCL),
+        ("cuda", 2, 2, False, "gloo"),
+        ("cuda", 3, 2, True, "gloo"),  # NCCL refuses two workers on one device
+        ("cuda:1", 1, 2, True, launch.NCCL),
+        ("cuda:1", 2, 2, True, "gloo"),
+        ("cpu", 2, 2, True, "gloo"),
+        ("mps", 2, 0, True, "gloo"),
+    ],
+)
+def test_nccl_moves_arrays_if_each_worker_has_a_cuda_device_of_its_own(
+    device: str, here: int, gpus: int, nccl: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "missing", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    assert launch.carrier(device, here) == expected
+    if device == "cuda":
+        assert [local_device(device, rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

@@ -608,6 +608,15 @@ def local_device(device: str, local_rank: int) -> str:
     return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
 
 
+def sharing(device: str, here: int) -> int:
+    """How many of the ``here`` workers on a machine have the same device.
+
+    >>> sharing("cpu", 2), sharing("cuda:1", 3)
+    (2, 3)
+    """
+    return -(-here // max(1, torch.cuda.device_count())) if device == "cuda" else here
+
+
 def missing(device: str) -> str | None:
     """Why torch cannot use a device here, in a few words; None where it can.
 

@@ -68,9 +68,15 @@ def _reach(address: str | None) -> None:
 
 
 def supervised(
-    work: Callable[[dict[str, Any]], Any], config: Mapping[str, Any], workers: int, place: Path
+    work: Callable[[dict[str, Any]], Any],
+    config: Mapping[str, Any],
+    workers: int,
+    place: Path,
+    carrier: str = "gloo",
+    gpu: bool = False,
 ) -> Any:
-    """What worker 0 returns of work(config), called by each of so many Ray workers, in one gloo group.
+    """What worker 0 returns of work(config), called by each of so many Ray workers, in one group of
+    torch.distributed's with that carrier; gpu: with a GPU for each.
 
     A worker that is lost takes the group with it, which is started again. place: a folder that all machines
     see, for what Ray keeps of this; it is removed.
@@ -81,8 +87,8 @@ def supervised(
     trainer = TorchTrainer(
         work,
         train_loop_config=dict(config),
-        torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=workers, placement_strategy="SPREAD"),
+        torch_config=TorchConfig(backend=carrier),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu, placement_strategy="SPREAD"),
         run_config=RunConfig(
             storage_path=str(place),
             failure_config=FailureConfig(max_failures=_RESTARTS, controller_failure_limit=_RESTARTS),

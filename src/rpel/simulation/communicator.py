@@ -9,8 +9,9 @@ Invariants:
   so its bits do not depend on how many there are;
 - what one worker refuses, all refuse, with the same sentence;
 - arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends,
-  receives and broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. So a
-  backend that moves device memory (NCCL) can take the place of the first and leave the second alone.
+  receives and broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. NCCL
+  takes the arrays of CUDA devices where it can; gloo moves main memory alone, so what lies on a device goes
+  through buffers there, which :meth:`Group.staged` makes and counts.
 """
 
 import logging
@@ -48,10 +49,12 @@ class LostError(ValueError):
 class Alone:
     """One process that has all nodes.
 
-    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others.
+    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others,
+    ``crossed`` the buffers and bytes that went through main memory between a device and gloo.
     """
 
     rank, size, here, received = 0, 1, 1, 0
+    crossed = 0, 0
 
     @property
     def local_rank(self) -> int:
@@ -155,7 +158,7 @@ class Group(Alone):
         """
         others = [(self.rank + k) % self.size for k in range(1, self.size)]
         coming = [[(rank, _bytes(array[piece])) for piece in pieces[rank]] for rank in others]
-        ahead = dist.get_backend() == "gloo"
+        ahead = not by_nccl(_bytes(array))
         moving = self._moved([], [one for each in coming for one in each]) if ahead else []
         taken = 0
 
@@ -163,7 +166,7 @@ class Group(Alone):
             nonlocal taken
             now = [] if ahead else [each[taken] for each in coming if taken < len(each)]
             taken += 1
-            part = _bytes(array[piece])
+            part = self._leaving(array[piece])
             moving.extend(self._moved([(rank, part) for rank in others], now))
 
         yield ready
@@ -172,17 +175,42 @@ class Group(Alone):
         for one in moving:
             one.wait()
 
+    def staged(self, part: Tensor) -> Tensor:
+        """A buffer that torch.distributed moves for these bytes: themselves, or main memory for those of a
+        device without NCCL, pinned where that makes copies faster. The one way through the host, counted."""
+        if reachable(part):
+            return part
+        self.crossed = self.crossed[0] + 1, self.crossed[1] + part.nbytes
+        return torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+
+    def _leaving(self, array: "NDArray[Any] | Tensor") -> Tensor:
+        """The bytes of an array where they can be sent from."""
+        part = _bytes(array)
+        buffer = self.staged(part)
+        return part if buffer is part else buffer.copy_(part)
+
     def _moved(self, out: list[tuple[int, Tensor]], into: list[tuple[int, Tensor]]) -> list[Any]:
         """Sends to and receives from these workers, begun at once; empty ones are left out on both sides."""
-        asked = [dist.P2POp(dist.irecv, part, rank) for rank, part in into if part.numel()]
+        places = [(rank, part, self.staged(part)) for rank, part in into if part.numel()]
+        asked = [dist.P2POp(dist.irecv, buffer, rank) for rank, _, buffer in places]
         asked += [dist.P2POp(dist.isend, part, rank) for rank, part in out if part.numel()]
         self.received += sum(part.numel() for _, part in into)
-        return dist.batch_isend_irecv(asked) if asked else []
+        moving: list[Any] = dist.batch_isend_irecv(asked) if asked else []
+        if all(part is buffer for _, part, buffer in places):
+            return moving
+        # by gloo, where each receive and each send is waited for by itself, in this order
+        landing = [
+            _Landing(one, part, buffer) for one, (_, part, buffer) in zip(moving, places, strict=False)
+        ]
+        return [*landing, *moving[len(landing) :]]
 
     def collect(self, array: NDArray[Any], shards: Shards) -> None:
         """Everybody's rows to worker 0."""
-        parts = [(rank, _bytes(array[shard])) for rank, shard in enumerate(shards)]
-        moving = self._moved([(0, parts[self.rank][1])], []) if self.rank else self._moved([], parts[1:])
+        if self.rank:
+            moving = self._moved([(0, self._leaving(array[shards[self.rank]]))], [])
+        else:
+            parts = [(rank, _bytes(array[shard])) for rank, shard in enumerate(shards)]
+            moving = self._moved([], parts[1:])
         for one in moving:
             one.wait()
 
@@ -208,14 +236,18 @@ class Group(Alone):
                     one.wait()
             add(slice(left, right))
             if self.rank < self.size - 1:
-                sent += self._moved([(self.rank + 1, piece)], [])
+                sent += self._moved([(self.rank + 1, self._leaving(total[left:right]))], [])
         for one in sent:
             one.wait()
 
     def tell_last(self, array: NDArray[Any]) -> None:
         """The last worker's array, to all."""
-        dist.broadcast(_bytes(array), src=self.size - 1)
-        self.received += 0 if self.rank == self.size - 1 else array.nbytes
+        last, part = self.size - 1, _bytes(array)
+        buffer = self._leaving(array) if self.rank == last else self.staged(part)
+        dist.broadcast(buffer, src=last)
+        if self.rank != last:
+            self.received += array.nbytes
+            part.copy_(buffer)
 
     def any(self, said: bool) -> bool:
         """Whether any worker says so."""
@@ -275,6 +307,27 @@ def _cut(shard: slice, unit: int) -> Shards:
     count = max(1, min(_SENT, units // _WORTH))
     edges = [min(shard.stop, shard.start + units * p // count * unit) for p in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
+
+
+class _Landing:
+    """What is received in main memory, and goes on to its place on a device once it is there."""
+
+    def __init__(self, moving: Any, part: Tensor, buffer: Tensor) -> None:
+        self.moving, self.part, self.buffer = moving, part, buffer
+
+    def wait(self) -> None:
+        self.moving.wait()
+        self.part.copy_(self.buffer)
+
+
+def by_nccl(part: Tensor) -> bool:
+    """Whether NCCL moves this memory."""
+    return part.is_cuda and "nccl" in dist.get_backend_config()
+
+
+def reachable(part: Tensor) -> bool:
+    """Whether torch.distributed moves this memory where it is."""
+    return part.device.type == "cpu" or by_nccl(part)
 
 
 def _bytes(array: "NDArray[Any] | Tensor") -> Tensor:

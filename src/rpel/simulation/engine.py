@@ -22,6 +22,7 @@ from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import Attack
 from rpel.backend.base import Backend, backend
+from rpel.backend.torch import sharing
 from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
@@ -127,6 +128,8 @@ class Simulation:
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = self.nodes = spec.nodes if self.everybody else spec.nodes - spec.byzantine
         self.unit: int = getattr(task, "unit", 1)
+        if getattr(task, "divisible", False):
+            self.unit = min(self.unit, -(-h // workers.size))
         self.shards = workers.shards(h, self.unit)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
@@ -268,7 +271,8 @@ class Simulation:
     def _check_memory(self, needed: int, answers: int) -> None:
         """ValueError if the workers on this machine need more than it has."""
         device = self.backend.device_memory()
-        free, here = (free_memory(), self.workers.here) if device is None else (device, 1)
+        free, here = free_memory() if device is None else device, self.workers.here
+        here = here if device is None else sharing(self.spec.device, here)
         if free is not None and needed * here > free:
             each = f" for each of {here} workers" if here > 1 else ""
             raise ValueError(

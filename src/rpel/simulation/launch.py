@@ -20,8 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from rpel.backend.torch import local_device, missing, sharing
 from rpel.config.spec import Spec, to_toml
 from rpel.processes import start
 from rpel.simulation.communicator import ALONE, Communicator, Group, LostError
@@ -36,6 +38,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
 """How long to wait for a worker to come, and for one that came to finish what all wait for."""
 _GRACE = 30.0
+NCCL = "cpu:gloo,cuda:nccl"
 
 _stores: Any = dist
 """Documented there, and not marked as exported."""
@@ -64,15 +67,18 @@ def joined(spec: Spec) -> Iterator[Communicator]:
         try:
             store, rank, size = _meeting(Path(place), spec, children)
             _await_all(store, rank, size, children)
+            here = _here(size if isinstance(store, _stores.FileStore) else 1)
+            moved_by = _agreed(store, rank, size, carrier(spec.device, here))
             # gloo has been seen to lose a connection while it is made: not for long, then
             with _watched(children):
-                dist.init_process_group(
-                    _carrier(spec.device), store=store, rank=rank, world_size=size, timeout=_JOINING
-                )
+                dist.init_process_group(moved_by, store=store, rank=rank, world_size=size, timeout=_JOINING)
                 world = dist.group.WORLD
                 assert world is not None
                 world.set_timeout(_PATIENCE)
-                yield Group(rank, size, _here(size if isinstance(store, _stores.FileStore) else 1))
+                workers = Group(rank, size, here)
+                if moved_by == NCCL:  # its first call has to be one that all take part in
+                    dist.all_reduce(torch.zeros(1, device=local_device(spec.device, workers.local_rank)))
+                yield workers
         except BaseException:
             for child in children:
                 child.terminate()
@@ -84,15 +90,21 @@ def joined(spec: Spec) -> Iterator[Communicator]:
                 _end(child)
 
 
-def _carrier(device: str) -> str:
-    """What moves arrays: NCCL those of CUDA devices, gloo those of the host; ValueError where nothing can."""
-    if device == "cpu":
-        return "gloo"
-    if device.startswith("cuda") and dist.is_nccl_available():
-        return "cpu:gloo,cuda:nccl"
-    raise ValueError(
-        f"several workers need NCCL to share device {device!r}, and it is not here: take workers 1"
-    )
+def carrier(device: str, here: int) -> str:
+    """What could move the arrays of ``here`` workers on this machine: NCCL, if each has a CUDA device of its
+    own, beside gloo; else gloo alone, through main memory (`Group.staged`).
+
+    >>> carrier("cpu", here=2), carrier("mps", here=1)
+    ('gloo', 'gloo')
+    """
+    cuda = device.startswith("cuda") and missing(device) is None and dist.is_nccl_available()
+    return NCCL if cuda and sharing(device, here) == 1 else "gloo"
+
+
+def _agreed(store: Any, rank: int, size: int, wish: str) -> str:
+    """The carrier that every worker can take: NCCL needs all of them."""
+    store.set(f"carrier/{rank}", wish)
+    return wish if all(store.get(f"carrier/{other}").decode() == wish for other in range(size)) else "gloo"
 
 
 def _check_number(spec: Spec) -> None:

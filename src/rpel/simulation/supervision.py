@@ -21,6 +21,7 @@ from rpel.simulation import run as runs_here
 from rpel.simulation.callbacks import Interrupted, Progress, tick
 from rpel.simulation.communicator import LostError
 from rpel.simulation.inputs import Download, Objects, loader
+from rpel.simulation.launch import carrier
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import WHEN, placed, prepared, stored
 
@@ -79,7 +80,8 @@ def _supervise(
     config = {"spec": spec.model_dump(), "tensorboard": folder.tensorboard, "stop": str(place / "stop")}
     place.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(1) as one:
-        running = one.submit(cluster.supervised, _ray_worker, config, workers, place)
+        moved_by, gpu = carrier(spec.device, here=1), spec.device.startswith("cuda")
+        running = one.submit(cluster.supervised, _ray_worker, config, workers, place, moved_by, gpu)
         seen = 0
         while not running.done():
             wait([running], timeout=_LOOK)

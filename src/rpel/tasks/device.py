@@ -275,6 +275,9 @@ class DeviceTask(Classification):
         """As everywhere, on the device."""
         return self.data.batch(rows, ids, dtype, *varied)
 
+    divisible = True
+    """Results are equal up to rounding, so workers may share what one would take together."""
+
     @property
     def unit(self) -> int:
         """How many nodes take a step together."""

@@ -18,6 +18,7 @@ from rpel.config.membership import Membership
 from rpel.peer.api import run
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
+from rpel.peer.io.background import Background
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.model_files import read_layout
 from rpel.peer.io.node import Node
@@ -61,6 +62,34 @@ def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> N
     text = metrics.text().decode()
     assert 'rpel_asked_total{peer="clinic-3"} 1.0' in text
     assert "rpel_unasked_rounds 5.0" in text
+
+
+def test_peer_whose_model_nobody_had_for_five_rounds_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node(found(tmp_path, 2, soon=60.0).configs[0]) as node, caplog.at_level("WARNING", "rpel"):
+        learner = QuadraticLearner(0)
+        warnings = []
+        for t in range(1, 8):
+            node.answer(protocol.Save(Checkpoint(t, np.zeros(LAYOUT.d))), learner)
+            report = protocol.Report(t, Outcome.AGGREGATED, 1, 1, 0, {}, 0, False, True, 0.0, 0.0)
+            node.answer(protocol.Tell(report), learner)
+            warnings.append(sum("nobody has had" in line and "5 rounds" in line for line in caplog.messages))
+    assert warnings == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_error_that_asyncio_can_hand_to_nobody_is_one_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """asyncio closes the transport of a handshake that timed out, although the connection is gone."""
+    background = Background()
+    with caplog.at_level("DEBUG", "rpel"):
+        background.loop.call_soon_threadsafe(getattr, None, "close")
+        background.call(asyncio.sleep(0))
+    background.close()
+    (record,) = [record for record in caplog.records if "'NoneType'" in record.getMessage()]
+    assert (record.name, record.levelname, record.exc_info) == ("rpel", "DEBUG", None)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rpel.config.timetable import Timetable
 from rpel.learning import NesterovOuter
 from rpel.peer.core import protocol
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.protocol import Checkpoint, Memory, Pulled, Record, Terms
+from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Pulled, Record, Terms
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -86,7 +86,7 @@ class Driver:
 
 def recorded(round: int) -> Memory:
     """A disk on which this round was recorded and did not end."""
-    record = Record(round, tuple(range(1, 8)), np.full(1, 3.0))
+    record = Record(round, tuple(range(1, 8)), LentRow(np.full(1, 3.0)))
     return Memory(Checkpoint(round - 1, np.full(1, 2.0)), record, last_round=round, published=(round,))
 
 
@@ -109,7 +109,9 @@ OUTER = replace(TERMS, outer=NesterovOuter(lr=0.5, momentum=0.9))
 )
 def test_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint: Checkpoint | None) -> None:
     """The checkpoint of the round before was refused by the disk: the record alone has both."""
-    record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
+    record = Record(
+        5, tuple(range(1, 8)), LentRow(np.full(1, 3.0)), before=np.full(1, 2.0), v=np.full(1, 4.0)
+    )
     memory = Memory(checkpoint, record, last_round=5, published=(5,))
     saved = Driver(now=41.0, memory=memory, enter=lambda round: OUTER).to(5).of(protocol.Save)[0].checkpoint
     v = 0.9 * 4 + (2 - 1)  # the others answer 1, and of two near 3 none is left
@@ -118,7 +120,9 @@ def test_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint
 
 
 def test_unfinished_round_keeps_the_outer_velocity() -> None:
-    record = Record(5, tuple(range(1, 8)), np.full(1, 3.0), before=np.full(1, 2.0), v=np.full(1, 4.0))
+    record = Record(
+        5, tuple(range(1, 8)), LentRow(np.full(1, 3.0)), before=np.full(1, 2.0), v=np.full(1, 4.0)
+    )
     memory = Memory(None, record, last_round=5, published=(5,))
     driver = Driver(now=49.0, memory=memory, enter=lambda round: OUTER).to(6)  # after the deadline of round 5
     assert driver.of(protocol.Step)[0].x == pytest.approx(3)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from rpel import files
-from rpel.peer.core.protocol import Checkpoint, Record, Remembered
+from rpel.peer.core.protocol import Checkpoint, LentRow, Record, Remembered
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import store as store_module
 from rpel.peer.io.store import Store, rounds_kept
@@ -30,8 +30,8 @@ from support.virtual_network import Disk
 LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
 
 
-def model(seed: int, layout: Layout = LAYOUT) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(layout.d).astype(layout.dtype)
+def model(seed: int, layout: Layout = LAYOUT) -> LentRow:
+    return LentRow(np.random.default_rng(seed).standard_normal(layout.d).astype(layout.dtype))
 
 
 def record(t: int, seed: int | None = None) -> Record:

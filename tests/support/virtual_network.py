@@ -22,7 +22,7 @@ from rpel.learning import NesterovOuter
 from rpel.peer.core import evidence, protocol
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.evidence import Proof, Signed, Witness
-from rpel.peer.core.protocol import Checkpoint, Effect, Memory, Pulled, Record, Report, Terms
+from rpel.peer.core.protocol import Checkpoint, Effect, LentRow, Memory, Pulled, Record, Report, Terms
 from rpel.peer.core.serve_policy import SERVED, ServePolicy
 from rpel.peer.io.store import CHECKPOINTS, RECORDS
 from rpel.rules import rule
@@ -56,9 +56,8 @@ class Disk:
 
     def persist(self, record: Record, momentum: Models) -> bool:
         if not self.full:
-            half, before, v = (
-                None if x is None else x.copy() for x in (record.half, record.before, record.v)
-            )
+            half = None if record.half is None else LentRow(record.half.copy())
+            before, v = (None if x is None else x.copy() for x in (record.before, record.v))
             self.records[record.round] = (replace(record, half=half, before=before, v=v), momentum.copy())
             for old in sorted(self.records)[:-RECORDS]:
                 del self.records[old]

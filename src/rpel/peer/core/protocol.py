@@ -2,8 +2,7 @@
 
 :func:`rounds` yields effects and is sent what they brought; ``io/node.py`` answers with TLS, a disk and the
 machine's clock, the tests with a simulated network under a virtual clock. Models in its records are never
-written to after they were made, but for one: the half-step of a :class:`Step`, and so of its Record and Pull,
-is a row of the driver's, valid until the next Step. Its invariants:
+written to after they were made, but for one: a :data:`LentRow`. Its invariants:
 
 1. One draw a round. The peers to pull from are drawn once and persisted before the first pull;
    a restart asks the same.
@@ -47,7 +46,7 @@ is a row of the driver's, valid until the next Step. Its invariants:
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NewType
 
 import numpy as np
 
@@ -56,10 +55,12 @@ from rpel.learning import NesterovOuter, aggregate
 from rpel.peer.core.clock import ClockError, RoundClock
 from rpel.randomness import stream
 from rpel.rules import Rule, rule
-from rpel.types import ROBUST_RULE, Aggregated, Models, Outcome, PullResult, Received
+from rpel.types import ROBUST_RULE, Aggregated, Floats, Models, Outcome, PullResult, Received
 
 Sampler = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
+LentRow = NewType("LentRow", Floats)
+"""A model (d,) in a row of the driver's table: valid until the next Step, which overwrites it."""
 _AHEAD = 0.05
 """Of a period: how far a peer's clock may have been ahead of the one it adopts after a restart."""
 
@@ -126,7 +127,7 @@ class Record:
 
     round: int
     asked: tuple[int, ...]
-    half: Models | None
+    half: LentRow | None
     before: Models | None = None
     v: Models | None = None
     membership: str = ""
@@ -224,7 +225,7 @@ class Pull:
 
     round: int
     members: tuple[int, ...]
-    half: Models | None
+    half: LentRow | None
     deadline: float
     max_age: int = 0
     room: int = 0
@@ -510,10 +511,10 @@ def _may_step(t: int, state: State, terms: Terms) -> bool:
 
 def _stepped(
     t: int, state: State, terms: Terms, clock: RoundClock
-) -> Generator[Effect, Any, tuple[Models | None, int, State]]:
+) -> Generator[Effect, Any, tuple[LentRow | None, int, State]]:
     """Lines 3-6: the half-step, None if it is not to be used, and the round that it is ready for."""
     began = clock.position()
-    half: Models = yield Step(t, state.x, state.fresh)
+    half: LentRow = yield Step(t, state.x, state.fresh)
     now = clock.position()
     state = replace(state, fresh=False, slow=now - began > terms.deadline / 2)
     if terms.max_age and now > clock.start(t) + terms.deadline / 2:
@@ -525,11 +526,17 @@ def _stepped(
 
 
 def _round(
-    t: int, half: Models | None, state: State, terms: Terms, clock: RoundClock, sampler: Sampler, began: float
+    t: int,
+    half: LentRow | None,
+    state: State,
+    terms: Terms,
+    clock: RoundClock,
+    sampler: Sampler,
+    began: float,
 ) -> Generator[Effect, Any, State]:
     """One round of Algorithm 1 after the local steps; no half-step: what there is to serve, if anything."""
     if state.degraded >= terms.patience:
-        half = state.x
+        half = LentRow(state.x)
     window = _usable(state, terms) if half is not None else ()
     record = Record(t, _drawn(t, window, terms, sampler), half, membership=terms.membership)
     if window:

@@ -27,7 +27,18 @@ from rpel.config.peer import Config, listen_address
 from rpel.files import write_text
 from rpel.peer.core import protocol, wire
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.protocol import Checkpoint, Effect, Linger, Memory, Pulled, Record, Report, Sampler, Terms
+from rpel.peer.core.protocol import (
+    Checkpoint,
+    Effect,
+    LentRow,
+    Linger,
+    Memory,
+    Pulled,
+    Record,
+    Report,
+    Sampler,
+    Terms,
+)
 from rpel.peer.io.background import Background, Woken
 from rpel.peer.io.client import Client
 from rpel.peer.io.detector import EquivocationDetector
@@ -377,7 +388,7 @@ class Node:
                     self.metrics.heard(self.now.names[member], answer.offset, answer.version)
                 return Pulled(table, tuple(answer.result for answer in answers), offsets)
             case protocol.Save(checkpoint):
-                return self._save(checkpoint)
+                return self._save(checkpoint, learner)
             case protocol.Tell(report):
                 return self._tell(report, learner)
             case Linger(_, until):
@@ -408,7 +419,7 @@ class Node:
             learner.restore(blob)
         if record.half is not None:
             self._table[0] = record.half
-            record = replace(record, half=self._table[0])
+            record = replace(record, half=LentRow(self._table[0]))
             self._digest = wire.digest(self.layout, self._table[0])
         return replace(memory, record=record)
 
@@ -476,9 +487,9 @@ class Node:
             self._table[0] = half
         return self._table[:count]
 
-    def _save(self, checkpoint: Checkpoint) -> bool:
+    def _save(self, checkpoint: Checkpoint, learner: Learner) -> bool:
         self._x = checkpoint.x
-        saved = self.service.store.save(checkpoint, self._learner.buffers())
+        saved = self.service.store.save(checkpoint, learner.buffers())
         if saved:
             self.metrics.saved()
         return saved

@@ -32,7 +32,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rpel.files import atomic, locked
-from rpel.peer.core.protocol import Checkpoint, Memory, Record, Remembered
+from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Record, Remembered
 from rpel.peer.core.wire import Layout, raw
 from rpel.types import Models
 
@@ -307,9 +307,8 @@ class Store:
                 found["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
         follows = head.entries.get("follows", 0)
-        return Record(
-            round, asked, found.get("half"), found.get("before"), found.get("v"), membership, follows
-        )
+        half = LentRow(found["half"]) if "half" in found else None
+        return Record(round, asked, half, found.get("before"), found.get("v"), membership, follows)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):

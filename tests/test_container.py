@@ -26,6 +26,7 @@ from support.paths import ROOT, TESTS
 from support.waiting import PATIENCE
 
 PYTHON = Path("/usr/bin/python3")
+DEPENDENCIES = sysconfig.get_paths()["purelib"]
 
 
 def unfit() -> str:
@@ -62,7 +63,7 @@ def install(folder: Path) -> None:
     # else it is thought to be there
     subprocess.run([*inside, *wheels], env=alone, check=True, timeout=PATIENCE)
     (position,) = (folder / "env" / "lib").glob("python*/site-packages")
-    (position / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (position / "dependencies.pth").write_text(f"{DEPENDENCIES}\n{folder / 'dependencies'}\n")
 
 
 @pytest.mark.full
@@ -79,6 +80,7 @@ def test_two_members_run_as_nobody_on_a_tree_that_cannot_be_written(open_folder:
     (folder / "health.py").write_text(json.loads(health[1])[2])
     found(folder)
     script = ["unshare", "--mount", "--net", "sh", str(TESTS / "support" / "container.sh"), str(folder)]
+    script.append(DEPENDENCIES)
     done = subprocess.run(script, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "healthy" in done.stdout

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +181,7 @@ def differences(base: Path, head: Path) -> Iterator[str]:
                 if key not in new.files or not np.array_equal(old[key], new[key], equal_nan=True):
                     yield f"{name}: {key}"
     old, new = (json.loads((folder / "certificate.json").read_text("utf-8")) for folder in (base, head))
-    yield from _keys("certificate.json", old, new, ("versions", "objects", "plan"))
-    yield from _keys("certificate.json: plan", old["plan"], new["plan"], ())
+    yield from _keys("certificate.json", old, new, ("versions", "objects"))
     rows = [(folder / "metrics.jsonl").read_text("utf-8").splitlines() for folder in (base, head)]
     if len(rows[0]) != len(rows[1]):
         yield f"metrics.jsonl: {len(rows[0])} and {len(rows[1])} rows"
@@ -195,8 +195,17 @@ def differences(base: Path, head: Path) -> Iterator[str]:
 
 
 def _keys(where: str, old: Fields, new: Fields, but: tuple[str, ...]) -> Iterator[str]:
+    """Keys of records whose values differ; what only the new one has is no difference, at any depth."""
     for key, value in old.items():
-        if key not in but and (key not in new or new[key] != value):
+        if key in but:
+            continue
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            pairs: Iterator[tuple[Fields, Fields]] = zip_longest(value, new.get(key) or [], fillvalue={})
+            for item, other in pairs:
+                yield from _keys(f"{where}: {key}", item, other, ())
+        elif isinstance(value, dict) and isinstance(new.get(key), dict):
+            yield from _keys(f"{where}: {key}", value, new[key], ())
+        elif key not in new or new[key] != value:
             yield f"{where}: {key} {value!r} and {new.get(key)!r}"[:200]
 
 
@@ -213,7 +222,7 @@ def gained(base: Path, head: Path) -> set[str]:
 
 def compare(out: Path, names: list[str]) -> int:
     """Print what differs; returns how many runs do."""
-    changed, more = 0, set()
+    changed, models, more = 0, 0, set()
     for name in names:
         sides = [out / side / name for side in ("base", "head")]
         errors = [(side / "error").read_text("utf-8") if (side / "error").is_file() else "" for side in sides]
@@ -229,6 +238,7 @@ def compare(out: Path, names: list[str]) -> int:
             base, head = (side / (side / "folder").read_text("utf-8") for side in sides)
             changes = list(differences(base, head))
             more |= gained(base, head)
+            models += "models.safetensors" in changes
             if changes:
                 changed += 1
                 print(
@@ -236,7 +246,7 @@ def compare(out: Path, names: list[str]) -> int:
                 )
     if more:
         print("written only now:", ", ".join(sorted(more)))
-    print(f"{len(names) - changed} of {len(names)} runs have the same bytes")
+    print(f"{len(names) - changed} of {len(names)} runs have the same bytes; models differ in {models}")
     return changed
 
 

@@ -1,11 +1,14 @@
 #!/bin/sh
 # What `docker compose up` does to two members, without an engine: a root that cannot be written, nobody's user, no
 # capabilities, folders of its own for state and kernels, and the health check of the Dockerfile.
-# usage: container.sh FOLDER (with env/ where rpel is installed, member-1/, member-2/, health.py)
+# usage: container.sh FOLDER DEPENDENCIES (FOLDER with env/ where rpel is installed, member-1/, member-2/, health.py;
+# DEPENDENCIES, a site-packages folder that nobody may not be able to reach, is seen as FOLDER/dependencies)
 set -eu
 cd "$1"
 ip link set lo up
 mount --make-rprivate /
+mkdir -p dependencies
+mount --bind "$2" dependencies
 for place in member-1/state member-2/state cache; do
     mkdir -p $place
     chown -R 65534:65534 $place

@@ -106,6 +106,25 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
+def number(value: float | None, digits: str, unit: str = "", missing: str = "") -> str:
+    """A value with so many digits and its unit, or a word where there is none.
+
+    >>> number(0.0125, "+.3f", " s"), number(None, ".4f", missing="overflowed")
+    ('+0.013 s', 'overflowed')
+    """
+    return missing if value is None else f"{value:{digits}}{unit}"
+
+
+def ends(row: Mapping[str, Any], measure: str = "accuracy") -> str:
+    """Mean and worst of a measure in a run's last row.
+
+    >>> ends({"accuracy_mean": 0.91, "accuracy_worst": 0.8712})
+    'mean 0.9100 worst 0.8712'
+    """
+    texts = (f"{end} {number(row[f'{measure}_{end}'], '.4f', missing='none')}" for end in ("mean", "worst"))
+    return " ".join(texts)
+
+
 def times(number: int) -> str:
     """How often.
 

@@ -7,39 +7,34 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import Address, DataDir, Engine, Jobs, Json, Look, Reuse, TensorBoard, Threads, Yes
 from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, checked, read
-from rpel.text import count, duration
+from rpel.text import count, duration, ends, number
 
 if TYPE_CHECKING:
     from rpel.cli.terminal import RunDisplay
     from rpel.config.spec import Spec
     from rpel.experiments.reproduce import Work
-    from rpel.simulation.callbacks import Progress, Tick
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24
+ARENA = Path("arena")
 
 
+@opt.described
 def sweep(
-    file: Annotated[Path, Argument(metavar="FILE.toml", help="A run file with [grid].", show_default=False)],
-    out: Annotated[Path | None, Option(help="Folder for runs and the table. [sweeps/NAME]")] = None,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    address: Address = None,
-    reuse: Reuse = False,
-    tensorboard: TensorBoard = False,
-    as_json: Json = False,
-) -> None:
+    file: Path, out: Path | None = None, jobs: opt.Jobs = None, engine: opt.Engine = "local",
+    address: opt.Address = None, reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
 
     The file holds preset = "quickstart" and any fields, [grid] with lists such as attack = ["alie", "foe"],
@@ -47,6 +42,12 @@ def sweep(
     fails does not stop the others.
 
     Example: rpel sweep attacks.toml --jobs 2
+
+    Arguments:
+        file (FILE.toml): A run file with [grid].
+
+    Options:
+        out: Folder for runs and the table. [sweeps/NAME]
     """
     grid = checked(read(file))
     _say_same_rules(grid)
@@ -117,10 +118,7 @@ def _seen(state: CellRun) -> str:
     """How a cell stands, in a few words."""
     if state.status == "done" and state.result is not None:
         before = "finished before" if state.reused else f"done in {duration(state.seconds)}"
-        return (
-            f"{before}, accuracy mean {state.result['accuracy_mean']:.4f} worst "
-            f"{state.result['accuracy_worst']:.4f}"
-        )
+        return f"{before}, accuracy {ends(state.result)}"
     return f"{state.status}: {state.error}" if state.error else state.status
 
 
@@ -134,16 +132,9 @@ def _table(work: Sweep, states: Sequence[CellRun], title: str) -> Table:
         column.no_wrap = True
     for state in states:
         result = state.result or {}
-        accuracies = [
-            f"{result[key]:.4f}" if key in result else "" for key in ("accuracy_mean", "accuracy_worst")
-        ]
-        table.add_row(
-            Text(state.cell.label),
-            state.status,
-            *accuracies,
-            Text(_words(state)),
-            style=_STYLES[state.status],
-        )
+        accuracies = [number(result.get(f"accuracy_{end}"), ".4f") for end in ("mean", "worst")]
+        name, words = Text(state.cell.label), Text(_words(state))
+        table.add_row(name, state.status, *accuracies, words, style=_STYLES[state.status])
     return table
 
 
@@ -167,28 +158,14 @@ def _live(work: Sweep) -> Table:
 # --- arena --------------------------------------------------------------------------------------------------
 
 
+@opt.described
 def arena(
-    preset: Annotated[str, Option(help="The setting: a preset or a run file.")] = "mnist-30",
-    rules: Annotated[str | None, Option(help="Rules, such as mean,nnm+median. [all]")] = None,
-    attacks: Annotated[str | None, Option(help="Attacks, such as alie,foe,alie(z=1). [all]")] = None,
-    methods: Annotated[str | None, Option(help="Methods beside the rules, such as gts,nna; or all.")] = None,
-    seeds: Annotated[str, Option(help="Seeds, such as 0-2 or 0,7.")] = "0",
-    strongest: Annotated[
-        bool, Option("--strongest", help="Also attacks that search their best factor.")
-    ] = False,
-    rounds: Annotated[int | None, Option(help="Rounds, T. [the preset's]")] = None,
-    nodes: Annotated[int | None, Option("--nodes", "--peers", help="All nodes, n. [the preset's]")] = None,
-    byzantine: Annotated[int | None, Option(help="Hostile ones among them, b. [the preset's]")] = None,
-    pull: Annotated[int | None, Option(help="Peers pulled, s. [the preset's]")] = None,
-    out: Annotated[Path, Option(help="Folder for runs and pages.")] = Path("arena"),
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    address: Address = None,
-    data_dir: DataDir = None,
-    reuse: Reuse = False,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+    preset: str = "mnist-30", rules: str | None = None, attacks: str | None = None,
+    methods: str | None = None, seeds: str = "0", strongest: bool = False, rounds: int | None = None,
+    nodes: opt.SomeNodes = None, byzantine: int | None = None, pull: int | None = None, out: Path = ARENA,
+    jobs: opt.Jobs = None, engine: opt.Engine = "local", address: opt.Address = None,
+    data_dir: opt.DataDir = None, reuse: opt.Reuse = False, yes: opt.Yes = False, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Run all rules against all attacks in one setting and budget, several at a time,
     and make one page of it.
 
@@ -197,11 +174,23 @@ def arena(
 
     Example: rpel arena --preset quickstart --rules mean,median,nnm+trimmed_mean --attacks alie,foe --seeds
     0-2
+
+    Options:
+        preset: The setting: a preset or a run file.
+        rules: Rules, such as mean,nnm+median. [all]
+        attacks: Attacks, such as alie,foe,alie(z=1). [all]
+        methods: Methods beside the rules, such as gts,nna; or all.
+        seeds: Seeds, such as 0-2 or 0,7.
+        strongest: Also attacks that search their best factor.
+        rounds: Rounds, T. [the preset's]
+        byzantine: Hostile ones among them, b. [the preset's]
+        pull: Peers pulled, s. [the preset's]
+        out: Folder for runs and pages.
     """
     from rpel import arena as arenas
     from rpel.config.spec import load
 
-    fields = terminal.given(rounds=rounds, nodes=nodes, byzantine=byzantine, pull=pull, data_dir=data_dir)
+    fields = opt.given(rounds=rounds, nodes=nodes, byzantine=byzantine, pull=pull, data_dir=data_dir)
     base = load(preset).replace(**fields)
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
@@ -221,8 +210,8 @@ def arena(
     columns = ("rule", "worst case", "under", "ahead of the next")
     table = terminal.table(*columns, right=columns[1:2], fold=columns)
     for rank in results.ranking():
-        number = "no result" if rank.worst_case is None else f"{rank.worst_case:.4f}"
-        table.add_row(rank.contestant.label, number, rank.attack, rank.sure)
+        worst = number(rank.worst_case, ".4f", missing="no result")
+        table.add_row(rank.contestant.label, worst, rank.attack, rank.sure)
     terminal.stdout(wrap=True).print(table)
     print(f"page: {files[0]}")
 
@@ -241,10 +230,9 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
     from rpel.experiments.bench import costs
     from rpel.simulation.inputs import Objects, gather
 
-    waiting = [
-        state.cell.spec for state in work.states if state.status == "waiting" and state.cell.spec is not None
-    ]
-    unable = sum(state.cell.spec is None for state in work.states)
+    specs = [(state.status, state.cell.spec) for state in work.states]
+    waiting = [spec for status, spec in specs if status == "waiting" and spec is not None]
+    unable = sum(spec is None for _, spec in specs)
     done = len(work.states) - unable - len(waiting)
     console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
     if not waiting:
@@ -267,53 +255,40 @@ def _kind(spec: "Spec") -> str:
 # --- reproduce ----------------------------------------------------------------------------------------------
 
 
+@opt.described
 def reproduce(
-    names: Annotated[
-        list[str] | None,
-        Argument(metavar="NAME…|all|extra", help="Panels; all: the paper's sixty.", show_default=False),
-    ] = None,
-    scale: Annotated[
-        str, Option(help="smoke (minutes), short (fewer rounds), full (the paper's).")
-    ] = "smoke",
-    part: Annotated[
-        float | None, Option(help="With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]")
-    ] = None,
-    attacks: Annotated[
-        str | None, Option(help="Only the curves under these, such as alie,foe. [all]")
-    ] = None,
-    methods: Annotated[
-        str | None, Option(help="Only the curves of these, such as rpel,cs-plus. [all]")
-    ] = None,
-    seeds: Annotated[
-        str | None, Option(help="Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]")
-    ] = None,
-    eval_every: Annotated[int | None, Option(help="Rounds between evaluations. [the panel's]")] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder for figures, numbers and runs. [reproduced/SCALE]")
-    ] = None,
-    style: Look = "screen",
-    data_dir: DataDir = None,
-    threads: Threads = None,
-    engine: Engine = "local",
-    address: Address = None,
-    listed: Annotated[bool, Option("--list", help="List the panels and leave.")] = False,
-    extra: Annotated[bool, Option("--extra", help="With --list: those beyond the paper.")] = False,
-    reuse: Reuse = False,
-    tensorboard: TensorBoard = False,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+    names: list[str] | None = None, scale: str = "smoke", part: float | None = None,
+    attacks: str | None = None, methods: str | None = None, seeds: str | None = None,
+    eval_every: int | None = None, out: Path | None = None, style: opt.Look = "screen",
+    data_dir: opt.DataDir = None, threads: opt.Threads = None, engine: opt.Engine = "local",
+    address: opt.Address = None, listed: bool = False, extra: bool = False, reuse: opt.Reuse = False,
+    tensorboard: opt.TensorBoard = False, yes: opt.Yes = False, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
     and an index of the runs behind them.
 
     What is finished is not repeated; after Ctrl-C the same command goes on.
 
     Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
+
+    Arguments:
+        names (NAME…|all|extra): Panels; all: the paper's sixty.
+
+    Options:
+        scale: smoke (minutes), short (fewer rounds), full (the paper's).
+        part: With short: the share of the paper's rounds. [0.3 MNIST, 0.1 others]
+        attacks: Only the curves under these, such as alie,foe. [all]
+        methods: Only the curves of these, such as rpel,cs-plus. [all]
+        seeds: Seeds, such as 0 or 0-2. [the paper's at full scale, else 0]
+        eval_every: Rounds between evaluations. [the panel's]
+        out: Folder for figures, numbers and runs. [reproduced/SCALE]
+        listed (--list): List the panels and leave.
+        extra: With --list: those beyond the paper.
     """
     if listed:
         _list_panels(extra, as_json)
         return
-    with terminal.display() as shown:
+    with terminal.display(one=True) as shown:
         from rpel.experiments.reproduce import Selection, make, prepare
 
         selection = Selection(_split(attacks), _split(methods), seeds, eval_every, part)
@@ -333,7 +308,8 @@ def reproduce(
         if shown.console.is_terminal:
             shown.bars.start()
         try:
-            made = make(work, needed, progress=_bar(shown), say=shown.say)
+            tick = shown.tick if shown.console.is_terminal else None  # there may be hundreds of runs
+            made = make(work, needed, progress=tick, say=shown.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
     facts = {"out": str(work.out), "panels": made, "missing": work.missing}
@@ -360,34 +336,15 @@ def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
     for name, why in work.missing.items():
         display.say(f"rpel: warning: {name} cannot be made: {why}")
     todo, all_runs = len(work.open), len(work.specs)
-    if todo:
-        before = all_runs - todo
-        display.say(
-            f"panels: {len(work.panels)}, runs: {all_runs}, finished before: {before}; measuring rounds"
-        )
+    if not todo:
+        return seconds_needed(work)
+    runs = f"runs: {all_runs}, finished before: {all_runs - todo}"
+    display.say(f"panels: {len(work.panels)}, {runs}; measuring rounds")
     needed = seconds_needed(work)
-    if todo:
-        display.say(
-            f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)"
-        )
+    display.say(
+        f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)"
+    )
     return needed
-
-
-def _bar(display: "RunDisplay") -> "Progress | None":
-    """One bar for the run on its way, where a person looks; there may be hundreds of runs."""
-    if not display.console.is_terminal:
-        return None
-
-    task = display.tasks.pop("", None)
-    bar = display.bars.add_task("", total=None, seen="") if task is None else task
-
-    def tick(t: "Tick") -> None:
-        seen = "" if t.accuracy_mean is None else f"{t.measure} {t.accuracy_mean:.4f}"
-        seen = seen if t.evaluated is None else f"last evaluation {t.evaluated:.0%}"
-        about = f"{t.name}, seed {t.seed}"
-        display.bars.update(bar, description=about, completed=t.round, total=t.rounds, seen=seen)
-
-    return tick
 
 
 # --- bench and import ---------------------------------------------------------------------------------------
@@ -402,7 +359,7 @@ def _precise(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def bench(as_json: Json = False) -> None:
+def bench(as_json: opt.Json = False) -> None:
     """Measure what matters on this machine, in about two minutes,
     as ratios to the plain way of doing the same.
 
@@ -432,16 +389,18 @@ def _imports() -> None:
 
 
 @imports.command()
-def byzfl(
-    file: Annotated[Path, Argument(help="ByzFL's config.json.", show_default=False)],
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="The sweep file to write. [printed]")
-    ] = None,
-) -> None:
+@opt.described
+def byzfl(file: Path, output: Path | None = None) -> None:
     """Make a sweep file of a ByzFL benchmark's config.json;
     what has no counterpart is said in it and on stderr.
 
     Example: rpel import byzfl config.json -o sweep.toml
+
+    Arguments:
+        file: ByzFL's config.json.
+
+    Options:
+        output (--output, -o): The sweep file to write. [printed]
     """
     from rpel.experiments.byzfl import read
 

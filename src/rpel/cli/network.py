@@ -2,23 +2,23 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
 from rpel.cli.peer import members_now, red_team, verify, watch
 from rpel.cli.rehearse import rehearse
-from rpel.cli.terminal import Asking, Byzantine, Json, Late, Members, Parameters, Rounds
-from rpel.text import count, human_bytes, percent, visible
+from rpel.text import count, human_bytes, number, percent, visible
 from rpel.types import CONFIDENCE, ROBUST_RULE
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rpel.peer.ops.found import Founded
     from rpel.peer.ops.watch import Observer
     from rpel.types import WireName
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="network",
@@ -44,124 +46,23 @@ for command in (verify, watch, red_team):
     app.command(command.__name__.replace("_", "-"))(command)
 _LONGEST = 60  # letters of an organisation or an address that are shown beside a fingerprint
 
-Model = Annotated[
-    Path | None,
-    Option(
-        help="Begin with the model in this safetensors file (needed for your own task; its values are "
-        "matched by name and shape with the task's layout).",
-        show_default="drawn from --seed",
-    ),
-]
-Epoch = Annotated[
-    str | None,
-    Option(
-        help="When round 1 begins: a time such as 2030-01-01T12:00Z, or +600 for in ten minutes.",
-        show_default="the next full hour",
-    ),
-]
-Hyperparameters = Annotated[
-    list[str] | None,
-    Option(
-        help="What all members train with: key=value, several with commas between, or JSON. All know lr, "
-        "momentum, weight_decay and batch_size, built-in tasks also model, partition, alpha.",
-        metavar="KEY=VALUE",
-    ),
-]
-
-
-FromRound = Annotated[
-    int, Option(help="The round with which it takes effect; everybody needs the file before.")
-]
-Hostile = Annotated[
-    int | None, Option("--byzantine", help="How many may be hostile, b.", show_default="as before")
-]
-LateLater = Annotated[
-    int | None,
-    Option("--no-shows", help="Rounds go on with this many honest peers late.", show_default="as before"),
-]
-Hours = Annotated[
-    str | None,
-    Option(
-        help="Rounds only within these hours of a day, UTC, such as 20:00-06:00.",
-        show_default="the whole day",
-    ),
-]
+FromRound = Annotated[int, Option(help="The round from which it is in force; all need the file before.")]
+Hostile = Annotated[int | None, Option("--byzantine", help="How many may be hostile, b. [as before]")]
+LateLater = Annotated[int | None, Option("--no-shows", help="Honest peers that may be late. [as before]")]
 
 
 @app.command()
+@opt.described
 def new(
-    peers: Annotated[int, Option(help="How many peers the network will have, n.")],
-    byzantine: Byzantine,
-    rounds: Rounds,
-    no_shows: Late = None,
-    confidence: Annotated[
-        float, Option(help="Probability of the plan, over all peers and rounds.")
-    ] = CONFIDENCE,
-    task: Annotated[
-        str,
-        Option(help="mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer."),
-    ] = "mnist-sample",
-    model: Model = None,
-    period: Annotated[float, Option(help="Length of a round in seconds.")] = 60.0,
-    deadline: Annotated[
-        float | None,
-        Option(help="Seconds into a round at which pulls end.", show_default="0.6 of the period"),
-    ] = None,
-    epoch: Epoch = None,
-    hours: Hours = None,
-    rule: Annotated[str, Option(help="How answers are aggregated.")] = ROBUST_RULE,
-    local_steps: Annotated[int, Option(help="Local steps per round.")] = 1,
-    hyperparameters: Hyperparameters = None,
-    optimizer: Annotated[
-        str | None,
-        Option(help="The local step: momentum (the paper's), sgd, adam or adamw.", show_default="momentum"),
-    ] = None,
-    optimizer_params: Annotated[
-        list[str] | None, Option(help="Its parameters, such as eps=1e-6.", metavar="KEY=VALUE")
-    ] = None,
-    outer: Annotated[
-        str, Option(help="A step after the aggregation, for many local steps: none or nesterov.")
-    ] = "none",
-    outer_lr: Annotated[float, Option(help="Its rate.")] = 0.7,
-    outer_momentum: Annotated[float, Option(help="Its momentum.")] = 0.9,
-    allow_private: Annotated[
-        bool,
-        Option(
-            "--allow-private", help="Members may have private addresses (one office, one machine, a VPN)."
-        ),
-    ] = False,
-    linger: Annotated[
-        float,
-        Option(
-            help="Periods after the last round in which peers serve it to members that are late, at most."
-        ),
-    ] = 10.0,
-    wire: Annotated[
-        str, Option(help="How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).")
-    ] = "float32",
-    memory: Annotated[
-        int,
-        Option(
-            help="Aggregate the answers of so many rounds: fewer messages a round, for as much certainty."
-        ),
-    ] = 1,
-    max_age: Annotated[
-        int,
-        Option(
-            help="Rounds by which an answer may be old: so members slower than the period take part, too."
-        ),
-    ] = 0,
-    upstream: Annotated[
-        str | None, Option(help="What a member can send, such as 20Mbit: the shortest period for it is told.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        Option(help="The network's name; 128 random bits are put behind it.", show_default="the task's"),
-    ] = None,
-    out: Annotated[Path, Option(help="Folder for members.toml and init.safetensors.")] = Path(),
-    seed: Annotated[int, Option(help="Where a built-in task's initial model comes from.")] = 0,
-    as_json: Json = False,
-) -> None:
+    peers: int, byzantine: opt.Byzantine, rounds: opt.Rounds, no_shows: opt.Late = None,
+    confidence: float = CONFIDENCE, task: str = "mnist-sample", model: Path | None = None,
+    period: float = 60.0, deadline: float | None = None, epoch: str | None = None, hours: str | None = None,
+    rule: str = ROBUST_RULE, local_steps: int = 1, hyperparameters: list[str] | None = None,
+    optimizer: str | None = None, optimizer_params: list[str] | None = None, outer: str = "none",
+    outer_lr: float = 0.7, outer_momentum: float = 0.9, allow_private: bool = False, linger: float = 10.0,
+    wire: str = "float32", memory: int = 1, max_age: int = 0, upstream: str | None = None,
+    run: str | None = None, out: Path = opt.HERE, seed: int = 0, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Found a network: plan how many peers each one pulls from,
     and write the two files that all members share.
 
@@ -170,6 +71,36 @@ def new(
     hostile peers keep silent and some honest ones are late.
 
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
+
+    Options:
+        peers: How many peers the network will have, n.
+        confidence: Probability of the plan, over all peers and rounds.
+        task: mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer.
+        model: Begin with the model in this safetensors file (needed for your own task; its values are
+            matched by name and shape with the task's layout). [drawn from --seed]
+        period: Length of a round in seconds.
+        deadline: Seconds into a round at which pulls end. [0.6 of the period]
+        epoch: When round 1 begins: 2030-01-01T12:00Z, or +600 for in ten minutes. [the next full hour]
+        hours: Rounds only within these hours of a day, UTC, such as 20:00-06:00. [the whole day]
+        rule: How answers are aggregated.
+        local_steps: Local steps per round.
+        hyperparameters (KEY=VALUE): What all members train with: key=value, several with commas between, or
+            JSON. All know lr, momentum, weight_decay and batch_size, built-in tasks also model, partition,
+            alpha.
+        optimizer: The local step: momentum (the paper's), sgd, adam or adamw. [momentum]
+        optimizer_params (KEY=VALUE): Its parameters, such as eps=1e-6.
+        outer: A step after the aggregation, for many local steps: none or nesterov.
+        outer_lr: Its rate.
+        outer_momentum: Its momentum.
+        allow_private: Members may have private addresses (one office, one machine, a VPN).
+        linger: Periods after the last round in which peers serve it to members that are late, at most.
+        wire: How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).
+        memory: Aggregate the answers of so many rounds: fewer messages a round, for as much certainty.
+        max_age: Rounds by which an answer may be old: so members slower than the period take part, too.
+        upstream: What a member can send, such as 20Mbit: the shortest period for it is told.
+        run: The network's name; 128 random bits are put behind it. [the task's]
+        out: Folder for members.toml and init.safetensors.
+        seed: Where a built-in task's initial model comes from.
     """
     from rpel.config.membership import Founding
     from rpel.config.record import parse_pairs
@@ -212,14 +143,10 @@ def _founded(network: "Founded") -> str:
     late = m.memory * network.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
-    hosts = f"--members {network.members.name}" + (
-        f" --task {network.task}" if network.task != "none" else ""
-    )
-    start = (
-        "rpel peer run --config peer.toml"
-        if network.task != "none"
-        else 'your loop, with rpel.Peer("peer.toml")'
-    )
+    task, start = f" --task {network.task}", "rpel peer run --config peer.toml"
+    if network.task == "none":
+        task, start = "", 'your loop, with rpel.Peer("peer.toml")'
+    where = f"--url https://HOST:7443 --members {network.members.name}{task}"
     window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, \
@@ -237,7 +164,7 @@ written:  {network.members} and {network.init}
 Next:
 1. Send both files to every operator.
 2. Each operator runs, beside the files, and sends you entry.toml (the key stays where it is):
-     rpel peer init --id NAME --organisation "ORGANISATION" --url https://HOST:7443 {hosts} > entry.toml
+     rpel peer init --id NAME --organisation "ORGANISATION" {where} > entry.toml
 3. Add the entries, compare the fingerprints by telephone, and give everybody the same members.toml:
      rpel network add ENTRY.toml ...; rpel network members
 4. Each operator starts the peer before the epoch, and checks the network while it waits:
@@ -246,13 +173,8 @@ Next:
 
 
 @app.command()
-def add(
-    entries: Annotated[
-        list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")
-    ],
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+@opt.described
+def add(entries: list[Path], members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) -> None:
     """Add members' entries to members.toml, all of them or none; certificates,
     addresses and fingerprints are checked.
 
@@ -260,14 +182,16 @@ def add(
     known by its fingerprint alone.
 
     Example: rpel network add clinic-1.toml clinic-2.toml
+
+    Arguments:
+        entries (ENTRY...): Entries, as rpel peer init prints them.
     """
     from rpel.peer.ops.join import add
 
     membership, new = add(members, entries)
     ids, missing = [member.id for member in new], membership.nodes - len(membership.members)
-    if terminal.printed(
-        {"added": ids, "members": len(membership.members), "missing": missing}, as_json, indent=None
-    ):
+    facts = {"added": ids, "members": len(membership.members), "missing": missing}
+    if terminal.printed(facts, as_json, indent=None):
         return
     terminal.stdout().print(_fingerprints(membership, ids))
     waits = f"{missing} of {membership.nodes} are still missing" if missing else "it is complete"
@@ -277,28 +201,23 @@ def add(
 # --- a running network changes ------------------------------------------------------------------------------
 
 
-def _lines(sentence: str) -> str:
-    return "\n".join(visible(line) for line in sentence.split("\n"))
+def _print_lines(sentences: Iterable[str]) -> None:
+    for line in "\n".join(sentences).split("\n"):
+        print(visible(line))
 
 
 def _say_change(change: "Change", as_json: bool) -> None:
     if not terminal.printed(change.to_dict(), as_json):
         print(f"written:      {change.path}")
-        for sentence in change.sentences():
-            print(_lines(sentence))
+        _print_lines(change.sentences())
 
 
 @app.command("join")
+@opt.described
 def join_later(
-    entries: Annotated[
-        list[Path], Argument(help="Entries, as rpel peer init prints them.", metavar="ENTRY...")
-    ],
-    from_round: FromRound,
-    byzantine: Hostile = None,
-    no_shows: LateLater = None,
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+    entries: list[Path], from_round: FromRound, byzantine: Hostile = None, no_shows: LateLater = None,
+    members: opt.Members = opt.MEMBERS, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Add members to a running network from a round on:
     plans anew and writes members.next.toml for everybody.
 
@@ -306,6 +225,9 @@ def join_later(
     A change that waits in members.next.toml already is kept.
 
     Example: rpel network join clinic-7.toml --from-round 600
+
+    Arguments:
+        entries (ENTRY...): Entries, as rpel peer init prints them.
     """
     from rpel.peer.ops.change import change, joining
 
@@ -315,18 +237,18 @@ def join_later(
 
 
 @app.command()
+@opt.described
 def leave(
-    ids: Annotated[list[str], Argument(help="Ids of the members that leave.", metavar="ID...")],
-    from_round: FromRound,
-    byzantine: Hostile = None,
-    no_shows: LateLater = None,
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+    ids: list[str], from_round: FromRound, byzantine: Hostile = None, no_shows: LateLater = None,
+    members: opt.Members = opt.MEMBERS, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Take members out of a running network from a round on:
     plans anew and writes members.next.toml for everybody.
 
     Example: rpel network leave clinic-3 --from-round 600
+
+    Arguments:
+        ids (ID...): Ids of the members that leave.
     """
     from rpel.peer.ops.change import change, leaving
 
@@ -334,20 +256,19 @@ def leave(
 
 
 @app.command()
+@opt.described
 def rotate(
-    entry: Annotated[
-        Path, Argument(help="The member's new entry, as rpel peer init prints it.", metavar="ENTRY")
-    ],
-    from_round: FromRound,
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+    entry: Path, from_round: FromRound, members: opt.Members = opt.MEMBERS, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Give a member of a running network a new key or address from a round on;
     writes members.next.toml for everybody.
 
     The member makes both with rpel peer init --dir new, and keeps them as peer.next.key and peer.next.crt.
 
     Example: rpel network rotate clinic-3.toml --from-round 600
+
+    Arguments:
+        entry (ENTRY): The member's new entry, as rpel peer init prints it.
     """
     from rpel.peer.ops.change import change, rotating
 
@@ -355,18 +276,18 @@ def rotate(
 
 
 @app.command("plan")
+@opt.described
 def plan_later(
-    from_round: FromRound,
-    byzantine: Hostile = None,
-    no_shows: LateLater = None,
-    rounds: Annotated[int | None, Option(help="The last round, T.", show_default="as before")] = None,
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+    from_round: FromRound, byzantine: Hostile = None, no_shows: LateLater = None, rounds: int | None = None,
+    members: opt.Members = opt.MEMBERS, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Change how many members may be hostile or late, or the last round, from a round on;
     writes members.next.toml.
 
     Example: rpel network plan --byzantine 3 --from-round 600
+
+    Options:
+        rounds: The last round, T. [as before]
     """
     from rpel.peer.ops.change import change, planning
 
@@ -376,31 +297,25 @@ def plan_later(
 
 
 @app.command("period")
+@opt.described
 def period_later(
-    from_round: FromRound,
-    seconds: Annotated[
-        float | None,
-        Argument(help="Length of a round in seconds.", metavar="SECONDS", show_default="as before"),
-    ] = None,
-    hours: Annotated[
-        str | None,
-        Option(
-            help="Rounds only within these hours of a day, UTC, such as 20:00-06:00; all: the whole day.",
-            show_default="as before",
-        ),
-    ] = None,
-    pause: Annotated[float, Option(help="Seconds without a round before that round.", min=0.0)] = 0.0,
-    deadline: Annotated[
-        float | None,
-        Option(help="Seconds into a round at which pulls end.", show_default="the same share of it"),
-    ] = None,
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+    from_round: FromRound, seconds: float | None = None, hours: str | None = None,
+    pause: opt.NotNegative = 0.0, deadline: float | None = None, members: opt.Members = opt.MEMBERS,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Change how long rounds are, keep them to hours of the day, or pause, from a round on;
     writes members.next.toml.
 
     Example: rpel network period 120 --hours 20:00-06:00 --from-round 600
+
+    Arguments:
+        seconds (SECONDS): Length of a round in seconds. [as before]
+
+    Options:
+        hours: Rounds only within these hours of a day, UTC, such as 20:00-06:00; all: the whole day.
+            [as before]
+        pause: Seconds without a round before that round.
+        deadline: Seconds into a round at which pulls end. [the same share of it]
     """
     from rpel.peer.ops.change import change, pacing
 
@@ -409,7 +324,7 @@ def period_later(
 
 
 @app.command()
-def diff(config: Asking = Path("peer.toml"), as_json: Json = False) -> None:
+def diff(config: opt.Asking = opt.SETTINGS, as_json: opt.Json = False) -> None:
     """Say what the coming membership changes, and ask every member which files it holds: in force,
     and to come.
 
@@ -418,30 +333,32 @@ def diff(config: Asking = Path("peer.toml"), as_json: Json = False) -> None:
     Example: rpel network diff --config peer.toml
     """
     from rpel.config.peer import Config
-    from rpel.peer.ops.change import waiting
+    from rpel.peer.ops.change import holdings, waiting
     from rpel.peer.ops.watch import Observer
 
     settings = Config.load(config)
     observer, change = Observer.of(settings), waiting(settings)
-    held = asyncio.run(_held(observer))
+    held = _asked(observer, holdings(observer))
     mine, coming = observer.now.membership.hash, change.after.hash if change else ""
     same = all((row.in_force, row.coming) == (mine, coming) for row in held if row.in_force)
     facts = {"in_force": mine, "coming": change.to_dict() if change else None, "members": held, "same": same}
     if not terminal.printed(facts, as_json):
-        for sentence in change.sentences() if change else ["no other membership is announced here"]:
-            print(_lines(sentence))
+        _print_lines(change.sentences() if change else ["no other membership is announced here"])
         terminal.stdout().print(_holdings(held, mine, coming))
     if not same:
         raise typer.Exit(1)
 
 
-async def _held(observer: "Observer") -> "list[Holding]":
-    from rpel.peer.ops.change import holdings
+def _asked(observer: "Observer", question: Coroutine[Any, Any, T]) -> T:
+    """The answer to what is asked in an observer's name, whose connections are then closed."""
 
-    try:
-        return await holdings(observer)
-    finally:
-        await observer.close()
+    async def ask() -> T:
+        try:
+            return await question
+        finally:
+            await observer.close()
+
+    return asyncio.run(ask())
 
 
 def _holdings(held: "Sequence[Holding]", mine: str, coming: str) -> Table:
@@ -453,17 +370,14 @@ def _holdings(held: "Sequence[Holding]", mine: str, coming: str) -> Table:
 
 
 def _which(hash: str, mine: str) -> Text:
-    """A hash in short, and whether it is that of the own file."""
+    """A hash in short, and whether it is that of this member's file."""
     if not hash:
-        return Text("missing" if mine else "none", "yellow" if mine else "")
-    return Text(
-        f"the same ({hash[:8]})" if hash == mine else f"another ({hash[:8]})",
-        "green" if hash == mine else "red",
-    )
+        return Text("missing", "yellow") if mine else Text("none")
+    return Text(f"the same ({hash[:8]})", "green") if hash == mine else Text(f"another ({hash[:8]})", "red")
 
 
 @app.command("members")
-def list_members(members: Members = Path("members.toml"), as_json: Json = False) -> None:
+def list_members(members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) -> None:
     """Show who is in members.toml, with fingerprints in groups of four, to be compared by telephone.
 
     Example: rpel network members
@@ -472,15 +386,11 @@ def list_members(members: Members = Path("members.toml"), as_json: Json = False)
 
     membership = Membership.load(members, draft=True)
     keys = ("id", "organisation", "url", "fingerprint")
-    if terminal.printed(
-        [{key: getattr(member, key) for key in keys} for member in membership.members], as_json
-    ):
-        return
-    terminal.stdout().print(_fingerprints(membership))
-    print(
-        f"{len(membership.members)} of {membership.nodes} members; hash of the file's content "
-        f"{membership.hash[:16]}"
-    )
+    facts = [{key: getattr(member, key) for key in keys} for member in membership.members]
+    if not terminal.printed(facts, as_json):
+        terminal.stdout().print(_fingerprints(membership))
+        whole = f"{len(facts)} of {membership.nodes} members"
+        print(f"{whole}; hash of the file's content {membership.hash[:16]}")
 
 
 def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
@@ -490,9 +400,9 @@ def _fingerprints(m: "Membership", only: Sequence[str] | None = None) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for member in m.members:
         if only is None or member.id in only:
-            who = [member.id, _written(member.organisation), _written(member.url)]
+            who, digits = (member.id, _written(member.organisation), _written(member.url)), member.fingerprint
             table.add_row(Text("  ".join(filter(None, who)), "bold"))
-            table.add_row(Text(f"  {grouped(member.fingerprint)[:39]}\n  {grouped(member.fingerprint)[40:]}"))
+            table.add_row(Text(f"  {grouped(digits)[:39]}\n  {grouped(digits)[40:]}"))
     return table
 
 
@@ -504,17 +414,11 @@ def _written(text: str) -> str:
 
 
 @app.command()
+@opt.described
 def check(
-    config: Asking = Path("peer.toml"),
-    step_seconds: Annotated[
-        float | None,
-        Option(
-            help="How long the local steps of a round take.", show_default="measured, for a task", min=0.0
-        ),
-    ] = None,
-    timeout: Annotated[float, Option(help="Seconds that pulling one model may take.", min=0.1)] = 60.0,
-    as_json: Json = False,
-) -> None:
+    config: opt.Asking = opt.SETTINGS, step_seconds: Annotated[float | None, Option(min=0.0)] = None,
+    timeout: Annotated[float, Option(min=0.1)] = 60.0, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Ask every other member: is it there, does it hold the same file, what time has it,
     how long does a model take?
 
@@ -522,15 +426,21 @@ def check(
     a period from the slowest pull. Exit status 0: all is well; 1: something is not.
 
     Example: rpel network check --config peer.toml
+
+    Options:
+        step_seconds: How long the local steps of a round take. [measured, for a task]
+        timeout: Seconds that pulling one model may take.
     """
     from rpel.config.peer import Config
+    from rpel.peer.ops.check import check as ask_all
     from rpel.peer.ops.check import measured_step
     from rpel.peer.ops.watch import Observer
 
     settings = Config.load(config)
     observer = Observer.of(settings)
     step = measured_step(settings, observer) if step_seconds is None else step_seconds
-    report = asyncio.run(_check(observer, timeout, step, settings.listen))
+    question = ask_all(observer, timeout=timeout, step_seconds=step, listen=settings.listen)
+    report = _asked(observer, question)
     if not terminal.printed(report.to_dict(), as_json):
         terminal.stdout().print(_checked(report.members))
         print(_advice(observer, report))
@@ -538,40 +448,24 @@ def check(
         raise typer.Exit(1)
 
 
-async def _check(observer: "Observer", timeout: float, step: float | None, listen: str) -> "Report":
-    from rpel.peer.ops.check import check
-
-    try:
-        return await check(observer, timeout=timeout, step_seconds=step, listen=listen)
-    finally:
-        await observer.close()
-
-
 def _advice(observer: "Observer", report: "Report") -> str:
     """What the measurement says about the period."""
     from rpel.peer.ops.check import MARGIN, SHORTEST
 
     m = observer.now.membership
-    wrong = [member.id for member in report.members if not member.well]
-    verdict = (
-        f"not well: {', '.join(wrong)}" if wrong else f"all {len(report.members)} other members are well"
-    )
+    wrong = ", ".join(member.id for member in report.members if not member.well)
+    verdict = f"not well: {wrong}" if wrong else f"all {len(report.members)} other members are well"
     verdict += f"\n{_reached(report)}"
     if report.suggested_period is None:
         return f"{verdict}\nno pull was measured, so no period is suggested"
     slowest = max(member.seconds or 0.0 for member in report.members)
-    step = (
-        f"local steps {report.step_seconds:.2g} s"
-        if report.step_seconds is not None
-        else "local steps not known"
-    )
+    step, unknown = f"local steps {report.step_seconds or 0:.2g} s", ""
+    if report.step_seconds is None:
+        step, unknown = "local steps not known", "\nlocal steps are not counted: give their --step-seconds"
     enough = "is enough" if m.period >= report.suggested_period else "is SHORTER than that"
-    unknown = (
-        "" if report.step_seconds is not None else "\nlocal steps are not counted: give their --step-seconds"
-    )
     return (
-        f"{verdict}\nsuggested period: {report.suggested_period:.2g} s; the period of {m.period:g} s "
-        f"{enough}\n"
+        f"{verdict}\n"
+        f"suggested period: {report.suggested_period:.2g} s; the period of {m.period:g} s {enough}\n"
         f"({MARGIN:g} times the slowest pull, {slowest:.2g} s, {m.pull} at once, and {step}, all of it in "
         f"the {m.deadline / m.period:.2g} of a round before the deadline; at least {SHORTEST:g} s){unknown}"
     )
@@ -593,45 +487,26 @@ def _checked(checked: Sequence["Checked"]) -> Table:
     columns = ("member", "reachable", "same file", "clock", "pull", "MB/s", "remark")
     table = terminal.table(*columns, right=columns[3:6], fold=columns[-1:])
     for row in checked:
-        table.add_row(
-            row.id,
-            _yes(row.reachable),
-            _yes(row.same_membership),
-            "" if row.clock_offset is None else f"{row.clock_offset:+.3f} s",
-            "" if row.seconds is None else f"{row.seconds:.3f} s",
-            "" if row.megabytes_per_second is None else f"{row.megabytes_per_second:.3g}",
-            Text(row.remark, "green" if row.well else "red"),
-        )
+        answers = (_YES[row.reachable], _YES[row.same_membership])
+        numbers = (number(row.clock_offset, "+.3f", " s"), number(row.seconds, ".3f", " s"))
+        remark = Text(row.remark, "green" if row.well else "red")
+        table.add_row(row.id, *answers, *numbers, number(row.megabytes_per_second, ".3g"), remark)
     return table
 
 
-def _yes(value: bool | None) -> Text:
-    return Text(
-        "" if value is None else "yes" if value else "no",
-        "" if value is None else "green" if value else "red",
-    )
+_YES = {None: Text(), True: Text("yes", "green"), False: Text("no", "red")}
 
 
 # --- the demonstration --------------------------------------------------------------------------------------
 
 
 @app.command()
+@opt.described
 def demo(
-    peers: Annotated[int, Option(help="How many peers, n; each is a process of its own.")] = 12,
-    byzantine: Annotated[int, Option(help="How many of them are hostile, b.")] = 2,
-    rounds: Annotated[int, Option(help="Rounds of training, T.")] = 30,
-    attack: Annotated[str, Option(help="What the hostile peers do: see rpel red-team.")] = "foe",
-    param: Parameters = None,
-    no_shows: Late = None,
-    period: Annotated[
-        str, Option(help="Seconds of a round, or auto: as short as the machine allows.")
-    ] = "auto",
-    seed: Annotated[int, Option(help="Where the first model and the shares of data come from.")] = 0,
-    out: Annotated[
-        Path | None, Option(help="Keep keys, logs and states in this folder.", show_default="none is kept")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    peers: int = 12, byzantine: int = 2, rounds: int = 30, attack: str = "foe", param: opt.Parameters = None,
+    no_shows: opt.Late = None, period: str = "auto", seed: int = 0, out: Path | None = None,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Show a network at work on this machine: real processes, keys and TLS, hostile members among them.
 
     Every peer holds its own share of an MNIST sample and pulls from a few others each round; the hostile ones
@@ -639,6 +514,15 @@ def demo(
     and both ends are shown side by side.
 
     Example: rpel network demo --peers 12 --byzantine 2 --attack foe
+
+    Options:
+        peers: How many peers, n; each is a process of its own.
+        byzantine: How many of them are hostile, b.
+        rounds: Rounds of training, T.
+        attack: What the hostile peers do: see rpel red-team.
+        period: Seconds of a round, or auto: as short as the machine allows.
+        seed: Where the first model and the shares of data come from.
+        out: Keep keys, logs and states in this folder. [none is kept]
     """
     from rpel.config.record import parse_pairs
     from rpel.peer.ops.demo import Demonstration
@@ -676,17 +560,14 @@ def _showing() -> Iterator["Show"]:
 
         def show(scene: "Scene") -> None:
             nonlocal told
-            title, part = (
-                f"{scene.rule}: round {scene.round} of {scene.rounds}",
-                scene.round * 6 // scene.rounds,
-            )
+            part = scene.round * 6 // scene.rounds
+            title = f"{scene.rule}: round {scene.round} of {scene.rounds}"
             if shown is not None:
                 shown.update(members_now(title, scene.seen, scene.hostile), refresh=True)
             elif told != (told := (scene.rule, part)):
                 known = [member.accuracy for member in scene.seen if member.accuracy is not None]
-                terminal.say(
-                    title + (f", accuracy {sum(known) / len(known):.4f} on average" if known else "")
-                )
+                mean = f", accuracy {sum(known) / len(known):.4f} on average" if known else ""
+                terminal.say(title + mean)
 
         yield show
 
@@ -727,7 +608,6 @@ def _verdict(results: dict[str, Any]) -> str:
     ends = f"{robust:.0%} with the robust rule, {averaging:.0%} with plain averaging"
     if not results["byzantine"]:
         return f"without hostile peers: {ends}"
-    verb = (
-        "ruined" if averaging < robust - 0.2 else "hardly harmed" if averaging > robust - 0.05 else "harmed"
-    )
+    lost = robust - averaging
+    verb = "ruined" if lost > 0.2 else "harmed" if lost >= 0.05 else "hardly harmed"
     return f"{results['byzantine']} hostile peers of {results['peers']} {verb} plain averaging: {ends}"

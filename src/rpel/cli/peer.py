@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import Asking, DataDir, Findings, Json, Members, Parameters, Settings
-from rpel.text import count, duration, visible
+from rpel.text import count, duration, number, visible
 
 if TYPE_CHECKING:
     from rpel.peer.core.protocol import Report
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rpel.peer.ops.watch import Observer, Seen
     from rpel.types import Measured
 
+MODEL = Path("model.safetensors")
 app = typer.Typer(
     name="peer",
     help="One peer of a network: become a member, and take part.",
@@ -33,39 +34,13 @@ app = typer.Typer(
 
 
 @app.command()
+@opt.described
 def init(
-    url: Annotated[str, Option(help="Where the others reach it: https://host:port")],
-    id: Annotated[
-        str | None,
-        Option(help="This peer's name: letters, digits and . _ -", show_default="that in peer.toml"),
-    ] = None,
-    organisation: Annotated[str, Option(help="Who runs it.")] = "",
-    members: Annotated[
-        Path | None,
-        Option(help="The network's members.toml; it may come later.", show_default="members.toml"),
-    ] = None,
-    task: Annotated[
-        str | None,
-        Option(help="mnist-sample, mnist, or your own as module:task.", show_default="mnist-sample"),
-    ] = None,
-    data: Annotated[Path | None, Option(help="Folder or file with this peer's data.")] = None,
-    listen: Annotated[
-        str | None,
-        Option(help="host:port to listen at.", show_default="the url's port, on all networks of the machine"),
-    ] = None,
-    metrics_listen: Annotated[
-        str | None,
-        Option(
-            help="host:port for Prometheus.", show_default="127.0.0.1:9464, or the next port that is free"
-        ),
-    ] = None,
-    folder: Annotated[Path, Option("--dir", help="Folder for peer.key, peer.crt and peer.toml.")] = Path(),
-    days: Annotated[int, Option(help="How long the certificate is valid.")] = 825,
-    passphrase_file: Annotated[
-        Path | None, Option(help="Encrypt the key with the first line of this file (mode 0600).")
-    ] = None,
-    as_json: Findings = False,
-) -> None:
+    url: str, id: str | None = None, organisation: str = "", members: Path | None = None,
+    task: str | None = None, data: Path | None = None, listen: str | None = None,
+    metrics_listen: str | None = None, folder: Path = opt.HERE, days: int = 825,
+    passphrase_file: Path | None = None, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Make this peer's key, certificate and peer.toml, and print the entry that makes it a member.
 
     The key, peer.key, is this peer's identity: it never leaves the machine, and only its owner can read it.
@@ -81,6 +56,19 @@ def init(
     data and addresses come from it.
 
     Example: rpel peer init --id clinic-3 --url https://rpel.clinic-3.example:7443 > clinic-3.toml
+
+    Options:
+        url: Where the others reach it: https://host:port
+        id: This peer's name: letters, digits and . _ - [that in peer.toml]
+        organisation: Who runs it.
+        members: The network's members.toml; it may come later. [members.toml]
+        task: mnist-sample, mnist, or your own as module:task. [mnist-sample]
+        data: Folder or file with this peer's data.
+        listen: host:port to listen at. [the url's port, on all networks of the machine]
+        metrics_listen: host:port for Prometheus. [127.0.0.1:9464, or the next port that is free]
+        folder (--dir): Folder for peer.key, peer.crt and peer.toml.
+        days: How long the certificate is valid.
+        passphrase_file: Encrypt the key with the first line of this file (mode 0600).
     """
     from rpel.peer.ops.join import grouped, join
 
@@ -88,17 +76,13 @@ def init(
         id=id, url=url, organisation=organisation, members=members, task=task, data=data, listen=listen,
         metrics_listen=metrics_listen, folder=folder, days=days, passphrase_file=passphrase_file,
     )  # fmt: skip
+    needs = f"memory:      {joined.memory} says what the service needs for this plan\n"
     print(
         f"key:         {joined.key} (keep it here, and keep it secret)\n"
         f"certificate: {joined.certificate}, valid until {joined.expires:%Y-%m-%d}\n"
         f"settings:    {joined.config} (where to listen, task, data: read it before you run the peer)\n"
-        f"fingerprint: {grouped(joined.member.fingerprint)}\n"
-        + (
-            f"memory:      {joined.memory} says what the service needs for this plan\n"
-            if joined.memory
-            else ""
-        )
-        + "next: send the entry on standard output to the founder, who adds it (rpel network add) and "
+        f"fingerprint: {grouped(joined.member.fingerprint)}\n{needs if joined.memory else ''}"
+        "next: send the entry on standard output to the founder, who adds it (rpel network add) and "
         "compares the\n"
         "      fingerprint by telephone; when you have the complete members.toml, and before the epoch:\n"
         f"      rpel peer run --config {joined.config}\n"
@@ -112,20 +96,11 @@ def init(
 
 
 @app.command()
+@opt.described
 def run(
-    config: Settings = Path("peer.toml"),
-    force: Annotated[
-        bool,
-        Option(
-            "--force",
-            help="Take a coming membership also where that may split this peer off from the others.",
-        ),
-    ] = False,
-    metrics_listen: Annotated[
-        str | None, Option(help="host:port of page and metrics.", show_default="as peer.toml says")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the results as one line of JSON.")] = False,
-) -> None:
+    config: opt.Settings = opt.SETTINGS, force: bool = False, metrics_listen: str | None = None,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Take part in the network until its last round, with the task that peer.toml names.
 
     One line a round goes to standard error, one JSON line a round to the log (rounds.jsonl in the state
@@ -135,6 +110,10 @@ def run(
     For your own training loop see rpel.Peer.
 
     Example: rpel peer run --config peer.toml
+
+    Options:
+        force: Take a coming membership also where that may split this peer off from the others.
+        metrics_listen: host:port of page and metrics. [as peer.toml says]
     """
     from rpel.config.peer import Config
 
@@ -159,14 +138,11 @@ def run(
 
 
 @app.command()
+@opt.described
 def export(
-    config: Settings = Path("peer.toml"),
-    round: Annotated[
-        int | None, Option(help="The model after this round, one of those kept.", show_default="the newest")
-    ] = None,
-    out: Annotated[Path, Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
-    as_json: Findings = False,
-) -> None:
+    config: opt.Settings = opt.SETTINGS, round: int | None = None, out: Path = MODEL,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Write this peer's model as a safetensors file, at any time, also while the peer runs.
 
     Parameters are named as in init.safetensors; beside them are this peer's buffers (BatchNorm's statistics),
@@ -174,6 +150,10 @@ def export(
     digest are in the file's metadata. After the last round the same file lies in the state folder already.
 
     Example: rpel peer export --config peer.toml -o model.safetensors
+
+    Options:
+        round: The model after this round, one of those kept. [the newest]
+        out (--out, -o): The file to write.
     """
     from rpel.config.peer import Config
     from rpel.peer.io.model_files import export, initial_model
@@ -188,67 +168,46 @@ def export(
 
 
 def _say_round(report: "Report", scored: "Measured") -> None:
-    measured = f", model age {report.degraded}"
-    measured += "" if scored.accuracy is None else f", accuracy {scored.accuracy:.3f}"
-    measured += "" if scored.loss is None else f", loss {scored.loss:.4g}"
-    frozen = ", frozen: too few members answer" if report.frozen else ""
-    answered = f"{report.received} of {report.asked} answered, trim {report.trim}"
+    words = [f"{report.received} of {report.asked} answered", f"trim {report.trim}"]
+    words.append(f"model age {report.degraded}")
+    if scored.accuracy is not None:
+        words.append(f"accuracy {scored.accuracy:.3f}")
+    if scored.loss is not None:
+        words.append(f"loss {scored.loss:.4g}")
+    if report.frozen:
+        words.append("frozen: too few members answer")
     with suppress(OSError, ValueError):  # a terminal that is gone does not end a peer
-        print(
-            f"round {report.round}: {report.outcome}, {answered}{measured}{frozen}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"round {report.round}: {report.outcome}, {', '.join(words)}", file=sys.stderr, flush=True)
 
 
 def _ended(summary: dict[str, Any]) -> str:
     """How it went, for people."""
-    model = (
-        f"; the model is {summary['model']}"
-        if summary["model"]
-        else "; there is no model, since no round ended here"
-    )
-    if summary["model"] and summary["model_round"] != summary["rounds"]:
-        model += (
-            f", after round {summary['model_round']} only: another member has that of round "
-            f"{summary['rounds']}"
-        )
-    whole = bool(summary["model"]) and summary["model_round"] == summary["rounds"]
-    if summary["over"] or (
-        whole and not summary["round"]
-    ):  # started again while the last round still runs: nothing is left
-        return f"{summary['id']}: the run is over, after {summary['rounds']} rounds{model}"
+    id, rounds, last = (summary[key] for key in ("id", "rounds", "model_round"))
+    whole = bool(summary["model"]) and last == rounds
+    model = f"; the model is {summary['model']}"
+    if not summary["model"]:
+        model = "; there is no model, since no round ended here"
+    elif not whole:
+        model += f", after round {last} only: another member has that of round {rounds}"
+    # a peer started again while the last round still runs has nothing left to do
+    if summary["over"] or (whole and not summary["round"]):
+        return f"{id}: the run is over, after {rounds} rounds{model}"
     if not summary["round"]:
-        return f"{summary['id']}: the run ended before this peer was ready{model}"
+        return f"{id}: the run ended before this peer was ready{model}"
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items() if count)
     measured = "" if summary["accuracy"] is None else f"; accuracy {summary['accuracy']:.4f}"
-    ended = (
-        f"{summary['id']}: finished with round {summary['round']} of {summary['rounds']}; rounds here: "
-        f"{outcomes}"
-    )
+    ended = f"{id}: finished with round {summary['round']} of {rounds}; rounds here: {outcomes}"
     return f"{ended}{measured}{model}"
 
 
 # --- drills -------------------------------------------------------------------------------------------------
 
 
+@opt.described
 def red_team(
-    attack: Annotated[
-        str,
-        Option(
-            help="An attack of the library (alie, foe, ipm, sf, dissensus, mimic, gaussian, inf, strongest, "
-            "...) or a misbehaviour: silence, slow, old_round, wrong_size, nan, garbage, flood."
-        ),
-    ],
-    config: Annotated[Path, Option(help="The settings of the member that turns hostile.")] = Path(
-        "peer.toml"
-    ),
-    param: Parameters = None,
-    allies: Annotated[
-        str, Option(help="Ids of other red-team members, with commas between: their models are left out.")
-    ] = "",
-    as_json: Annotated[bool, Option("--json", help="Print one line of JSON a round.")] = False,
-) -> None:
+    attack: str, config: Path = opt.SETTINGS, param: opt.Parameters = None, allies: str = "",
+    as_json: opt.JsonLines = False,
+) -> None:  # fmt: skip
     """Be a hostile member of your own network, to see that it holds. For drills only.
 
     It takes part with the key of a real member, pulls what the honest members publish, forges with an attack
@@ -260,6 +219,12 @@ def red_team(
     against others it is an attack.
 
     Example: rpel red-team --config peer.toml --attack alie --param z=1.5 --allies clinic-4,clinic-7
+
+    Options:
+        attack: An attack of the library (alie, foe, ipm, sf, dissensus, mimic, gaussian, inf, strongest, ...)
+            or a misbehaviour: silence, slow, old_round, wrong_size, nan, garbage, flood.
+        config: The settings of the member that turns hostile.
+        allies: Ids of other red-team members, with commas between: their models are left out.
     """
     from rpel.config.peer import Config
     from rpel.config.record import parse_pairs
@@ -270,9 +235,8 @@ def red_team(
             print(deed.sentence(), flush=True)
 
     others = [ally.strip() for ally in allies.split(",") if ally.strip()]
-    hostile = RedTeam(
-        Config.load(config), attack, parse_pairs(param or [], "parameter", "z=1.5"), others, tell
-    )
+    parameters = parse_pairs(param or [], "parameter", "z=1.5")
+    hostile = RedTeam(Config.load(config), attack, parameters, others, tell)
     m = hostile.now.membership
     terminal.say(
         f"red team: {hostile.now.names[hostile.now.me]!r} turns hostile in the network {m.run!r} "
@@ -290,12 +254,11 @@ BEHIND = 3  # exit status of a peer whose model is not of the last round
 _LONGEST_ID = 18  # so that the table fits 80 columns
 
 
+@opt.described
 def watch(
-    config: Asking = Path("peer.toml"),
-    once: Annotated[bool, Option("--once", help="Look once and leave.")] = False,
-    every: Annotated[float, Option(help="Seconds between two looks.", min=0.1)] = 2.0,
-    as_json: Annotated[bool, Option("--json", help="Print one line of JSON a look.")] = False,
-) -> None:
+    config: opt.Asking = opt.SETTINGS, once: bool = False, every: Annotated[float, Option(min=0.1)] = 2.0,
+    as_json: opt.JsonLines = False,
+) -> None:  # fmt: skip
     """Watch a running network: round, accuracy, pulls and state of every member, until Ctrl-C.
 
     Every member is asked over mutual TLS with the key that peer.toml names; the own peer need not run. What
@@ -306,6 +269,10 @@ def watch(
     they have proof that its key signed two models of one round (see rpel verify).
 
     Example: rpel watch --config peer.toml
+
+    Options:
+        once: Look once and leave.
+        every: Seconds between two looks.
     """
     from rpel.config.peer import Config
     from rpel.peer.ops.watch import Observer
@@ -323,16 +290,11 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
             while True:
                 observer.follow()
                 members, m = remembering(members, await look(observer)), observer.now.membership
-                facts = {
-                    "run": m.run,
-                    "round": observer.clock.round(),
-                    "rounds": m.rounds,
-                    "members": members,
-                }
+                facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds}
                 table = members_now(_title(observer), members, convicted=convicted(members, m.byzantine))
                 if shown is not None:
                     shown.update(table, refresh=True)
-                elif not terminal.printed(facts, as_json, indent=None):
+                elif not terminal.printed(facts | {"members": members}, as_json, indent=None):
                     console.print(table, soft_wrap=True)
                 if once:
                     return
@@ -357,11 +319,12 @@ def members_now(
     table.title, table.title_style, table.padding = Text(visible(title)), "bold", (0, 1, 0, 0)
     table.columns[0].no_wrap = table.columns[-1].no_wrap = True
     for member in seen:
-        state = "other file" if member.state == "other membership" else member.state.value
-        numbers = (
-            _numbers(member) if member.answered and (member.round or member.pulls) else [""] * len(_COLUMNS)
-        )
+        state, numbers = member.state.value, [""] * len(_COLUMNS)
+        if member.answered and (member.round or member.pulls):
+            numbers = _numbers(member)
         style = _STATES.get(state, "red")
+        if member.state == "other membership":
+            state = "other file"
         if member.id in hostile:
             numbers, state, style = [""] * len(_COLUMNS), "hostile", "magenta"
         elif member.id in convicted:
@@ -376,18 +339,12 @@ def _numbers(member: "Seen") -> list[str]:
     """Failed pulls are those whose answer was malformed or that reached nobody."""
     pulls = member.pulls
     failed = pulls["malformed"] + pulls["unreachable"]
-    accuracy = "" if member.accuracy is None else f"{member.accuracy:.4f}"
     counts = (pulls["ok"], pulls["late"], pulls["refused"], failed, member.degraded)
-    return [str(member.round), accuracy, *map(str, counts)]
+    return [str(member.round), number(member.accuracy, ".4f"), *map(str, counts)]
 
 
-def verify(
-    evidence: Annotated[
-        Path, Argument(help="A file of a peer's evidence folder, or its audit.jsonl.", metavar="EVIDENCE")
-    ],
-    members: Members = Path("members.toml"),
-    as_json: Json = False,
-) -> None:
+@opt.described
+def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) -> None:
     """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
 
     Both signatures are verified with the key that members.toml names. A proof convicts a key, not an
@@ -396,6 +353,9 @@ def verify(
     status 0: proven; 1: not.
 
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
+
+    Arguments:
+        evidence (EVIDENCE): A file of a peer's evidence folder, or its audit.jsonl.
     """
     from rpel.config.membership import Membership
     from rpel.peer.io.detector import verify
@@ -426,34 +386,32 @@ def _say_audit(path: Path, lines: Sequence[dict[str, Any]], as_json: bool) -> No
     last = lines[-1]
     facts = {"proven": True, "member": last["member"], "lines": len(lines), "round": last["round"]}
     if not terminal.printed(facts, as_json, indent=None):
-        print(
-            f"proven: {path} is whole, {len(lines)} lines to round {last['round']}, signed by "
-            f"{last['member']}"
-        )
+        whole = f"{path} is whole, {len(lines)} lines to round {last['round']}"
+        print(f"proven: {whole}, signed by {last['member']}")
 
 
+@opt.described
 def doctor(
-    preset: Annotated[str | None, Option(help="Also: is there memory for this preset or run file?")] = None,
-    config: Annotated[
-        Path | None, Option(help="Also: a peer.toml, its members, certificate and port.")
-    ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
+    preset: str | None = None, config: Path | None = None, data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Check that this machine is ready: versions, kernels, data, disk, memory, clock;
     what is wrong and how to fix it.
 
     Example: rpel doctor --preset scale-100k
+
+    Options:
+        preset: Also: is there memory for this preset or run file?
+        config: Also: a peer.toml, its members, certificate and port.
     """
     from rpel.doctor import examine
 
     checks = examine(preset, config, data_dir)
     wrong = [one for one in checks if not one.ok]
     if not terminal.printed(checks, as_json):
-        rows = [("ok" if one.ok else "WRONG", f"{one.check}: {one.detail}", one.remedy) for one in checks]
-        terminal.print_pairs(
-            [pair for state, text, remedy in rows for pair in ((state, text), ("", remedy)) if pair[1]]
-        )
+        words = [(("WRONG", "ok")[one.ok], f"{one.check}: {one.detail}", one.remedy) for one in checks]
+        rows = [pair for state, text, remedy in words for pair in ((state, text), ("", remedy))]
+        terminal.print_pairs([pair for pair in rows if pair[1]])
         print(f"{count(len(wrong), 'problem')} found" if wrong else "all is well")
     if wrong:
         raise typer.Exit(1)

@@ -3,31 +3,22 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Any, cast
+from typing import Any, Literal, cast
 
 from rich.console import Console
 from rich.table import Table
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from rpel import planning
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import Byzantine, Json, Look, Nodes, Plot, Rounds
-from rpel.text import count, human_bytes, percent
+from rpel.text import count, human_bytes, number, percent
 from rpel.theory import Convergence, Reduction
 from rpel.types import CONFIDENCE, WireName
 
-
-class MethodName(StrEnum):
-    exact = "exact"
-    simulate = "simulate"
-    bound = "bound"
-
-
-class FigureName(StrEnum):
-    fraction = "fraction"
-    messages = "messages"
+MethodName = Literal["exact", "simulate", "bound"]
+FigureName = Literal["fraction", "messages"]
 
 
 def _fraction(text: str) -> float | Fraction:
@@ -67,76 +58,57 @@ def _theory(text: str) -> tuple[float, float, float, float]:
     return L, sigma, G, gap
 
 
+@opt.described
 def plan(
-    nodes: Nodes,
-    byzantine: Byzantine,
-    rounds: Rounds,
-    pull: Annotated[int | None, Option(help="Judge this pull s instead of searching the smallest.")] = None,
-    confidence: Annotated[
-        float, Option(help="Probability asked for, over all nodes and rounds.")
-    ] = CONFIDENCE,
-    max_fraction: Annotated[
-        str,
-        Option(help="Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible."),
-    ] = "0.5",
-    method: Annotated[
-        MethodName, Option(help="exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).")
-    ] = MethodName.exact,
-    simulations: Annotated[int, Option(help="Simulations per s, with --method simulate.")] = 5,
-    grid: Annotated[str | None, Option(help="Pulls to consider: 10,20,30 or first:last:step.")] = None,
-    seed: Annotated[int, Option(help="Seed of --method simulate.")] = 0,
-    silent: Annotated[
-        bool, Option("--silent", help="Rounds must go on when all hostile peers stay silent.")
-    ] = False,
-    no_shows: Annotated[int, Option(help="... and when this many honest peers are late.")] = 0,
-    mis_specified: Annotated[
-        bool, Option("--mis-specified", help="Show the probability when more than b nodes are hostile.")
-    ] = False,
-    parameters: Annotated[int | None, Option(help="Model size d, to count bytes.")] = None,
-    wire: Annotated[
-        str, Option(help="What a pulled model is made of: float32, bfloat16 or int8.")
-    ] = "float32",
-    upstream: Annotated[
-        str | None, Option(help="Rate at which a node sends, such as 20Mbit, for the shortest period.")
-    ] = None,
-    memory: Annotated[
-        int,
-        Option(help="Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.", min=1),
-    ] = 1,
-    theory: Annotated[
-        str | None, Option(help="L,sigma,G,gap: evaluate the convergence theorem for these constants.")
-    ] = None,
-    privacy_epsilon: Annotated[
-        float | None, Option(help="Noise of local steps that keeps this epsilon.")
-    ] = None,
-    privacy_delta: Annotated[float | None, Option(help="... at this delta, below 1/examples.")] = None,
-    examples: Annotated[int | None, Option(help="... for a node with so many training examples.")] = None,
-    batch: Annotated[int | None, Option(help="... and batches of about so many of them.")] = None,
-    local_steps: Annotated[int, Option(help="... that takes so many local steps a round.", min=1)] = 1,
-    plot: Plot = None,
-    figure: Annotated[
-        FigureName, Option(help="What --plot draws: fraction against s, or messages against n.")
-    ] = FigureName.fraction,
-    style: Look = "screen",
-    as_json: Json = False,
-) -> None:
+    nodes: opt.Nodes, byzantine: opt.Byzantine, rounds: opt.Rounds, pull: int | None = None,
+    confidence: float = CONFIDENCE, max_fraction: str = "0.5", method: MethodName = "exact",
+    simulations: int = 5, grid: str | None = None, seed: int = 0, silent: bool = False, no_shows: int = 0,
+    mis_specified: bool = False, parameters: int | None = None, wire: str = "float32",
+    upstream: str | None = None, memory: opt.Positive = 1, theory: str | None = None,
+    privacy_epsilon: float | None = None, privacy_delta: float | None = None, examples: int | None = None,
+    batch: int | None = None, local_steps: opt.Positive = 1, plot: opt.Plot = None,
+    figure: FigureName = "fraction", style: opt.Look = "screen", as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """How many peers must each node pull, how many hostile answers must it survive, and with what certainty?
 
     Example: rpel plan --nodes 100 --byzantine 10 --rounds 200
+
+    Options:
+        pull: Judge this pull s instead of searching the smallest.
+        confidence: Probability asked for, over all nodes and rounds.
+        max_fraction: Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.
+        method: exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).
+        simulations: Simulations per s, with --method simulate.
+        grid: Pulls to consider: 10,20,30 or first:last:step.
+        seed: Seed of --method simulate.
+        silent: Rounds must go on when all hostile peers stay silent.
+        no_shows: ... and when this many honest peers are late.
+        mis_specified: Show the probability when more than b nodes are hostile.
+        parameters: Model size d, to count bytes.
+        wire: What a pulled model is made of: float32, bfloat16 or int8.
+        upstream: Rate at which a node sends, such as 20Mbit, for the shortest period.
+        memory: Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.
+        theory: L,sigma,G,gap: evaluate the convergence theorem for these constants.
+        privacy_epsilon: Noise of local steps that keeps this epsilon.
+        privacy_delta: ... at this delta, below 1/examples.
+        examples: ... for a node with so many training examples.
+        batch: ... and batches of about so many of them.
+        local_steps: ... that takes so many local steps a round.
+        figure: What --plot draws: fraction against s, or messages against n.
     """
     constants = None if theory is None else _theory(theory)
     asked = {"--privacy-epsilon": privacy_epsilon, "--privacy-delta": privacy_delta, "--examples": examples}
     noise = _noise({**asked, "--batch": batch}, rounds * local_steps)
     p = planning.plan(
         nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
-        max_fraction=_fraction(max_fraction), method=method.value, silent=silent, no_shows=no_shows,
+        max_fraction=_fraction(max_fraction), method=method, silent=silent, no_shows=no_shows,
         simulations=simulations, grid=_grid(grid), seed=seed, parameters=parameters,
         wire=cast(WireName, wire), upstream=upstream, memory=memory,
     )  # fmt: skip
     if not p.feasible:
         _warn(p)
     if plot is not None:
-        planning.draw(p, plot, figure.value, style)
+        planning.draw(p, plot, figure, style)
     wrong = planning.mis_specified(p) if mis_specified else None
     bound = planning.theorem(p, *constants) if constants is not None else None
     content = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
@@ -203,12 +175,10 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     certainty = percent(p.probability) + ("" if p.probability == 1 and p.exact else f" ({source})")
     honest = f"{p.nodes - p.byzantine:,} honest nodes"
     window = "" if p.memory == 1 else f" of the last {p.memory} rounds"
+    share = f"{p.b_hat} of {p.models} models, {p.fraction:.4f}"
     rows = [
         ("pull", f"s = {p.pull} random peers a round"),
-        (
-            "tolerate",
-            f"b_hat = {p.b_hat} hostile answers{window} ({p.b_hat} of {p.models} models, {p.fraction:.4f})",
-        ),
+        ("tolerate", f"b_hat = {p.b_hat} hostile answers{window} ({share})"),
         ("probability", f"{certainty} that none of {honest} meets more in {p.rounds:,} rounds"),
         ("messages", f"{p.messages_per_round:,} a round; all-to-all needs {p.messages_all_to_all:,}"),
     ]
@@ -216,11 +186,8 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
         each = f"{human_bytes(p.bytes_per_message)} a message ({p.wire})"
         rows.append(("bytes", f"{human_bytes(p.bytes_per_round)} a round, {each}"))
     if p.shortest_period is not None:
-        asking = planning.pullers(p.nodes, p.pull)
-        why = (
-            f"{planning.PULLS:.0%} of it suffices to answer the {asking} peers that ask in a busy round "
-            "(1 in 100)"
-        )
+        asking = f"the {planning.pullers(p.nodes, p.pull)} peers that ask in a busy round (1 in 100)"
+        why = f"{planning.PULLS:.0%} of it suffices to answer {asking}"
         rows.append(("shortest period", f"{p.shortest_period:.3g} s: {why}"))
     if p.memory > 1:
         first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
@@ -235,21 +202,14 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
 
 def _choices(p: planning.Plan) -> Table:
     """Pulls near the answer and the one that a run takes, which is marked."""
-    columns = (
-        "",
-        "s",
-        *(("window",) if p.memory > 1 else ()),
-        "b_hat",
-        "hostile share",
-        "probability",
-        "kappa",
-    )
+    window = ("window",) if p.memory > 1 else ()
+    columns = ("", "s", *window, "b_hat", "hostile share", "probability", "kappa")
     table = terminal.table(*columns, right=columns, title="neighbouring choices")
     taken = p.comfortable
     more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
     for c in sorted((*p.alternatives, *more), key=lambda c: c.pull):
-        kappa = "none: not a minority" if c.kappa is None else f"{c.kappa:.4g}"
         pulled = (str(c.pull), str(c.window)) if p.memory > 1 else (str(c.pull),)
+        kappa = number(c.kappa, ".4g", missing="none: not a minority")
         row = (*pulled, str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
         mark = "a run takes" if taken is not None and c.pull == taken.pull else ""
         table.add_row(mark, *row, style="bold green" if c.pull == p.pull else None)
@@ -257,18 +217,13 @@ def _choices(p: planning.Plan) -> Table:
 
 
 def _advice(p: planning.Plan) -> list[tuple[str, str]]:
-    rows = [
-        (
-            "kappa",
-            "worst-case effect of b_hat hostile models, relative to the honest spread; smaller is better",
-        )
-    ]
+    effect = "worst-case effect of b_hat hostile models, relative to the honest spread; smaller is better"
+    rows = [("kappa", effect)]
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
         taken = f"s = {c.pull}, b_hat = {c.b_hat} (hostile share {c.fraction:.3f})"
-        rows.append(
-            ("default", f"a run or network without --pull uses {taken}: the smallest s has the worst kappa")
-        )
+        why = "the smallest s has the worst kappa"
+        rows.append(("default", f"a run or network without --pull uses {taken}: {why}"))
     if p.theorem_applies:
         rows.append(("theorem", f"applies: alpha = {p.alpha:.4g} < 1 (lambda = {p.lambda_:.4g})"))
     elif p.memory > 1:
@@ -278,9 +233,8 @@ def _advice(p: planning.Plan) -> list[tuple[str, str]]:
     else:
         rows.append(("theorem", "does not apply: b_hat is not a minority of the s + 1 models"))
     if p.alpha is not None and p.memory == 1:
-        rows.append(
-            ("alpha", "worst-case share of the nodes' disagreement that an exchange leaves; runs do better")
-        )
+        left = "worst-case share of the nodes' disagreement that an exchange leaves"
+        rows.append(("alpha", f"{left}; runs do better"))
     return rows
 
 
@@ -314,11 +268,9 @@ def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[
 def _show_theory(console: Console, red: Reduction | None, result: Convergence | None) -> None:
     """The theorem's constants and bound, or one sentence on why there are none."""
     if red is None or result is None:
-        why = (
-            "b_hat is not a minority, or nodes remember answers"
-            if red is None
-            else f"alpha = {red.alpha:.4g} is not below 1"
-        )
+        why = "b_hat is not a minority, or nodes remember answers"
+        if red is not None:
+            why = f"alpha = {red.alpha:.4g} is not below 1"
         console.print(f"theorem: does not apply ({why}), so there is no bound to evaluate")
         return
     simple = "holds" if red.guaranteed else "fails"
@@ -334,33 +286,30 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
 # --- graph --------------------------------------------------------------------------------------------------
 
 
+@opt.described
 def graph(
-    source: Annotated[
-        str | None,
-        Argument(
-            metavar="[PRESET|FILE|RUN]", help="Whose graph; without it the options below.", show_default=False
-        ),
-    ] = None,
-    nodes: Annotated[int | None, Option("--nodes", "--peers", help="Number of nodes, n.")] = None,
-    byzantine: Annotated[int | None, Option(help="How many of them are hostile, b.")] = None,
-    pull: Annotated[
-        int | None, Option(help="The budget: n*s/2 edges, as many messages as pulling s.")
-    ] = None,
-    graph: Annotated[str | None, Option(help="random, or honest-first as in the earlier works.")] = None,
-    placement: Annotated[str | None, Option(help="Where hostile nodes sit: random or adversarial.")] = None,
-    seed: Annotated[int | None, Option(help="Where the randomness comes from.")] = None,
-    plot: Plot = None,
-    style: Look = "screen",
-    as_json: Json = False,
-) -> None:
+    source: str | None = None, nodes: opt.SomeNodes = None, byzantine: int | None = None,
+    pull: int | None = None, graph: str | None = None, placement: str | None = None, seed: int | None = None,
+    plot: opt.Plot = None, style: opt.Look = "screen", as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Draw the fixed graph that the baselines use, and say what their theory would need of it.
 
     Example: rpel graph --nodes 30 --byzantine 6 --pull 15 --plot graph.svg
+
+    Arguments:
+        source ([PRESET|FILE|RUN]): Whose graph; without it the options below.
+
+    Options:
+        byzantine: How many of them are hostile, b.
+        pull: The budget: n*s/2 edges, as many messages as pulling s.
+        graph: random, or honest-first as in the earlier works.
+        placement: Where hostile nodes sit: random or adversarial.
+        seed: Where the randomness comes from.
     """
     from rpel.config.spec import load
     from rpel.experiments.drawings import baseline, draw_graph
 
-    fields = terminal.given(
+    fields = opt.given(
         nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed
     )
     fixed = baseline(load(source or "quickstart").replace(**fields))

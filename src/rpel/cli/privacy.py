@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import Json, Plot
+from rpel.text import number
 
 if TYPE_CHECKING:
     from rpel.experiments.curious import Findings, Point
@@ -23,22 +24,12 @@ def _privacy() -> None:
 
 
 @app.command()
+@opt.described
 def attack(
-    run: Annotated[Path, Argument(metavar="RUN", help="A run folder; finished or not.", show_default=False)],
-    victim: Annotated[int, Option(help="Which of the honest nodes is attacked.", min=0)] = 0,
-    canaries: Annotated[int, Option(help="Examples put beside the victim's, by coins, to be guessed.")] = 200,
-    shadows: Annotated[int, Option(help="Further runs for the likelihood ratio, an even number.")] = 0,
-    points: Annotated[int, Option(help="Rounds at which the curves are drawn.")] = 12,
-    seed: Annotated[int, Option(help="Of the coins.")] = 0,
-    without_clipping: Annotated[
-        bool,
-        Option(
-            "--without-clipping", help="Break the run on purpose: the bound must then pass what is stated."
-        ),
-    ] = False,
-    plot: Plot = None,
-    as_json: Json = False,
-) -> None:
+    run: Path, victim: Annotated[int, Option(min=0)] = 0, canaries: int = 200, shadows: int = 0,
+    points: int = 12, seed: int = 0, without_clipping: bool = False, plot: opt.Plot = None,
+    as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Play a run again and guess, from half-steps that a member pulled, which examples the victim has.
 
     Each of the victim's examples is left out by a coin. By the loss of the model seen last: AUC, and true
@@ -47,6 +38,17 @@ def attack(
     once for one that meets it by the plan's draws.
 
     Example: rpel privacy attack runs/quickstart-0123456789ab --plot attack.svg
+
+    Arguments:
+        run (RUN): A run folder; finished or not.
+
+    Options:
+        victim: Which of the honest nodes is attacked.
+        canaries: Examples put beside the victim's, by coins, to be guessed.
+        shadows: Further runs for the likelihood ratio, an even number.
+        points: Rounds at which the curves are drawn.
+        seed: Of the coins.
+        without_clipping: Break the run on purpose: the bound must then pass what is stated.
     """
     from rpel.config.spec import load_folder
     from rpel.experiments import curious
@@ -83,7 +85,7 @@ def _print(findings: "Findings") -> None:
     for name, points in findings.curves.items():
         table = terminal.table(*names, right=names, title=f"a member that sees it {name}")
         for point, stated in zip(points, findings.stated, strict=True):
-            table.add_row(*_cells(point, bool(ratio)), "none" if stated is None else f"{stated:.3f}")
+            table.add_row(*_cells(point, bool(ratio)), number(stated, ".3f", missing="none"))
         terminal.stdout(wrap=True).print(table)
     print(_verdict(findings))
 
@@ -91,7 +93,7 @@ def _print(findings: "Findings") -> None:
 def _cells(point: "Point", ratio: bool) -> list[str]:
     more = [point.ratio_auc, point.ratio_tpr] if ratio else []
     shown = [point.auc, point.tpr, *more, point.canary_auc, point.epsilon_low]
-    numbers = ["" if value is None or value != value else f"{value:.3f}" for value in shown]
+    numbers = [number(value if value == value else None, ".3f") for value in shown]  # nan: not known
     return [str(point.round), str(point.met), *numbers]
 
 
@@ -102,17 +104,12 @@ def _verdict(findings: "Findings") -> str:
     if stated is None or findings.holds is None:
         return f"{bound}; this run states none"
     if findings.holds:
-        most = (
-            f"; {findings.canaries} canaries show at most {findings.most:.2f}"
-            if findings.most < stated
-            else ""
-        )
-        broken = (
-            ""
-            if findings.clipped
-            else ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
-        )
-        return f"{bound}, and {stated:.3f} is stated: nothing speaks against it{most}{broken}"
+        verdict = f"{bound}, and {stated:.3f} is stated: nothing speaks against it"
+        if findings.most < stated:
+            verdict += f"; {findings.canaries} canaries show at most {findings.most:.2f}"
+        if not findings.clipped:
+            verdict += ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+        return verdict
     if findings.clipped:
         return f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says"
     return f"{bound}, more than the {stated:.3f} stated with clipping: so the audit finds what is broken"

@@ -2,41 +2,43 @@
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
-from typer import Argument, Option
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import Json, Look
-from rpel.text import count, visible
+from rpel.text import count, number, visible
 
 if TYPE_CHECKING:
     from rpel.report import Collection
     from rpel.report.groups import Chart
     from rpel.runs.record import RunSet
 
+REPORT, RUNS = Path("report.html"), Path("runs")
+_ENDS = ("mean", "low", "high")
 
+
+@opt.described
 def report(
-    paths: Annotated[
-        list[Path],
-        Argument(metavar="PATH...", help="Run folders, or folders above some.", show_default=False),
-    ],
-    output: Annotated[Path, Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
-    csv: Annotated[Path | None, Option(help="Write all numbers to this CSV file.")] = None,
-    latex: Annotated[Path | None, Option(help="Write the table of settings to this LaTeX file.")] = None,
-    figures: Annotated[
-        Path | None, Option(help="Write the charts to this folder (SVG and PNG; for papers PDF).")
-    ] = None,
-    style: Look = "screen",
-    as_json: Json = False,
-) -> None:
+    paths: list[Path], output: Path = REPORT, csv: Path | None = None, latex: Path | None = None,
+    figures: Path | None = None, style: opt.Look = "screen", as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates,
     commands.
 
     It needs no network, reads well on a phone, in light and dark and on paper.
 
     Example: rpel report runs -o report.html --csv report.csv --latex table.tex --figures figures
+
+    Arguments:
+        paths (PATH...): Run folders, or folders above some.
+
+    Options:
+        output (--output, -o): The HTML page to write.
+        csv: Write all numbers to this CSV file.
+        latex: Write the table of settings to this LaTeX file.
+        figures: Write the charts to this folder (SVG and PNG; for papers PDF).
     """
     from rpel.files import write_text
     from rpel.plots import save
@@ -45,9 +47,7 @@ def report(
 
     collection = by_code(collect(paths), terminal.say)
     if output.is_dir():
-        raise ValueError(
-            f"-o {str(output)!r} is a folder: give a file such as {str(output / 'report.html')!r}"
-        )
+        raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / REPORT)!r}")
     groups = group_runs(collection.runs)
     texts = {output: page(collection)}
     drawn: dict[Path, tuple[Chart, str]] = {}
@@ -74,51 +74,45 @@ def report(
 
 
 def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
-    settings = [
-        {
-            "label": group.label,
-            "stamp": group.stamp or None,
-            "dataset": group.spec.dataset,
-            "nodes": group.spec.nodes,
-            "byzantine": group.spec.byzantine,
-            "pull": group.runs[0].certificate.pull,
-            "seeds": [run.spec.seed for run in group.runs],
+    def setting(group: "RunSet") -> dict[str, Any]:
+        shared = {key: getattr(group.spec, key) for key in ("dataset", "nodes", "byzantine")}
+        ends = {key: group.interval(key) for key in group.measures}
+        return {
+            "label": group.label, "stamp": group.stamp or None, **shared,
+            "pull": group.runs[0].certificate.pull, "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
-            "intervals": {
-                key: dict(zip(("mean", "low", "high"), group.interval(key), strict=True))
-                for key in group.measures
-            },
-        }
-        for group in groups
-    ]
+            "intervals": {key: dict(zip(_ENDS, three, strict=True)) for key, three in ends.items()},
+        }  # fmt: skip
+
     return {
         "runs": len(collection.runs),
-        "settings": settings,
+        "settings": [setting(group) for group in groups],
         "unfinished": [str(one.path) for one in collection.unfinished],
         "broken": {str(one.path): one.reason for one in collection.broken},
         "files": [str(path) for path in written],
     }
 
 
-def runs(
-    folder: Annotated[Path, Argument(help="A folder with runs somewhere below it.")] = Path("runs"),
-    as_json: Json = False,
-) -> None:
+@opt.described
+def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
     """List the runs below a folder: what they are, how far they came, and what they ended with.
 
     Example: rpel runs somewhere (rpel ls is the same)
+
+    Arguments:
+        folder: A folder with runs somewhere below it.
     """
     from rpel.report import collect
 
     collection = collect([folder])
     rows: list[dict[str, Any]] = []
     for run in collection.runs:
-        ends = {f"{run.key}_{word}": run.final[f"{run.key}_{word}"] for word in ("mean", "worst")}
-        said = {"measure": run.measure, **ends} if run.measure != "accuracy" else ends
-        rows.append(
-            {"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds, **said}
-        )
-        rows[-1] |= {"held": run.certificate.held, "edited": list(run.edited)}
+        measured = {f"{run.key}_{end}": run.final[f"{run.key}_{end}"] for end in ("mean", "worst")}
+        if run.measure != "accuracy":
+            measured = {"measure": run.measure, **measured}
+        proof = {"held": run.certificate.held, "edited": list(run.edited)}
+        known = {"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds}
+        rows.append(known | measured | proof)
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds}
         for one in collection.unfinished
@@ -126,9 +120,8 @@ def runs(
     rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in collection.broken]
     if terminal.printed(rows, as_json):
         return
-    table = terminal.table(
-        "run", "what", "rounds", "mean", "worst", right=("rounds", "mean", "worst"), fold=("run", "what")
-    )
+    columns = ("run", "what", "rounds", "mean", "worst")
+    table = terminal.table(*columns, right=columns[2:], fold=columns[:2])
     for row in rows:
         table.add_row(*_cells(row))
     terminal.stdout(wrap=True).print(table)
@@ -152,7 +145,7 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
 
     measure = row.get("measure", "accuracy")
     keys = [f"{prefix(measure)}_{word}" for word in ("mean", "worst")]
-    ends = [f"{row[key]:.4f}" if row.get(key) is not None else "" for key in keys]
+    ends = [number(row.get(key), ".4f") for key in keys]
     what += "" if measure == "accuracy" else f", {measure}"
     edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
     return name, Text(visible(f"{what}, seed {row['seed']}")) + Text(visible(edited), "red"), rounds, *ends
@@ -161,15 +154,16 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
 # --- compare ------------------------------------------------------------------------------------------------
 
 
-def compare(
-    a: Annotated[Path, Argument(metavar="A", help="A run, or a folder with the seeds of one.")],
-    b: Annotated[Path, Argument(metavar="B", help="Another.")],
-    as_json: Json = False,
-) -> None:
+@opt.described
+def compare(a: Path, b: Path, as_json: opt.Json = False) -> None:
     """Compare two runs, or two sets of seeds: what differs in their specifications, curves,
     paired differences.
 
     Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
+
+    Arguments:
+        a (A): A run, or a folder with the seeds of one.
+        b (B): Another.
     """
     from rpel.report.groups import compared
 
@@ -180,13 +174,12 @@ def compare(
         print(visible(f"{key}: {mine} | {theirs}"))
     if not comparison["differences"]:
         print("the specifications differ in nothing that matters but seeds")
-    table = terminal.table(
-        "after the last round", "A", "B", "B - A", comparison["interval"], right=("A", "B", "B - A")
-    )
+    columns = ("after the last round", "A", "B", "B - A", comparison["interval"])
+    table = terminal.table(*columns, right=columns[1:4])
     for key, row in comparison["final"].items():
         low, high = row["low"], row["high"]
         between = "" if low is None or len(comparison["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
-        ends = ["overflowed" if row[k] is None else f"{row[k]:.4g}" for k in ("a", "b", "difference")]
+        ends = [number(row[key], ".4g", missing="overflowed") for key in ("a", "b", "difference")]
         table.add_row(key.replace("_", " "), *ends, between)
     terminal.stdout(wrap=True).print(table)
     curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in comparison["curve"])
@@ -199,7 +192,6 @@ def _one_group(path: Path) -> "RunSet":
 
     groups = group_runs(by_code(collect([path]), terminal.say).runs)
     if len(groups) != 1:
-        raise ValueError(
-            f"{str(path)!r} holds {count(len(groups), 'setting')}: rpel compare takes runs of one each"
-        )
+        held = count(len(groups), "setting")
+        raise ValueError(f"{str(path)!r} holds {held}: rpel compare takes runs of one each")
     return groups[0]

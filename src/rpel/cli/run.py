@@ -6,17 +6,20 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.cli.terminal import ALIASES, Json, Reuse, TensorBoard
 from rpel.config import spec as specs
 from rpel.config.record import choices
 from rpel.errors import nearest
 from rpel.processes import uncollected
-from rpel.text import count
+from rpel.text import count, ends
+
+if TYPE_CHECKING:
+    from rpel.runs.record import Run
 
 
 def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
@@ -30,50 +33,52 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
 
     Example: rpel run quickstart --attack foe --byzantine 3
     """
-    spec = specs.load(source).replace(**terminal.given(**options))
+    spec = specs.load(source).replace(**opt.given(**options))
     with terminal.display() as shown:
         with uncollected():
             from rpel.simulation.supervision import engine as engine_of
 
         result = engine_of(spec)(
-            spec,
-            progress=shown.tick,
-            download=shown.download,
-            force=force,
-            reuse=reuse,
+            spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse,
             tensorboard=tensorboard,
-        )
+        )  # fmt: skip
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
 
 
+@opt.described
 def resume(
-    path: Annotated[
-        Path, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder above some.", show_default=False)
-    ],
-    force: Annotated[bool, typer.Option("--force", help="Also if other code has begun it.")] = False,
-    tensorboard: TensorBoard = False,
-    as_json: Json = False,
-) -> None:
+    path: Path, force: bool = False, tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
+) -> None:  # fmt: skip
     """Go on with an interrupted run from its last checkpoint, as if it had not stopped;
     or with all below a folder.
 
     Where several codes have made a run, the one of the running code is meant.
 
     Example: rpel resume runs/quickstart-0123456789ab
+
+    Arguments:
+        path (RUN|FOLDER): A run, or a folder above some.
+
+    Options:
+        force: Also if other code has begun it.
     """
     if not (path / "spec.toml").is_file() and path.is_dir():
         _resume_all(path, force, tensorboard, as_json)
         return
     specs.load_folder(path)
     with terminal.display() as shown:
-        from rpel.simulation import api
-
-        result = api.resume(
-            path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
-        )
+        result = _resumed(path, shown, force, tensorboard)
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
+
+
+def _resumed(path: Path, shown: terminal.RunDisplay, force: bool, tensorboard: bool) -> "Run":
+    from rpel.simulation import api
+
+    return api.resume(
+        path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
+    )
 
 
 def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> None:
@@ -83,35 +88,22 @@ def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> Non
     collection = by_code(collect([top]), lambda sentence: None)
     results, failed = [], 0
     with terminal.display() as shown:
-        from rpel.simulation import api
-
         shown.say(f"{count(len(collection.unfinished), 'unfinished run')} below {top}")
         for one in collection.unfinished:
             try:
-                result = api.resume(
-                    one.path,
-                    progress=shown.tick,
-                    download=shown.download,
-                    force=force,
-                    tensorboard=tensorboard,
-                )
+                results.append(_resumed(one.path, shown, force, tensorboard).summary())
             except ValueError as error:
                 shown.say(f"rpel: {one.path}: {error}")
                 failed += 1
-                continue
-            results.append(result.summary())
     if not terminal.printed(results, as_json):
         for end in results:
-            print(
-                f"{end['path']}: accuracy mean {end['accuracy_mean']:.4f} worst {end['accuracy_worst']:.4f}"
-            )
+            print(f"{end['path']}: accuracy {ends(end)}")
     if failed:
         raise typer.Exit(1)
 
 
 def show(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN", show_default=False)],
-    as_json: Json = False,
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE|RUN")], as_json: opt.Json = False
 ) -> None:
     """Print the specification of a preset, a file or a run as TOML that rpel run takes.
 
@@ -133,27 +125,21 @@ def _options() -> Iterator[inspect.Parameter]:
     yield _parameter("source", Annotated[str, source], inspect.Parameter.empty)
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
-        names = [flag, ALIASES[key]] if key in ALIASES else [flag]
-        default = (
-            ""
-            if field.default is None or field.default == {}
-            else f" [unless the source says: {field.default}]"
-        )
+        names = [flag, opt.ALIASES[key]] if key in opt.ALIASES else [flag]
+        default = "" if field.default in (None, {}) else f" [unless the source says: {field.default}]"
         about = field.description or key
         text = f"{about[0].upper()}{about[1:]}.{default}"
         if field.annotation is bool:
             option = typer.Option(f"{flag}/--not-{key}", help=text)
             yield _parameter(key, Annotated[bool | None, option], None)
         else:
-            yield _parameter(
-                key, Annotated[str | None, typer.Option(*names, help=text, metavar=_metavar(field))], None
-            )
-    yield _parameter(
-        "force", Annotated[bool, typer.Option("--force", help="Begin anew, even if it is finished.")], False
-    )
-    yield _parameter("reuse", Reuse, False)
-    yield _parameter("tensorboard", TensorBoard, False)
-    yield _parameter("as_json", Json, False)
+            option = typer.Option(*names, help=text, metavar=_metavar(field))
+            yield _parameter(key, Annotated[str | None, option], None)
+    force = typer.Option("--force", help="Begin anew, even if it is finished.")
+    yield _parameter("force", Annotated[bool, force], False)
+    yield _parameter("reuse", opt.Reuse, False)
+    yield _parameter("tensorboard", opt.TensorBoard, False)
+    yield _parameter("as_json", opt.Json, False)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -165,9 +151,9 @@ def _metavar(field: Any) -> str:
     kinds = get_args(field.annotation)
     if kinds and all(isinstance(kind, str) for kind in kinds):
         return "|".join(choices(field.annotation))
-    return (
-        "INTEGER" if int in (field.annotation, *kinds) else "NUMBER" if field.annotation is float else "TEXT"
-    )
+    if int in (field.annotation, *kinds):
+        return "INTEGER"
+    return "NUMBER" if field.annotation is float else "TEXT"
 
 
 run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
@@ -175,6 +161,7 @@ run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-def
 
 # --- names --------------------------------------------------------------------------------------------------
 
+_KINDS = ("rules", "attacks", "methods", "datasets", "presets")
 _PEERS = {
     "pull": "each node pulls s random peers",
     "everybody": "each node hears all others",
@@ -206,22 +193,17 @@ _SYMBOLS = {
 
 
 def list_names(
-    kind: Annotated[
-        str, typer.Argument(metavar="rules|attacks|methods|datasets|presets", show_default=False)
-    ],
-    as_json: Json = False,
+    kind: Annotated[str, typer.Argument(metavar="|".join(_KINDS))], as_json: opt.Json = False
 ) -> None:
     """List the rules, attacks, methods, data sets or presets there are, with one line each.
 
     Example: rpel list attacks
     """
-    kinds = ("rules", "attacks", "methods", "datasets", "presets")
-    if kind not in kinds:
-        raise ValueError(f"there is no list of {kind!r}; {nearest(kind, kinds)}")
+    if kind not in _KINDS:
+        raise ValueError(f"there is no list of {kind!r}; {nearest(kind, _KINDS)}")
     rows = list(_names(kind))
-    if not terminal.printed(
-        [{"name": name, "about": about} for name, about in rows], as_json, ensure_ascii=False
-    ):
+    facts = [{"name": name, "about": about} for name, about in rows]
+    if not terminal.printed(facts, as_json, ensure_ascii=False):
         terminal.print_pairs(rows)
         if kind in _SYMBOLS and sys.stdout.isatty():
             terminal.say(_SYMBOLS[kind])

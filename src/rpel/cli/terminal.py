@@ -10,54 +10,20 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer import Option
 from typer.core import TyperCommand
 
-from rpel.plots import Style
-from rpel.text import human_bytes, percent, times
+from rpel.text import ends, human_bytes, percent, times
 from rpel.types import Guarantee
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from rpel.simulation.callbacks import Tick
-
-Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
-Findings = Annotated[bool, Option("--json", help="Print the findings as JSON.")]
-Reuse = Annotated[bool, Option("--reuse", help="Take finished runs of other code, too.")]
-TensorBoard = Annotated[bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
-Nodes = Annotated[int, Option("--nodes", "--peers", help="Number of nodes, n.")]
-Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]
-Rounds = Annotated[int, Option(help="Rounds of the whole training, T.")]
-Plot = Annotated[Path | None, Option(help="Draw to this file (.svg, .png, .pdf).")]
-Look = Annotated[
-    Style, Option("--style", help="Look of figures; paper: one column wide, Times-like letters, no title.")
-]
-DataDir = Annotated[str | None, Option(help="Folder with the data sets.")]
-Threads = Annotated[int | None, Option(help="Threads (unset: as many as cores).", min=1)]
-Jobs = Annotated[int | None, Option(help="Runs at a time. [as many as cores]", min=1)]
-Engine = Annotated[str, Option(help="Where runs are processes: local, or ray, whose tasks they are.")]
-Address = Annotated[str | None, Option(help="The Ray cluster, such as auto. [one on this machine]")]
-Yes = Annotated[bool, Option("--yes", help="Do not ask before a long run.")]
-Members = Annotated[Path, Option(help="The network's members.toml.", show_default="members.toml")]
-Asking = Annotated[Path, Option(help="The settings of the member that asks.")]
-Settings = Annotated[Path, Option(help="This peer's settings.")]
-Late = Annotated[
-    int | None,
-    Option(help="Rounds go on with this many honest peers late.", show_default="2, fewer if n is small"),
-]
-Parameters = Annotated[
-    list[str] | None, Option(help="A parameter of the attack, such as z=1.5.", metavar="KEY=VALUE")
-]
-
-ALIASES = {"nodes": "--peers", "attack_params": "--param"}
-"""Second names of options made from a run's fields."""
 
 
 class NamesInHelp(TyperCommand):
@@ -75,11 +41,6 @@ class NamesInHelp(TyperCommand):
             formatter.write_text(", ".join(name for name, _ in attacks.about()))
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {key: value for key, value in options.items() if value is not None}
-
-
 # --- results ------------------------------------------------------------------------------------------------
 
 
@@ -91,10 +52,8 @@ def stdout(wrap: bool = False) -> Console:
 def printed(content: Any, as_json: bool, indent: int | None = 2, ensure_ascii: bool = True) -> bool:
     """Print the results, records among them, as JSON if that was asked for; whether it was."""
     if as_json:
-        print(
-            json.dumps(_finite(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False),
-            flush=True,
-        )
+        text = json.dumps(_finite(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        print(text, flush=True)
     return as_json
 
 
@@ -135,12 +94,8 @@ def table(
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
         number = name in right
-        made.add_column(
-            name,
-            justify="right" if number else "left",
-            no_wrap=number,
-            overflow="fold" if name in fold else "ellipsis",
-        )
+        made.add_column(name, justify="right" if number else "left", no_wrap=number)
+        made.columns[-1].overflow = "fold" if name in fold else "ellipsis"
     return made
 
 
@@ -220,13 +175,13 @@ def interruptible(tell: Callable[[str], None] = say) -> Iterator[None]:
 
 
 class RunDisplay:
-    """Progress of runs: a bar with the time left where a person looks,
+    """Progress of runs: a bar with the time left where a person looks (``one``: of the newest run only),
     a plain line every tenth where none does."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, one: bool = False) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console, self.bar = console, BarColumn(bar_width=24)
+        self.console, self.bar, self.one = console, BarColumn(bar_width=24), one
         label, done, seen = (TextColumn(f"{{task.{key}}}", markup=False) for key in _TEXTS)
         left = TimeRemainingColumn(compact=True)
         self.bars = Progress(label, done, self.bar, left, seen, console=console, transient=True)
@@ -234,16 +189,14 @@ class RunDisplay:
 
     def say(self, sentence: str) -> None:
         """A sentence above the bars, broken between words only, so that paths can be copied."""
-        self.console.print(
-            _folded(sentence, self.console.width) if self.console.is_terminal else sentence, markup=False
-        )
+        folded = _folded(sentence, self.console.width) if self.console.is_terminal else sentence
+        self.console.print(folded, markup=False)
 
     def tick(self, t: "Tick") -> None:
         """A round is done, or a part of the last evaluation."""
         if self.console.is_terminal:
-            self.update(
-                f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), f"round {t.round}/{t.rounds}"
-            )
+            done = f"round {t.round}/{t.rounds}"
+            self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), done)
         elif t.tenth:
             self.say(t.sentence)
 
@@ -258,8 +211,8 @@ class RunDisplay:
     def update(self, label: str, done: int, total: int | None, seen: str, words: str = "") -> None:
         """A bar of that label; it takes what the words leave of the line,
         and a long label is cut before they are."""
-        if "" in self.tasks:
-            self.bars.remove_task(self.tasks.pop(""))
+        for old in [key for key in self.tasks if key == "" or (self.one and key != label)]:
+            self.bars.remove_task(self.tasks.pop(old))
         words = words or f"{done}/{total}"
         # the time left, and a space between two columns
         room = self.console.width - len(words) - len(seen) - 5 - 4
@@ -282,10 +235,10 @@ def _seen(t: "Tick") -> str:
 
 
 @contextmanager
-def display() -> Iterator[RunDisplay]:
+def display(one: bool = False) -> Iterator[RunDisplay]:
     """A progress display on stderr that also shows what the run has to say,
     and how to go on after an interrupt."""
-    shown = RunDisplay(stderr())
+    shown = RunDisplay(stderr(), one)
 
     def tell(sentence: str) -> None:
         shown.say(f"rpel: {sentence}")
@@ -311,8 +264,7 @@ def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(run["name"], f"{run['method']} with {run['rule']} against {run['attack']}, {hostile}{seeds}")]
     rows += [(column(key).label, _measure(run, key)) for key in run["measures"]]
     if run.get("output_accuracy_mean") is not None:
-        both = f"mean {run['output_accuracy_mean']:.4f} worst {run['output_accuracy_worst']:.4f}"
-        rows.append(("models kept", f"{both}: each of a round drawn for its node"))
+        rows.append(("models kept", f"{ends(run, 'output_accuracy')}: each of a round drawn for its node"))
     proof = run["certificate"]
     beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
     planned = f"b_hat {run['b_hat']} of pull {run['pull']} ({percent(run['probability'])})"
@@ -322,13 +274,9 @@ def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("guarantee", guarantee.meaning))
     rows.append(("rule", survival(run["rule"], run["pull"], run["b_hat"]).sentence))
     if spent := proof.get("privacy"):
-        of_all = f"at most {spent['epsilon']:.4g} at any honest node, median {spent['epsilon_median']:.4g}"
-        rows.append(
-            (
-                "epsilon",
-                f"{of_all} (delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g})",
-            )
-        )
+        most = f"at most {spent['epsilon']:.4g} at any honest node, median {spent['epsilon_median']:.4g}"
+        noise = f"delta {spent['delta']:g}, noise multiplier {spent['noise_multiplier']:g}"
+        rows.append(("epsilon", f"{most} ({noise})"))
     sent = f"{run['messages']:,} models, {human_bytes(run['bytes'])} a round; {run['rounds']:,} rounds"
     rows += [("messages", sent), ("seconds", f"{run['seconds']:.1f}")]
     if run["path"] is not None:

@@ -51,6 +51,8 @@ EVERY = (*FIXED, *SEARCHING)
 FEW = ("alie", "foe", "strongest(alie)")
 SPEEDS = "lognormal:0.3+stragglers:0.1,10"
 AGES = (1.0, 2.0, 4.0, 8.0)
+TIMED = ("none", "alie", "foe", "oldest", "strongest(alie)")
+"""Attacks against runs that wait for nobody."""
 
 
 AHEAD = "strongest(alie), a round ahead"
@@ -76,11 +78,11 @@ def exchange(n: int, attack: str, c: int = 1, code: str = "float32") -> Fields:
     return sizes | against(attack) | wire | {"memory": c, "pull": PULL[n][c]}
 
 
-def asynchronous(attack: str, max_age: float | None = None) -> Fields:
-    """A run of 30 nodes that wait for nobody, a tenth of them ten times slower."""
+def asynchronous(attack: str, max_age: float | None = None, n: int = 30) -> Fields:
+    """A run of n nodes that wait for nobody, a tenth of them ten times slower."""
     late: Fields = {} if max_age is None else {"max_age": max_age}
-    times = {"asynchronous": True, "speeds": SPEEDS, "rounds": 100, "eval_every": 10}
-    return exchange(30, attack) | times | late
+    times = {"asynchronous": True, "speeds": SPEEDS, "rounds": 100 if n == 30 else 70, "eval_every": 10}
+    return exchange(n, attack) | times | late
 
 
 THREE: tuple[tuple[int, str], ...] = ((1, "float32"), (1, "int8"), (2, "float32"))
@@ -96,6 +98,7 @@ PARTS: dict[str, list[Fields]] = {
     "both": [
         exchange(30, name, c, code) for name in ("alie", "foe") for c, code in ((2, "int8"), (1, "bfloat16"))
     ],
+    "hundred-time": [run for name in TIMED for run in (asynchronous(name, n=100), exchange(100, name))],
     "ages": [asynchronous("oldest", age) for age in AGES] + [asynchronous("alie", age) for age in (2.0, 4.0)],
     "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
     "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
@@ -283,7 +286,9 @@ class Results:
     def asynchrony(self) -> str:
         """A line for each attack: both ways at their ends, and when the asynchronous one was as good."""
         head = [
+            "n",
             "attack",
+            "seeds",
             "synchronous",
             "its time",
             "asynchronous",
@@ -292,37 +297,42 @@ class Results:
             "share",
         ]
         lines = [head]
-        for attack in ("none", "alie", "foe", "oldest", "strongest(alie)"):
-            still, moving = self.find(exchange(30, attack)), self.find(asynchronous(attack))
+        for n, attack in ((n, attack) for n in (30, 100) for attack in TIMED):
+            still, moving = self.find(exchange(n, attack)), self.find(asynchronous(attack, n=n))
             if not (still.runs and moving.runs):
                 continue
-            ends = [float(_schedule(still.runs[0].spec).charged(60)), float(moving.runs[0].rows[-1]["time"])]
+            spec = still.runs[0].spec
+            ends = [
+                float(_schedule(spec).charged(spec["rounds"])),
+                float(moving.runs[0].rows[-1]["time"]),
+            ]
             when = self._reached(moving, still.mean)
             share = "–" if when is None else f"{when / ends[0]:.2f}"
             shown = "not reached" if when is None else f"{when:,.0f}"
+            setting = [str(n), attack, " and ".join(dict.fromkeys(str(len(c.runs)) for c in (still, moving)))]
             lines.append(
-                [attack, still.shown, f"{ends[0]:,.0f}", moving.shown, f"{ends[1]:,.0f}", shown, share]
+                [*setting, still.shown, f"{ends[0]:,.0f}", moving.shown, f"{ends[1]:,.0f}", shown, share]
             )
         return _markdown(lines)
 
     @staticmethod
     def _reached(cell: Cell, goal: float) -> float | None:
         """The first time evaluated at which the mean accuracy is at most half a point below the goal."""
-        rows = [row for row in cell.runs[0].evaluated if row["accuracy_mean"] >= goal - 0.005]
-        return float(rows[0]["time"]) if rows else None
+        accuracies = [[row["accuracy_mean"] for row in run.evaluated] for run in cell.runs]
+        reached = np.flatnonzero(np.mean(accuracies, axis=0) >= goal - 0.005)
+        return float(cell.runs[0].evaluated[reached[0]]["time"]) if len(reached) else None
 
     def slow(self) -> str:
         """Slow nodes beside the others, at the end."""
-        lines = [["attack", "max_age", "slow nodes", "the others", "worst slow", "worst other"]]
-        for attack in ("none", "alie", "foe", "oldest", "strongest(alie)"):
+        lines = [["n", "attack", "max_age", "slow nodes", "the others", "worst slow", "worst other"]]
+        for n, attack in ((n, attack) for n in (30, 100) for attack in TIMED):
             for age in (None, *AGES):
-                cell = self.find(asynchronous(attack, age))
+                cell = self.find(asynchronous(attack, age, n))
                 if cell.runs:
                     end, late = cell.nodes()[:, -1], cell.slow()
                     values = [end[late].mean(), end[~late].mean(), end[late].min(), end[~late].min()]
-                    lines.append(
-                        [attack, "any" if age is None else f"{age:g}", *(f"{v:.3f}" for v in values)]
-                    )
+                    allowed = "any" if age is None else f"{age:g}"
+                    lines.append([str(n), attack, allowed, *(f"{v:.3f}" for v in values)])
         figure = "\n\n![Accuracy at the end against max_age](exchange/max_age.svg)" if self._aged() else ""
         return _markdown(lines) + figure
 

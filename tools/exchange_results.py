@@ -50,6 +50,8 @@ SEARCHING = ("strongest(alie)", "strongest(min_max)")
 EVERY = (*FIXED, *SEARCHING)
 FEW = ("alie", "foe", "strongest(alie)")
 SPEEDS = "lognormal:0.3+stragglers:0.1,10"
+RANDOM = "int4 random"
+"""The code of four bits that comes nearest to float32."""
 AGES = (1.0, 2.0, 4.0, 8.0)
 TIMED = ("none", "alie", "foe", "oldest", "strongest(alie)")
 """Attacks against runs that wait for nobody."""
@@ -103,6 +105,7 @@ PARTS: dict[str, list[Fields]] = {
     "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
     "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
     "more": [exchange(100, name, *way) for name in ("foe", "strongest(alie)") for way in THREE],
+    "random": [exchange(30, name, 1, RANDOM) for name in EVERY],
     "bits-all": [exchange(30, name, 1, code) for name in FEW for code in FOUR_BITS],
     "rest": [exchange(100, "alie", c, code) for c, code in ((2, "int8"), (1, "bfloat16"), (3, "float32"))]
     + [exchange(30, "strongest(min_max)", *way) for way in THREE]
@@ -267,6 +270,9 @@ class Results:
 
     def wire_100(self) -> str:
         return self._table(100, FEW, CODES)
+
+    def bits_random(self) -> str:
+        return self._table(30, EVERY, {"float32": (1, "float32"), RANDOM: (1, RANDOM)})
 
     def bits(self) -> str:
         """A line for each code of four bits, beside float32."""

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from rpel.backend.base import backend
+from rpel.backend.devices import missing
 from rpel.backend.pool import set_threads
-from rpel.backend.torch import Torch, missing
+from rpel.backend.torch import Torch
 from rpel.data import iid, load
 from rpel.models import model
 from rpel.tasks import Classification

@@ -17,7 +17,7 @@ from rpel.config.spec import Spec, load
 from rpel.runs.folder import RunFolder
 from rpel.simulation.api import simulate
 from support.commands import loads_none_of, rpel
-from support.runs import reached, same_bytes
+from support.runs import differences, reached
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -69,7 +69,7 @@ def _same_but_checkpoints(whole: Path, path: Path) -> None:
     theirs, ours = (tomllib.loads((p / "spec.toml").read_text()) for p in (whole, path))
     assert {**theirs, "checkpoint_every": 0} == {**ours, "checkpoint_every": 0}
     (path / "spec.toml").write_bytes((whole / "spec.toml").read_bytes())
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_leaves_with_130(

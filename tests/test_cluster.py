@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rpel.simulation.api import resume, simulate
-from support.runs import reached, same_bytes
+from support.runs import differences, reached
 
 # before Ray is imported: the cluster of a test stays on loopback
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -89,7 +89,7 @@ def ended(process: "subprocess.Popen[str]") -> str:
 def test_run_on_ray_has_the_same_bytes_and_is_not_repeated(whole: Path, tmp_path: Path) -> None:
     said = ended(started(tmp_path, 2))
     assert "accuracy" in said
-    same_bytes(whole, tmp_path / whole.name)
+    assert differences(whole, tmp_path / whole.name) == []
     process = started(tmp_path, 2)
     _, log = process.communicate()
     assert "is finished and not repeated" in log
@@ -103,7 +103,7 @@ def test_worker_that_is_killed_is_started_again(whole: Path, tmp_path: Path) -> 
     assert len(workers) == 2, workers
     os.kill(workers[1], signal.SIGKILL)
     ended(process)
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 def test_ctrl_c_saves_and_resuming_without_ray_goes_on(whole: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_ctrl_c_saves_and_resuming_without_ray_goes_on(whole: Path, tmp_path: Pa
     _, log = process.communicate()
     assert (process.returncode, "go on with: rpel resume" in log) == (130, True), log
     resume(path)
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 def test_ray_that_is_started_here_listens_on_loopback_alone(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_lost_machine_is_left_out_of_the_next_attempt(whole: Path, tmp_path: Pat
     node = next(node for node in machines.worker_nodes if train_workers(_raylet(node)))
     machines.remove_node(node, allow_graceful=False)
     ended(process)
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 def _raylet(node: Any) -> int:
@@ -176,4 +176,4 @@ def test_sweep_runs_its_cells_as_ray_tasks(tmp_path: Path) -> None:
     for mine, theirs in zip(*tables, strict=True):
         assert mine["error"] == theirs["error"]
         if mine["path"]:
-            same_bytes(Path(mine["path"]), Path(theirs["path"]))
+            assert differences(Path(mine["path"]), Path(theirs["path"])) == []

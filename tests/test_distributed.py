@@ -32,7 +32,7 @@ from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
 from support import namespaces
 from support.paths import ROOT, TESTS
-from support.runs import reached, same_bytes
+from support.runs import differences, reached
 
 SMALL: dict[str, Any] = {
     "dataset": "mnist-sample-8x8", "model": "linear", "nodes": 24, "byzantine": 2, "pull": 12, "b_hat": 2,
@@ -94,12 +94,14 @@ def together(size: int, cases: Path, out: Path) -> None:
     assert [process.returncode for process in processes] == [0] * size, said
 
 
-def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path, *sizes: int) -> None:
+def different(cases: list[dict[str, Any]], tmp_path: Path, *sizes: int) -> list[Any]:
+    """The cases that end otherwise with so many workers than with one: number of workers, case, files."""
     fields = [{**SMALL, **case} for case in cases]
     file = tmp_path / "cases.json"
     file.write_text(json.dumps(fields))
     for size in sizes:
         together(size, file, tmp_path / str(size))
+    found: list[Any] = []
     with pinned(1):
         for number, case in enumerate(fields):
             spec = resolve(Spec(**case))
@@ -107,25 +109,27 @@ def equal_for_any_number(cases: list[dict[str, Any]], tmp_path: Path, *sizes: in
             with folder.locked():
                 Run(spec, gather(spec, Objects()), folder).result()
             for size in sizes:
-                same_bytes(folder.path, tmp_path / str(size) / str(number))
+                files = differences(folder.path, tmp_path / str(size) / str(number))
+                found += [(size, case, files)] if files else []
+    return found
 
 
 @pytest.mark.integration
 def test_two_workers_give_the_bytes_of_one(tmp_path: Path) -> None:
-    equal_for_any_number([*CASES[:6], {"method": "cs-plus", "attack": "dissensus"}], tmp_path, 2)
+    assert different([*CASES[:6], {"method": "cs-plus", "attack": "dissensus"}], tmp_path, 2) == []
 
 
 @pytest.mark.full
 def test_any_worker_count_gives_the_same_bytes(tmp_path: Path) -> None:
     assert {case.get("attack") for case in CASES} >= set(FORGE)
     assert {case.get("method") for case in CASES} >= set(METHODS)
-    equal_for_any_number(CASES, tmp_path, 2, 3)
+    assert different(CASES, tmp_path, 2, 3) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("attack", FORGE)
 def test_two_workers_give_the_bytes_of_one_for_every_rule_and_attack(attack: str, tmp_path: Path) -> None:
-    equal_for_any_number([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path, 2, 3)
+    assert different([{"rule": name, "attack": attack} for name in AGGREGATE], tmp_path, 2, 3) == []
 
 
 @pytest.mark.full
@@ -211,7 +215,7 @@ def test_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
         _, said = process.communicate()
         assert process.returncode == 0, said
         assert f"going on after round {saved} of 120" in said
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 @pytest.mark.integration
@@ -228,7 +232,7 @@ def test_lost_worker_is_reported_and_the_same_command_resumes(whole: Path, tmp_p
     process = started(tmp_path, "--workers", "2")
     _, said = process.communicate()
     assert process.returncode == 0, said
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 def workers(parent: int) -> list[int]:
@@ -318,7 +322,7 @@ def test_torchrun_places_the_workers(whole: Path, tmp_path: Path) -> None:
     said, log = process.communicate()
     assert process.returncode == 0, log
     assert said.count("accuracy") == simple_output(whole).count("accuracy"), "one worker prints the result"
-    same_bytes(whole, tmp_path / whole.name)
+    assert differences(whole, tmp_path / whole.name) == []
 
 
 def simple_output(path: Path) -> str:
@@ -338,7 +342,7 @@ def test_torchrun_starts_the_group_again_when_a_worker_is_killed(
     _, log = process.communicate()
     assert process.returncode == 0, log
     assert "going on after round" in log
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 # --- machines -----------------------------------------------------------------------------------------------
@@ -367,7 +371,7 @@ def test_workers_on_several_machines_meet_at_an_address(whole: Path, tmp_path: P
         assert [process.returncode for process in processes] == [0, 0], said
     finally:
         network.remove()
-    same_bytes(whole, tmp_path / whole.name)
+    assert differences(whole, tmp_path / whole.name) == []
 
 
 def test_unreachable_rendezvous_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, Tick, resume, simulate
 from rpel.simulation.inputs import Objects
 from rpel.types import Seal
-from support.runs import TINY, CrashError, crash_after, same_bytes, tiny
+from support.runs import TINY, CrashError, crash_after, differences, tiny
 
 FILES = {
     "spec.toml", "metrics.jsonl", "certificate.json", "seal.json", "counts.npz", "nodes.npz",
@@ -79,7 +79,7 @@ def test_equal_runs_give_equal_bytes_and_learning_happens(finished: Result, tmp_
     again = tiny(tmp_path)
     assert finished.path is not None
     assert again.path is not None
-    same_bytes(finished.path, again.path)
+    assert differences(finished.path, again.path) == []
     assert again.accuracy_mean > again.history["accuracy_mean"][1] > 0.2
 
 
@@ -152,7 +152,7 @@ def test_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tmp_
     ticks: list[Tick] = []
     resume(path, progress=ticks.append)
     assert [tick.round for tick in ticks] == [5, 6]
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 @pytest.mark.parametrize("damage", ["no checkpoint", "truncated checkpoint", "short metrics"])
@@ -169,7 +169,7 @@ def test_run_without_a_valid_checkpoint_begins_again(
     if damage == "short metrics":
         (path / "metrics.jsonl").write_text("")
     tiny(tmp_path)  # running again goes on as well
-    same_bytes(finished.path, path)
+    assert differences(finished.path, path) == []
     expected = {"no checkpoint": "", "truncated checkpoint": "damaged", "short metrics": "round 0"}
     assert expected[damage] in caplog.text
 
@@ -188,7 +188,7 @@ def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path
     assert [t for t, _ in RunFolder(path).checkpoints] == [3]
     resume(path)
     assert finished.path is not None
-    same_bytes(finished.path, path)
+    assert differences(finished.path, path) == []
 
 
 def test_signal_in_the_last_evaluation_loses_no_round(
@@ -218,7 +218,7 @@ def test_signal_in_the_last_evaluation_loses_no_round(
     )
     assert rounds == [3]
     assert len(shares) > 1
-    same_bytes(whole.path, path)
+    assert differences(whole.path, path) == []
 
 
 def test_resuming_a_finished_run_returns_it(finished: Result, caplog: pytest.LogCaptureFixture) -> None:
@@ -454,7 +454,7 @@ def test_own_objects_are_needed_again_to_resume(tmp_path: Path) -> None:
         resume(path, fixed_net(1), blobs(0), blobs(1))
     resume(path, **own)
     assert whole is not None
-    same_bytes(whole, path)
+    assert differences(whole, path) == []
 
 
 class Line(nn.Module):

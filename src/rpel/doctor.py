@@ -122,7 +122,7 @@ def _threads() -> Iterator[Check]:
 
 def _devices() -> Iterator[Check]:
     """Which devices torch sees, and why not the others."""
-    from rpel.backend.torch import missing
+    from rpel.backend.devices import missing
 
     reasons = {device: missing(device) for device in ("cuda", "mps")}
     yield Check(

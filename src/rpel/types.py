@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 Floats = NDArray[Any]
 """float32 in training; float64 works too and serves the tests."""
 
+Out = Floats | None
+"""Where a result goes; None: into a new array."""
+
+Mix = NDArray[Any] | int | None
+"""Of which rows others are made before an operation, as `rpel.backend.plain.coordinatewise` takes it."""
+
 Models = Floats
 """(rows, d) models, float32 (or float64 in tests), one per row."""
 

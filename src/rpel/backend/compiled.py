@@ -59,7 +59,7 @@ from rpel.backend.plain import (
 )
 from rpel.backend.pool import set_threads, threads
 from rpel.backend.vectors import fetch, moments_of_rows, weigh_rows
-from rpel.types import Floats, Integers, Moves
+from rpel.types import Floats, Integers, Mix, Moves, Out
 
 __all__ = [
     "add_deviations",
@@ -172,7 +172,7 @@ def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
     return sorting.nearest(_plain(squared, np.float64), rows, k)[0]
 
 
-def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
+def combine(table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
     """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
     never read."""
     check_index(table, index, absent=True)
@@ -188,12 +188,7 @@ def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None 
 
 
 def coordinatewise(
-    table: Floats,
-    index: Integers,
-    operation: Operation,
-    f: int = 0,
-    mix: NDArray[Any] | int | None = None,
-    out: Floats | None = None,
+    table: Floats, index: Integers, operation: Operation, f: int = 0, mix: Mix = None, out: Out = None
 ) -> Floats:
     """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
 
@@ -211,7 +206,7 @@ def coordinatewise(
 
 
 def moments(
-    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Floats | None = None
+    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Out = None
 ) -> Floats:
     """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i]."""
     check_index(table, index, absent=True)
@@ -335,7 +330,7 @@ def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end:
 
 
 def momentum_step(
-    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
+    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Out = None
 ) -> tuple[Floats, Floats]:
     """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left,
     unless it is ``out``.

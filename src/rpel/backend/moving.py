@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.backend.base import Backend
-from rpel.types import Floats, Integers, Moves
+from rpel.types import Floats, Integers, Mix, Moves, Out
 
 _SURELY = float(np.finfo(np.float32).max)  # sums below it are finite in any precision
 _AT_LEAST = 4 << 20  # bytes of moved rows that may stand beside any table
@@ -105,7 +105,7 @@ class Moving:
             result[some] = self.inside.distances_to(rows, local, point)
         return result
 
-    def combine(self, table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
+    def combine(self, table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
         if not self._has(table, index):
             return self.inside.combine(table, index, weights, out=out)
         result = self.inside.empty(len(index), table) if out is None else out
@@ -114,13 +114,7 @@ class Moving:
         return result
 
     def coordinatewise(
-        self,
-        table: Floats,
-        index: Integers,
-        operation: Any,
-        f: int = 0,
-        mix: Any = None,
-        out: Floats | None = None,
+        self, table: Floats, index: Integers, operation: Any, f: int = 0, mix: Mix = None, out: Out = None
     ) -> Floats:
         if not self._has(table, index):
             return self.inside.coordinatewise(table, index, operation, f, mix=mix, out=out)

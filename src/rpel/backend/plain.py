@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from rpel.types import Floats, Integers, Moves
+from rpel.types import Floats, Integers, Mix, Moves, Out
 
 Operation = Literal["trimmed_mean", "median", "meamed"]
 OPERATIONS: tuple[Operation, ...] = ("trimmed_mean", "median", "meamed")
@@ -73,7 +73,7 @@ def check_operation(operation: str, m: int, f: int) -> None:
         raise ValueError(f"{operation} with f={f} leaves nothing of {m} values")
 
 
-def check_mix(mix: NDArray[Any] | int | None, h: int, m: int) -> int:
+def check_mix(mix: Mix, h: int, m: int) -> int:
     """Number of values per coordinate, m′: m without mixing or with that of the k nearest, else that of the
     mix, (h, m′, k) or float (h, m′, m).
 
@@ -93,7 +93,7 @@ def check_mix(mix: NDArray[Any] | int | None, h: int, m: int) -> int:
     return int(mix.shape[1])
 
 
-def result_array(table: Floats, h: int, out: Floats | None) -> Floats:
+def result_array(table: Floats, h: int, out: Out) -> Floats:
     """`out` when it fits, else a new (h, d) array of the table's dtype. It must not overlap the table.
 
     >>> result_array(np.zeros((2, 3), np.float32), 4, None).shape
@@ -187,7 +187,7 @@ def nearest(distances: Floats, k: int) -> NDArray[np.int32]:
     return np.sort(kept, axis=2).astype(np.int32)
 
 
-def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None = None) -> Floats:
+def combine(table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
     """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
     never read.
 
@@ -207,12 +207,7 @@ def combine(table: Floats, index: Integers, weights: Floats, out: Floats | None 
 
 
 def coordinatewise(
-    table: Floats,
-    index: Integers,
-    operation: Operation,
-    f: int = 0,
-    mix: NDArray[Any] | int | None = None,
-    out: Floats | None = None,
+    table: Floats, index: Integers, operation: Operation, f: int = 0, mix: Mix = None, out: Out = None
 ) -> Floats:
     """(h, d) the operation on each coordinate of the victim's values, after mixing.
 
@@ -263,7 +258,7 @@ def _operate(y: Floats, operation: Operation, f: int) -> Floats:
 
 
 def moments(
-    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Floats | None = None
+    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Out = None
 ) -> Floats:
     """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i].
 
@@ -306,7 +301,7 @@ def zeros_like(x: Floats) -> Floats:
 
 
 def momentum_step(
-    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Floats | None = None
+    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Out = None
 ) -> tuple[Floats, Floats]:
     """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left,
     unless it is ``out``.
@@ -404,7 +399,7 @@ def sums(d: int, like: Floats) -> Floats:
     return np.zeros(d)
 
 
-def take(table: Floats, rows: Any, out: Floats | None = None) -> Floats:
+def take(table: Floats, rows: Any, out: Out = None) -> Floats:
     """(k, d) copies of some rows, by numbers or marks; with ``out``, by numbers alone.
 
     >>> take(np.array([[1.0], [2.0]]), np.array([1, 1, 0])).tolist()

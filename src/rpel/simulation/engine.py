@@ -22,7 +22,7 @@ from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import Attack
 from rpel.backend.base import Backend, backend
-from rpel.backend.torch import sharing
+from rpel.backend.devices import sharing
 from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory

@@ -232,7 +232,8 @@ def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
     ValueError where it is not."""
     if spec.backend != "torch":
         return backend(spec.backend)
-    from rpel.backend.torch import Torch, local_device, missing
+    from rpel.backend.devices import local_device, missing
+    from rpel.backend.torch import Torch
 
     device = local_device(spec.device, local_rank)
     if (why := missing(device)) is not None:

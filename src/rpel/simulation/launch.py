@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rpel.backend.torch import local_device, missing, sharing
+from rpel.backend.devices import local_device, missing, sharing
 from rpel.config.spec import Spec, to_toml
 from rpel.processes import start
 from rpel.simulation.communicator import ALONE, Communicator, Group, LostError

@@ -134,14 +134,7 @@ class ConvolutionEngine(Engine):
         self.stages, self.places = _stages(layers.convolutions, shape)
 
     def gradient(
-        self,
-        x: Tensor,
-        local: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        seeds: list[int],
-        out: Tensor,
-        train: bool,
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, C, H, W), labels (c, B), into out (c, d)."""
         for i in range(len(x)):

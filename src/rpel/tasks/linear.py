@@ -170,14 +170,7 @@ class LinearEngine(Engine):
         return max(1, _SCRATCH // (4 * (batch * self.linears[0].shape[1] if batch else widest)))
 
     def gradient(
-        self,
-        x: Tensor,
-        local: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        seeds: list[int],
-        out: Tensor,
-        train: bool,
+        self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
         values = self._forward(x, inputs.flatten(2).mT)

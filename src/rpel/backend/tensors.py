@@ -1,0 +1,188 @@
+"""Arrays on a device of torch: how they come there and go, and how work on them is cut to fit its memory.
+
+Invariants:
+- what is small comes by :meth:`Tensors.lend` and goes by :meth:`Tensors.read`: the one way from the device to
+  the host. Models go by :meth:`Tensors.host`, for checkpoints and results;
+- work is cut into pieces of victims and columns so that no temporary exceeds the budget. In main memory a
+  piece fits a core's cache, and the threads of `pool` share the pieces.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rpel.backend import plain
+from rpel.backend.one_thread import share
+
+log = logging.getLogger("rpel")
+BUDGET, CACHED = 256 << 20, 4 << 20
+"""Bytes of temporaries at once: on an accelerator, and for each thread in main memory."""
+
+
+@dataclass
+class Crossings:
+    """Models that had to go through the host, because somebody's code takes or returns NumPy:
+    calls and bytes."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, who: str, nbytes: int) -> None:
+        """One call of ``who`` moved so many bytes."""
+        self.calls[who] = self.calls.get(who, 0) + 1
+        self.nbytes[who] = self.nbytes.get(who, 0) + nbytes
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Tensors of one device; temporaries take at most ``budget`` bytes (0: as the device likes it).
+
+    >>> arrays = Tensors("cpu")
+    >>> arrays.host(arrays.repeated(np.array([3.0, 4.0]), 2))
+    array([[3., 4.],
+           [3., 4.]])
+    """
+
+    device: str = "cpu"
+    budget: int = 0
+    crossings: Crossings = field(default_factory=Crossings, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", self.budget or (CACHED if self.main else BUDGET))
+
+    @property
+    def main(self) -> bool:
+        """Whether arrays lie in main memory."""
+        return torch.device(self.device).type == "cpu"
+
+    @cached_property
+    def wide(self) -> torch.dtype:
+        """In what distances are summed: float64, where the device has it."""
+        return torch.float32 if torch.device(self.device).type == "mps" else torch.float64
+
+    # --- between the host and the device ---
+
+    def read(self, x: Tensor) -> NDArray[Any]:
+        """A result without d in its shape, on the host: the one way there."""
+        return np.asarray(x.detach().cpu().numpy())
+
+    def lend(self, values: Any) -> Tensor:
+        """Something small from the host, on the device."""
+        return (values if isinstance(values, Tensor) else torch.as_tensor(values)).to(self.device)
+
+    def array(self, values: Any) -> Any:
+        """Values from anywhere on the device; in float32 where it has no float64."""
+        if isinstance(values, Tensor):
+            return values.to(self.device)
+        given = np.asarray(values)
+        if given.dtype.kind not in "fiub":
+            return given
+        found = torch.from_numpy(np.ascontiguousarray(given))
+        return (found.to(self.wide) if given.dtype == np.float64 else found).to(self.device)
+
+    def host(self, x: Any) -> Any:
+        """Anything as NumPy's; models, too: for checkpoints and results."""
+        return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+
+    def crossed(self, who: str, nbytes: int) -> None:
+        """Something works on NumPy's arrays: said once, counted always."""
+        if who not in self.crossings.calls:
+            log.warning("%s works on NumPy arrays: what it takes and gives goes through the host", who)
+        self.crossings.add(who, nbytes)
+
+    def statement(self) -> dict[str, Any] | None:
+        """Name, device, and who took models to the host how often, in how many bytes."""
+        calls, nbytes = self.crossings.calls, self.crossings.nbytes
+        through = {who: {"calls": calls[who], "bytes": nbytes[who]} for who in sorted(calls)}
+        return {"name": "torch", "device": self.device, "through_host": through}
+
+    def device_memory(self) -> int | None:
+        """Bytes that are free on the device; None where it is the host."""
+        kind = torch.device(self.device).type
+        if kind == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        if kind == "mps":
+            return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+        return None
+
+    # --- arrays ---
+
+    def repeated(self, row: Any, rows: int) -> Any:
+        return self.array(row)[None].repeat(rows, 1)
+
+    def empty(self, rows: int, like: Any) -> Any:
+        kind = like.dtype if isinstance(like, Tensor) else torch.from_numpy(np.empty(0, like.dtype)).dtype
+        return torch.empty((rows, like.shape[-1]), dtype=kind, device=self.device)
+
+    def zeros_like(self, x: Any) -> Any:
+        return torch.zeros_like(x)
+
+    def zeros(self, rows: int, columns: int, like: Any) -> Any:
+        return torch.zeros((rows, columns), dtype=like.dtype, device=self.device)
+
+    def sums(self, d: int, like: Any) -> Any:
+        return torch.zeros(d, dtype=self.wide, device=self.device)
+
+    def copy(self, x: Any) -> Any:
+        return x.clone()
+
+    def take(self, table: Any, rows: Any, out: Any = None) -> Any:
+        if isinstance(table, np.ndarray):  # counts and the like stay on the host
+            return plain.take(table, rows, out)
+        return torch.index_select(table, 0, self._numbers(rows), out=out)
+
+    def put(self, x: Any, rows: Any, values: Any) -> None:
+        if isinstance(x, np.ndarray):
+            x[rows] = values
+            return
+        x.index_copy_(0, self._numbers(rows), self.array(values).to(x.dtype))
+
+    def _numbers(self, rows: Any) -> Tensor:
+        """Row numbers on the device, from numbers or marks."""
+        given = np.asarray(rows)
+        return self.lend(np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64))
+
+    def appended(self, rows: Any, row: Any, most: int) -> Any:
+        return torch.cat([rows, row.to(rows.dtype)[None]])[-most:]
+
+    # --- pieces ---
+
+    def _pieces(self, size: int, bytes_each: int) -> Iterator[slice]:
+        """Slices of 0 … size − 1 whose temporaries fit the budget; at least one element each."""
+        step = max(1, self.budget // max(1, bytes_each))
+        for start in range(0, size, step):
+            yield slice(start, min(size, start + step))
+
+    def _grid(self, h: int, d: int, each: int) -> Iterator[tuple[slice, slice]]:
+        """(victims, columns) pieces of an (h, d) result that needs ``each`` bytes of temporaries per entry.
+
+        Columns are cut first to what one victim may use, then as many victims as fit.
+        """
+        for columns in self._pieces(d, each):
+            for victims in self._pieces(h, each * (columns.stop - columns.start)):
+                yield victims, columns
+
+    def _over(self, work: Callable[[slice, slice], None], h: int, d: int, each: int) -> None:
+        """Call work(victims, columns) for the pieces of an (h, d) result,
+        whose parts do not depend on each other."""
+        pieces = list(self._grid(h, d, each))
+        share(lambda piece: work(*pieces[piece]), len(pieces), serial=not self.main)
+
+    def _cached(self, nbytes: int) -> int:
+        """Bytes to fit a cache with, of work without temporaries: nothing is to be cut on an accelerator."""
+        return nbytes if self.main else 0
+
+    def _gathered(self, table: Tensor, index: Tensor, columns: slice) -> Tensor:
+        """(h, m, w) the rows of an index (h, m), on some columns."""
+        found = table[:, columns].index_select(0, index.reshape(-1))
+        return found.view(*index.shape, -1)
+
+    def _result(self, table: Tensor, h: int, out: Tensor | None) -> Tensor:
+        return table.new_empty((h, table.shape[1])) if out is None else out

@@ -26,6 +26,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels, self.live, self.peak = 0, 0, 0
         self.copied: list[tuple[int, ...]] = []
+        self.kinds = set[tuple[str, Any]]()  # what was made: the kind of device, and of numbers
         self._storages: dict[int, list[int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,6 +37,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nothing = func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in _NOTHING
         self.kernels += not nothing
         for one in made:
+            self.kinds.add((one.device.type, one.dtype))
             if any(other.device != one.device for other in given if other.dim() or "_to_copy" in str(func)):
                 self.copied.append(tuple(one.shape))
             self._noted(one, new=_storage(one) not in known)

@@ -40,7 +40,7 @@ class Standing(Torch):
     def lend(self, values: Any) -> torch.Tensor:
         if isinstance(values, torch.Tensor) and values.device.type == "dev":
             return values
-        given = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
+        given = self.narrowed(values if isinstance(values, torch.Tensor) else np.array(values))
         self.sent.append(tuple(given.shape))
         # fake copies of one number fail there
         return torch.empty(given.shape, dtype=given.dtype, device="dev")
@@ -73,10 +73,16 @@ forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
 VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 
 
-def play(name: str, broken: str | None) -> None:
+class Narrow(Standing):
+    """A device without float64, as mps is."""
+
+    wide = torch.float32
+
+
+def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None:
     """Two rounds of a case and their evaluation; raises where something leaves the device,
-    or costs too much."""
-    spec, arrays, mode = resolved(cases()[name]), Standing("dev"), FakeTensorMode(allow_non_fake_inputs=False)
+    or is of numbers that it does not have."""
+    spec, arrays, mode = resolved(cases()[name]), kind("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)
     initial, stored = task.initial(), task.local_state(1)
@@ -101,7 +107,10 @@ def play(name: str, broken: str | None) -> None:
             run.evaluate(np.arange(5))
         assert torch.as_tensor(run.state.x).device.type == "dev"
     gone = [shape for shape in [*counted.copied, *arrays.sent] if task.d in shape]
-    assert not gone, f"copied between devices: {gone}"
+    if kind is Narrow:
+        assert ("dev", torch.float64) not in counted.kinds, "float64 was made"
+    else:
+        assert not gone, f"copied between devices: {gone}"
 
 
 def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
@@ -236,6 +245,7 @@ def break_on_purpose(run: Simulation, how: str | None) -> None:
         "mixed": lambda group, out=None: group.table[:10] + torch.ones(10, d),
         "read": lambda group, out=None: group.table[:10] * group.table.sum().item(),
         "models": lambda group, out=None: group.table.cpu()[:10].to("dev"),
+        "float64": lambda group, out=None: group.table[:10].double().float(),
     }
     if how in ways:
         rule.__dict__["run"] = ways[how]
@@ -243,12 +253,12 @@ def break_on_purpose(run: Simulation, how: str | None) -> None:
 
 def broken() -> Iterator[str]:
     """Each break that the checks do not notice."""
-    for how in ("mixed", "read", "models", "memory", "kernels"):
+    for how in ("mixed", "read", "models", "float64", "memory", "kernels"):
         try:
             if how in ("memory", "kernels"):
                 count(how)
             else:
-                play("rule-median", how)
+                play("rule-median", how, Narrow if how == "float64" else Standing)
         except Exception as error:
             print(f"{how} on purpose: {type(error).__name__}: {str(error).splitlines()[0]}")
         else:
@@ -261,15 +271,18 @@ def main() -> int:
     if "--costs" in sys.argv:
         return counted(priced)
     failed = 0
-    for name in names:
-        try:
-            play(name, None)
-        except Exception as error:
-            failed += 1
-            print(f"{name}: {type(error).__name__}: {error}")
-            if "-v" in sys.argv:
-                traceback.print_exc()
-    print(f"{len(names) - failed} rounds stayed")
+    for kind in (Standing, Narrow):
+        stayed = 0
+        for name in names:
+            try:
+                play(name, None, kind)
+                stayed += 1
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}: {error}")
+                if "-v" in sys.argv:
+                    traceback.print_exc()
+        failed += len(names) - stayed
+        print(f"{stayed} rounds stayed" if kind is Standing else f"{stayed} rounds without float64")
     count(None)
     failed += counted(priced)
     missed = list(broken())

@@ -38,10 +38,15 @@ def _ordered(x: Tensor, operation: Operation, f: int) -> list[Tensor]:
         return [whole[:, r] for r in wanted]
     lanes, spare = list(x.unbind(1)), torch.empty_like(x[:, 0])
     for a, b in network(m, f, operation):
-        torch.minimum(lanes[a], lanes[b], out=spare)
-        torch.maximum(lanes[a], lanes[b], out=lanes[b])
-        lanes[a], spare = spare, lanes[a]
+        lanes[a], lanes[b], spare = _exchanged(lanes[a], lanes[b], spare)
     return [lanes[r] for r in wanted]
+
+
+def _exchanged(a: Tensor, b: Tensor, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The lower and the higher values of two lanes, and the lane that is spare now."""
+    if torch.compiler.is_compiling():  # fused, nothing in between is stored
+        return torch.minimum(a, b), torch.maximum(a, b), spare
+    return torch.minimum(a, b, out=spare), torch.maximum(a, b, out=b), a
 
 
 def _near_median(x: Tensor, k: int) -> Tensor:

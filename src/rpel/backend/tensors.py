@@ -75,17 +75,19 @@ class Tensors:
 
     def lend(self, values: Any) -> Tensor:
         """Something small from the host, on the device."""
-        return (values if isinstance(values, Tensor) else torch.as_tensor(values)).to(self.device)
+        return self.narrowed(values).to(self.device)
+
+    def narrowed(self, values: Any) -> Tensor:
+        """Values as a tensor, still where they are; in float32 if the device has no float64."""
+        given = values if isinstance(values, Tensor) else torch.as_tensor(values)
+        return given.to(self.wide) if given.dtype == torch.float64 else given
 
     def array(self, values: Any) -> Any:
-        """Values from anywhere on the device; in float32 where it has no float64."""
+        """Values from anywhere on the device; what is no numbers stays as it is."""
         if isinstance(values, Tensor):
-            return values.to(self.device)
+            return self.lend(values)
         given = np.asarray(values)
-        if given.dtype.kind not in "fiub":
-            return given
-        found = torch.from_numpy(np.ascontiguousarray(given))
-        return (found.to(self.wide) if given.dtype == np.float64 else found).to(self.device)
+        return self.lend(np.ascontiguousarray(given)) if given.dtype.kind in "fiub" else given
 
     def host(self, x: Any) -> Any:
         """Anything as NumPy's; models, too: for checkpoints and results."""

@@ -41,7 +41,7 @@ QUICK = {
 
 
 def marked(quick: set[str]) -> list[Any]:
-    """All names, but those of `quick` in `make test-all` only."""
+    """All names; those that are not quick are for `make test-all`."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 
 

@@ -133,5 +133,7 @@ class Proxies:
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        await self._cut()
+        for _ in range(3):  # what was just accepted begins its task, what was cut closes its socket
+            await asyncio.sleep(0)
+            await self._cut()
         await asyncio.sleep(0)

@@ -31,7 +31,8 @@ def main() -> None:
     print(
         f"Plan: each node pulls {plan.pull} of its 19 peers and tolerates {plan.b_hat} hostile answers.\n"
         f"      No node meets more in any round, with probability {plan.probability:.6f}.\n"
-        f"Attack: {ATTACK}. Hostile nodes answer with minus twice the mean of the honest models.\n"
+        f"Attack: {ATTACK}.\n"
+        "      Hostile nodes answer with minus twice the mean of the honest models.\n"
     )
     rules = {"RPEL (NNM + trimmed mean)": None, "plain averaging": "mean"}
     runs = {

@@ -171,9 +171,9 @@ def test_attack_command_refuses_bad_options(
 
 def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) -> None:
     public = {"model": "linear", "nodes": 6, "byzantine": 1, "rounds": 2, "batch_size": 20}
-    with pytest.raises(ValueError, match="'virtual'"):
+    with pytest.raises(ValueError, match="partition 'virtual'"):
         curious.attack(Spec(**public, partition="virtual"))
-    with pytest.raises(ValueError, match="clip"):
+    with pytest.raises(ValueError, match="--without-clipping"):
         curious.attack(Spec(**public), clipping=False)
 
 

@@ -240,7 +240,7 @@ def test_idx_reads_exactly_the_bytes_whose_header_tells_the_truth(content: bytes
     if promised == len(content):
         assert to_idx(formats.parse_idx(content)) == content
     else:
-        with pytest.raises(DataError, match="the file"):
+        with pytest.raises(DataError, match=r"^the file (is not an IDX file|has \d+ bytes)"):
             formats.parse_idx(content)
 
 
@@ -266,7 +266,7 @@ def test_bad_idx_file_names_its_fault(content: bytes, message: str) -> None:
 
 
 def test_truncated_gzip_is_reported_damaged() -> None:
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match=r"^the file is damaged: .*ended"):
         formats.unpack(gzip.compress(GOOD * 10)[:-12])
 
 
@@ -274,7 +274,7 @@ def test_images_and_labels_must_belong_together() -> None:
     images, labels = np.zeros((3, 2, 2), np.uint8), np.array([1, 2, 11], np.uint8)
     with pytest.raises(DataError, match=r"images.*labels|labels.*images"):
         formats._paired(images, labels[:2], 10, "training")
-    with pytest.raises(DataError, match="11"):
+    with pytest.raises(DataError, match=r"labels .*11.* 10 classes"):
         formats._paired(images, labels, 10, "training")
 
 
@@ -321,9 +321,9 @@ def test_malicious_pickle_runs_no_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["eval", "getattr", "__import__"])
 def test_pickle_cannot_name_builtins_or_reach_through_numpy(name: str) -> None:
     for module in ("builtins", "__builtin__", "numpy", "numpy._core.multiarray"):
-        with pytest.raises(DataError, match="pickle"):
+        with pytest.raises(DataError, match=r"pickle: .*(import|eval|getattr)"):
             formats.unpickle(f"c{module}\n{name}\n.".encode())
-    with pytest.raises(DataError, match="pickle"):
+    with pytest.raises(DataError, match=r"pickle: .*__class__"):
         formats.unpickle(b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.")
 
 
@@ -409,7 +409,7 @@ def test_changed_cifar_batch_is_refused_before_unpickling(
     del members["test_batch"]
     with pytest.raises(DataError, match="test_batch"):
         load("cifar10", put({formats.CIFAR_ARCHIVES[0]: archive(members)}, tmp_path / "given"))
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match=r"tar\.gz is damaged"):
         load("cifar10", put({formats.CIFAR_ARCHIVES[0]: archive(members)[:-40]}, tmp_path / "given"))
 
 
@@ -533,7 +533,7 @@ def test_user_arrays_are_identified_by_content() -> None:
 )
 def test_user_arrays_that_do_not_fit_are_refused(labels: NDArray[Any]) -> None:
     x = np.zeros((6, 1, 4, 4))
-    with pytest.raises(DataError, match="train"):
+    with pytest.raises(DataError, match=r"train (examples .*\(6, 1, 4, 4\)|labels .*whole numbers)"):
         from_arrays((x, labels), (x, np.zeros(6, int)))
 
 
@@ -667,7 +667,7 @@ def test_second_mirror_serves_when_the_first_fails(
         "a/file", _md5(b"content"), (f"{mirror.url}/wrong", "file:///etc/hostname", f"{mirror.url}/file")
     )
     assert fetch(remote, tmp_path).read_bytes() == b"content"
-    with pytest.raises(DataError, match="https"):
+    with pytest.raises(DataError, match=r"file:///.*https"):
         fetch(replace(remote, urls=remote.urls[1:2]), tmp_path)
 
 

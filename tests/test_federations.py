@@ -25,7 +25,7 @@ def test_missing_heart_values_become_public_constants() -> None:
     assert np.array_equal(parse_heart(f"{bare}\n{bare}\n")[0][1], x[1]), (
         "a patient's numbers do not depend on others"
     )
-    with pytest.raises(DataError, match="13"):
+    with pytest.raises(DataError, match="13 findings"):
         parse_heart("1,2,3\n")
 
 

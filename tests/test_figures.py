@@ -114,7 +114,7 @@ def test_short_keeps_the_plan() -> None:
     assert left.runs[0][0].rounds == 100
     assert left.note == "SHORT: 100 of 2000 rounds, 1 of 3 seeds"
     assert left.runs[0][0].name == "short-cifar10-n20-b3-s6-rpel-sf"
-    with pytest.raises(ValueError, match="part 2"):
+    with pytest.raises(ValueError, match=r"^part 2 .* 0\.1"):
         sized(find("cifar10-left"), Scale.SHORT, Selection(part=2))
 
 
@@ -135,7 +135,7 @@ def test_partial_panel_is_stamped_with_its_share() -> None:
     assert "of 2 seeds" not in whole.note
     with pytest.raises(ValueError, match="'gaussian'"):
         sized(find("mnist-left"), Scale.FULL, Selection(attacks=["gaussian"]))
-    with pytest.raises(ValueError, match="0,x"):
+    with pytest.raises(ValueError, match=r"seeds '0,x'.*0-4"):
         sized(find("mnist-left"), Scale.FULL, Selection(seeds="0,x"))
 
 
@@ -399,5 +399,5 @@ def test_impossible_panel_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     assert work.missing == {"femnist-b0-local1": "femnist is not here"}
     assert [entry["name"] for entry in reproduce.make(work)] == ["fraction-1000"]
     assert "SMOKE" not in (tmp_path / "fraction-1000.svg").read_text("utf-8")
-    with pytest.raises(ValueError, match="femnist"):
+    with pytest.raises(ValueError, match="femnist is not here"):
         reproduce.prepare(["femnist-b0-local1"], "full", tmp_path)

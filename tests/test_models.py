@@ -66,7 +66,7 @@ def test_bad_network_arguments_are_named() -> None:
         model("mnits")
     with pytest.raises(ValueError, match=r"shape.*\(\)"):
         model("L(10)-S")
-    with pytest.raises(ValueError, match=r"10.*62"):
+    with pytest.raises(ValueError, match=r"'L\(10\)-S'.*10 .*62 classes"):
         model("L(10)-S", (1, 28, 28), classes=62)
 
 
@@ -123,5 +123,5 @@ def test_unflatten_leaves_batch_statistics_with_their_node() -> None:
 
 @pytest.mark.parametrize("shape", [(7849,), (7851,), (1, 7850), ()])
 def test_vector_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="7850"):
+    with pytest.raises(ValueError, match=r"7850 parameters.*\("):
         unflatten(model("linear"), torch.zeros(shape))

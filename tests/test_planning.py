@@ -85,7 +85,7 @@ def test_max_fraction_is_respected_or_refused() -> None:
     assert [p.pull for p in planned] == [39, 26, 18]
     assert all(p.fraction <= share for p, share in zip(planned, (0.25, 1 / 3, 0.45), strict=True))
     assert all(p.pull + 1 - 2 * p.b_hat >= 3 for p in planned)
-    with pytest.raises(ValueError, match=r"0\.05"):
+    with pytest.raises(ValueError, match=r"0\.05 .*100 .*10: .*0\.1 .*byzantine 5"):
         comfortable(**sizes, max_fraction=0.05)
 
 

@@ -735,7 +735,7 @@ def test_missing_result_files_are_named() -> None:
     with pytest.raises(ValueError, match="partition 'writer'"):
         tiny(None, partition="writer")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="'cuda'"):
+        with pytest.raises(ValueError, match=r"'cuda'.*CPU-only.*'cpu'"):
             tiny(None, device="cuda")
     with pytest.raises(ValueError, match=r"rpel\.simulate"):
         runs.run(Spec(dataset="own"), Objects())

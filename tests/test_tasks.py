@@ -353,7 +353,7 @@ def test_batches_come_evenly_from_the_nodes_shard() -> None:
         counts = [(drawn == example).sum() for example in shard]
         assert sum(counts) == 400
         assert min(counts) > 20
-    with pytest.raises(ValueError, match="node 4"):
+    with pytest.raises(ValueError, match="node 4 holds no examples"):
         t.gradient(models(t, 1), t.local_state(1), np.array([4]), 0, 0)
 
 
@@ -418,7 +418,7 @@ def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
             data, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger(target=4)
         )
     flat = replace(data, train_x=data.train_x.reshape(90, 30), test_x=data.test_x.reshape(31, 30))
-    with pytest.raises(ValueError, match=r"\(30,\)"):
+    with pytest.raises(ValueError, match=r"backdoor.*images.*\(30,\)"):
         Classification(flat, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger())
 
 
@@ -736,7 +736,7 @@ def test_arrays_may_be_read_only_and_must_fit() -> None:
     t.gradient(x, local, ids, 0, 0)
     t.evaluate(x, local)
     for wrong in (x[:, 1:], x[1:], np.asfortranarray(x), x.astype(np.float16)):
-        with pytest.raises(ValueError, match="6 models"):
+        with pytest.raises(ValueError, match=r"6 models.*\(6, 989\).*not \("):
             t.gradient(wrong, local, ids, 0, 0)
     with pytest.raises(ValueError, match="local state"):
         t.gradient(x, np.zeros((NODES, 3), np.float32), ids, 0, 0)

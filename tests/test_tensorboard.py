@@ -164,5 +164,5 @@ def test_tensorboard_option_without_the_package_exits_with_2(
         _, said = rpel(*words, "--tensorboard", capsys=capsys, code=2)
         assert said == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "grid.toml"}
-    with pytest.raises(ValueError, match="folder"):
+    with pytest.raises(ValueError, match="out='runs'"):
         simulate(out=None, tensorboard=True)

@@ -67,9 +67,9 @@ def test_peer_is_made_from_objects_or_from_a_file(tmp_path: Path) -> None:
     made = [rpel.Peer(path(net, 1)), rpel.Peer(config=net.configs[1]), rpel.Peer(config=own)]
     assert [peer.summary()["id"] for peer in made] == ["peer-1"] * 3
     assert made[2].model_path == home / "state_dir" / "model.safetensors"
-    with pytest.raises(ValueError, match="both"):
+    with pytest.raises(ValueError, match=r"config=.*not both"):
         rpel.Peer(path(net, 1), config=net.configs[1])
-    with pytest.raises(ValueError, match="'listens'"):
+    with pytest.raises(ValueError, match=r"'listens'.*'listen'"):
         rpel.Peer(config={"id": "peer-1", "listens": "127.0.0.1:7443"})
 
 
@@ -198,7 +198,7 @@ def test_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
 
 def test_model_of_another_shape_is_refused_before_any_round(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2)
-    with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match=r"\(\d+"):
+    with rpel.Peer(path(files, 0)) as peer, pytest.raises(ValueError, match=r"\(1, 3\).*\(1, 2\)"):
         peer.rounds(nn.Linear(3, 1))
 
 
@@ -289,7 +289,7 @@ def test_peer_run_prints_a_summary_and_writes_the_final_model(
     files = a_sample(tmp_path, rounds=3, soon=5.0)
 
     def work(i: int) -> None:
-        with pytest.raises(SystemExit, match="0"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             cli.main(["peer", "run", "--config", str(path(files, i)), *(["--json"] if i else [])])
 
     together(3, work)
@@ -310,7 +310,7 @@ def test_peer_run_prints_a_summary_and_writes_the_final_model(
         with safetensors.safe_open(exported, "pt") as file:
             assert file.metadata()["round"] == "3"
             assert file.metadata()["digest"] == digest(SAMPLE, flatten(module).numpy())
-        with pytest.raises(SystemExit, match="0"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             cli.main(["peer", "run", "--config", str(path(files, i))])
         assert (
             f"peer-{i}: the run is over, after 3 rounds; the model is {exported}" in capsys.readouterr().out

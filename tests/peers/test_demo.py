@@ -152,14 +152,14 @@ def test_late_demo_peers_are_restarted_with_a_longer_lead(tmp_path: Path) -> Non
 def test_bad_demo_options_are_refused_before_start(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(["network", "demo", *arguments])
     assert sentence in capsys.readouterr().err
 
 
 def test_demo_leaves_a_nonempty_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(["network", "demo", "--out", str(tmp_path)])
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -308,7 +308,7 @@ def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Pa
         for name, value in simulated.items():
             np.testing.assert_allclose(handed_over[name], value.numpy(), atol=1e-6)
     assert np.abs(result.models - initial).max() > 1e-3, "nothing was learned"
-    with pytest.raises(ValueError, match=r"train.*12"):
+    with pytest.raises(ValueError, match=r"member 12 .*12 members"):
         task.of_member(12, batch_size=4, seed=0)
 
 

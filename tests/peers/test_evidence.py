@@ -116,7 +116,7 @@ def test_evidence_that_was_changed_proves_nothing(network: Network, tmp_path: Pa
 def test_file_that_is_no_evidence_is_refused(network: Network, tmp_path: Path, text: str) -> None:
     path = tmp_path / "evidence.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="evidence"):
+    with pytest.raises(ValueError, match=r"is not evidence: .*signatures"):
         verify(path, network[0])
 
 
@@ -125,7 +125,7 @@ def test_removed_key_is_cleared_from_exclusions(network: Network, tmp_path: Path
     path = keep(tmp_path, proof(network), m)
     fresh = certificates.create("peer-1")[1]
     rotated = m.replace(members=(m.members[0], Member.of("peer-1", m.members[1].url, fresh), m.members[2]))
-    with pytest.raises(ValueError, match="member"):
+    with pytest.raises(ValueError, match=r"names the key '[0-9a-f]{64}'.*no member"):
         verify(path, rotated)
     assert detector.proofs(tmp_path, m) != []
     assert detector.proofs(tmp_path, rotated) == []
@@ -340,14 +340,14 @@ def test_rewritten_audit_log_fails_its_signature(network: Network, tmp_path: Pat
         return verify_audit(path, m)
 
     assert [line["round"] for line in written(keys[1], "aggregated")] == [1, 2]
-    with pytest.raises(ValueError, match="'peer-1'"):
+    with pytest.raises(ValueError, match=r"last line .*'peer-1'"):
         written(keys[2], "another story")  # the hashes fit; the signature does not
     lines = path.read_text().splitlines()
     path.write_text(lines[0] + "\n")
     with pytest.raises(ValueError, match=r"signed.*key"):
         verify_audit(path, m)
     written(keys[1], "aggregated")
-    with pytest.raises(ValueError, match="network"):
+    with pytest.raises(ValueError, match=r"last line .*'peer-1'.*this network"):
         verify_audit(path, m.replace(run="founded anew"))
 
 
@@ -422,7 +422,7 @@ def test_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None
     with ended([*running, second]):
         for peer in (*running, second):
             peer.start()
-        with pytest.raises(SecondInstanceError, match=r"round \d+"):
+        with pytest.raises(SecondInstanceError, match=r"round \d+ with this peer.s key"):
             second.join()
         for peer in running:
             peer.join()

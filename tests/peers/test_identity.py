@@ -171,7 +171,7 @@ def test_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
     assert refused(asking)
     assert "expired" in str(asked[0])
     assert "expired" in str(asking[1])
-    with pytest.raises(ValueError, match="expired"):  # and the late one itself cannot
+    with pytest.raises(ValueError, match=r"'late' expired at \d"):  # and the late one itself cannot
         identity.server_context(late.certificate, late.key, [a.pem])
 
 
@@ -193,9 +193,9 @@ def test_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> Non
     _, minted_secret, minted_pem = signed("b", issuer=("evil", ca_key))
     minted = party(tmp_path, "minted", minted_secret, minted_pem)
     # 1. such a member is not let in at all
-    with pytest.raises(ValueError, match="CA:TRUE"):
+    with pytest.raises(ValueError, match=r"'evil'.*CA:TRUE"):
         identity.server_context(a.certificate, a.key, [b.pem, evil.pem])
-    with pytest.raises(ValueError, match="CA:TRUE"):
+    with pytest.raises(ValueError, match=r"'evil'.*CA:TRUE"):
         identity.client_context(a.certificate, a.key, evil.pem)
     # 2. had it been, TLS alone would accept the forgery, and the pin tells it from b
     server = identity.server_context(a.certificate, a.key, [a.pem, b.pem])
@@ -274,7 +274,7 @@ def test_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None
 
 def test_peer_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match=r"no key .*/none"):
         identity.server_context(a.certificate, tmp_path / "none", [a.pem])
     with pytest.raises(ValueError, match="no certificate"):
         identity.server_context(tmp_path / "none", a.key, [a.pem])

@@ -74,7 +74,7 @@ def test_membership_terms_survive_the_file(
 
 
 def test_membership_of_another_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match="protocol") as refused:
+    with pytest.raises(ValueError, match=r"protocol 2 .*3$") as refused:
         Membership.load(Path(__file__).parents[1] / "data" / "protocol-2.toml", draft=True)
     assert "\n" not in str(refused.value)
 
@@ -254,10 +254,10 @@ def test_two_entries_with_one_key_are_refused_even_under_two_names(tmp_path: Pat
 
 
 def test_missing_or_non_toml_membership_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.toml"):
+    with pytest.raises(ValueError, match=r"no file .*none\.toml"):
         Membership.load(tmp_path / "none.toml")
     (tmp_path / "members.toml").write_bytes(b"\xff\xfe = 3")
-    with pytest.raises(ValueError, match="TOML"):
+    with pytest.raises(ValueError, match=r"is not TOML: .*utf-8"):
         Membership.load(tmp_path / "members.toml")
 
 
@@ -266,7 +266,7 @@ def test_missing_or_non_toml_membership_is_refused(tmp_path: Path) -> None:
 )
 def test_oversized_or_deeply_nested_membership_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "members.toml").write_text(text)
-    with pytest.raises(ValueError, match="TOML"):
+    with pytest.raises(ValueError, match=r"is not TOML: .*(deeply|100 parts|digits)"):
         Membership.load(tmp_path / "members.toml")
 
 

@@ -64,7 +64,7 @@ def test_network_check_prints_a_table_and_a_suggested_period(
 ) -> None:
     net = found(tmp_path, 4, period=600.0, soon=600.0)
     path = net.configs[3].state_dir.parent / "peer.toml"
-    with waiting(net, [0, 1, 2]), pytest.raises(SystemExit, match="0"):
+    with waiting(net, [0, 1, 2]), pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["network", "check", "--config", str(path), "--step-seconds", "0.5"])
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["peer-0", "peer-1", "peer-2"]
@@ -84,7 +84,7 @@ def test_network_check_reports_who_can_call_back(tmp_path: Path, capsys: pytest.
         assert [row["reaches_you"] for row in again["members"]] == [None] * 3
     elsewhere = net.membership.members[3].replace(url="https://127.0.0.1:9")
     net.membership.replace(members=(*net.membership.members[:3], elsewhere)).save(tmp_path / "members.toml")
-    with waiting(net, [0, 1, 2, 3]), pytest.raises(SystemExit, match="1"):
+    with waiting(net, [0, 1, 2, 3]), pytest.raises(SystemExit, match=r"^1$"):
         cli.main(["network", "check", "--config", path, "--step-seconds", "0.5"])
     out = capsys.readouterr().out
     assert "0 of 3 reach you: is the port of your url open?" in out
@@ -140,7 +140,7 @@ def test_network_check_names_a_different_initial_model(
         other = write_init(tmp_path, LAYOUT, np.ones(LAYOUT.d))
         assert other != net.membership.init_sha256
         path = net.configs[3].state_dir.parent / "peer.toml"
-        with pytest.raises(SystemExit, match="2"):
+        with pytest.raises(SystemExit, match=r"^2$"):
             cli.main(["network", "check", "--config", str(path)])
     assert "init.safetensors has the hash" in capsys.readouterr().err
 

@@ -206,7 +206,7 @@ def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> Non
     layout, flat = load(tmp_path / "net" / "init.safetensors")
     assert layout == wire.Layout.of(module.named_parameters())
     np.testing.assert_array_equal(flat, models.flatten(module).numpy())
-    with pytest.raises(ValueError, match="'mnist'"):
+    with pytest.raises(ValueError, match=r"task 'mnist' \(mlp\)"):
         found(
             tmp_path / "b",
             task="mnist",
@@ -310,7 +310,7 @@ def test_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:
     assert parse_epoch("+90.5", now) == now.timestamp() + 90.5
     assert parse_epoch("2030-05-01T13:00+02:00", now) == parse_epoch(None, now)
     for text in ("+nan", "+inf", "+1e30", "+-5"):
-        with pytest.raises(ValueError, match="epoch"):
+        with pytest.raises(ValueError, match=r"^epoch '\+.*\+600"):
             parse_epoch(text, now)
 
 
@@ -388,7 +388,7 @@ def test_peer_init_refuses_an_existing_member(tmp_path: Path) -> None:
     again = join(id="a", url="https://h:1", members=result.members, folder=tmp_path / "rotated")
     assert "rpel network rotate" in again.notes[0]
     assert again.member.fingerprint != first.member.fingerprint
-    with pytest.raises(ValueError, match="'a'"):
+    with pytest.raises(ValueError, match=r"'https://h:1'.*'a'"):
         join(id="b", url="https://H:1/", members=result.members, folder=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
@@ -425,7 +425,7 @@ def test_key_with_passphrase_needs_its_passphrase_file(
     with pytest.raises(ValueError, match=r"passphrase in .* key"):
         identity.read_key(identity.ProtectedKey(own.key, secret))
     secret.write_text("")
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match=r"passphrase is empty"):
         identity.read_key(identity.ProtectedKey(own.key, secret))
 
 

@@ -50,7 +50,7 @@ def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
                     {"page": reply.read().decode(), "policy": reply.headers["Content-Security-Policy"]}
                 )
             other = urllib.request.Request(f"http://{host}:{port}/", headers={"Host": "rebound.example"})
-            with pytest.raises(urllib.error.HTTPError, match="403"):
+            with pytest.raises(urllib.error.HTTPError, match="HTTP Error 403"):
                 urllib.request.urlopen(other, timeout=20)
         return bool(seen)
 

@@ -93,7 +93,7 @@ def test_member_of_a_new_project_needs_its_url_alone(
 def test_new_project_overwrites_nothing_and_needs_a_members_name(tmp_path: Path) -> None:
     made = {path.name for path in create(tmp_path / "clinic")}
     assert {name.removeprefix(".") for name in made} == {*FILES, "patients.csv", "peer.toml"}
-    with pytest.raises(ValueError, match="clinic"):
+    with pytest.raises(ValueError, match=r"/clinic is not empty"):
         create(tmp_path / "clinic")
-    with pytest.raises(ValueError, match="a clinic"):
+    with pytest.raises(ValueError, match=r"'a clinic'.*clinic-3"):
         create(tmp_path / "a clinic")

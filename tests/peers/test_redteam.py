@@ -237,7 +237,7 @@ def test_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str
     net = found(tmp_path, 4)
     path = net.configs[3].state_dir.parent / "peer.toml"
     path.write_text(path.read_text().replace("peer-3", "stranger"))
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(["red-team", "--config", str(path), "--attack", "alie"])
     assert "'stranger' is not a member" in capsys.readouterr().err
 

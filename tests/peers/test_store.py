@@ -139,7 +139,7 @@ def test_no_round_is_recorded_twice(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
     with Store(tmp_path, LAYOUT) as store:
         for t in (1, 2):
-            with pytest.raises(ValueError, match="already"):
+            with pytest.raises(ValueError, match=r"round 2 already"):
                 store.persist(record(t, seed=9))
         store.memory()
         assert served(store, 2) == wire(2)
@@ -181,7 +181,7 @@ def test_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
             assert store.state(4) is None
             assert memory.record is not None
             assert memory.record.round == 3
-            with pytest.raises(ValueError, match="already"):
+            with pytest.raises(ValueError, match="round 4 already"):
                 store.persist(record(4, seed=9))
 
 
@@ -273,7 +273,7 @@ def test_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None
             if memory.last_round == 4:
                 assert store.persist(record(5, seed=77))
             else:
-                with pytest.raises(ValueError, match="already"):
+                with pytest.raises(ValueError, match="round 5 already"):
                     store.persist(record(5, seed=77))
         assert not list(folder.glob(".*"))
     assert seen == {(4, 4), (5, 4), (5, 5)}
@@ -378,7 +378,7 @@ def test_failed_write_keeps_older_records_and_retires_its_round(
         with refusing(monkeypatch, errno.ENOSPC):
             assert not store.persist(record(4))
         assert [served(store, t) for t in (1, 2, 3)] == [wire(1), wire(2), wire(3)]
-        with pytest.raises(ValueError, match="round 4"):
+        with pytest.raises(ValueError, match="round 4 already"):
             store.persist(record(4, seed=9))
         assert store.persist(record(5))
         assert store.memory().published == (2, 3, 5)

@@ -136,7 +136,7 @@ def test_running_network_is_seen_over_tls(tmp_path: Path, capsys: pytest.Capture
         for peer in peers:
             assert peer.entered.wait(PATIENCE)
         path = net.configs[3].state_dir.parent / "peer.toml"
-        with pytest.raises(SystemExit, match="0"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             cli.main(["watch", "--config", str(path), "--once", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["run"] == "consortium"
@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_with_130_and_no_traceback(
     net = found(tmp_path, 4)
     monkeypatch.setattr(watch, "look", interrupted)
     path = net.configs[0].state_dir.parent / "peer.toml"
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(SystemExit, match=r"^130$"):
         cli.main(["watch", "--config", str(path), "--every", "0.1"])
     out, err = capsys.readouterr()
     assert out.count("peer-0") == 2
@@ -174,7 +174,7 @@ def test_stranger_cannot_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str
     net = found(tmp_path, 4)
     path = net.configs[3].state_dir.parent / "peer.toml"
     path.write_text(path.read_text().replace("peer-3", "stranger"))
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(["watch", "--config", str(path), "--once"])
     assert "'stranger' is not a member" in capsys.readouterr().err
 
@@ -189,12 +189,12 @@ def test_member_whose_key_has_a_passphrase_can_watch(
     own.key.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     )
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         cli.main(["watch", "--config", str(path), "--once"])
     assert "has a passphrase: name its file as passphrase_file" in capsys.readouterr().err
     path.with_name("passphrase").write_text("correct horse\n")
     path.with_name("passphrase").chmod(0o600)
     path.write_text(path.read_text() + 'passphrase_file = "passphrase"\n')
-    with pytest.raises(SystemExit, match="0"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["watch", "--config", str(path), "--once"])
     assert "peer-0" in capsys.readouterr().out

@@ -143,7 +143,7 @@ def test_state_of_other_objects_is_not_restored() -> None:
     network = a_network()
     layout = Layout.of(network.named_parameters())
     kept = bytes(TorchLearner(network, {}, layout).state())
-    with pytest.raises(ValueError, match="names"):
+    with pytest.raises(ValueError, match=r"\[\].*\['optimizer'\]"):
         TorchLearner(network, {"optimizer": LocalMomentum(network.parameters(), lr=0.1)}, layout).restore(
             kept
         )
@@ -228,7 +228,7 @@ def test_moments_of_another_optimiser_are_not_restored() -> None:
     task = built_in("mnist-sample", ADAMW, nodes=3, run="r")
     kept = bytes(TaskLearner(task, 0, ADAMW).state())
     adam = training({"model": "linear", "optimizer": "adam"}, rounds=9)
-    with pytest.raises(ValueError, match="optimiser"):
+    with pytest.raises(ValueError, match=r"62848 bytes.*another optimiser.*1\.bias"):
         TaskLearner(task, 0, adam).restore(kept)
 
 

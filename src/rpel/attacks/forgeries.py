@@ -91,8 +91,8 @@ def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
 
 @per_victim
 def mimic(view: View, epsilon: int = 0) -> Models:
-    """One honest peer's model, the epsilon-th of A: all hostile peers over-represent it (Karimireddy et al.,
-    2022)."""
+    """The model of one honest peer, number epsilon of those that the victim asked: all hostile peers
+    over-represent it (Karimireddy et al., 2022)."""
     # on a graph the victim itself is one of A
     peers = np.where(view.peers == view.own[:, None], -1, view.peers)
     rows = np.concatenate([peers, view.own[:, None]], axis=1)  # the own model for whoever has no honest peer
@@ -123,7 +123,7 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
 
 
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
-    """The honest mean of ``delay`` rounds ago (of the first round until then):
+    """The honest mean of delay rounds ago (of the first round until then):
     a peer that never caught up."""
     kept = state.get("past")
     past = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)

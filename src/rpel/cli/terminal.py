@@ -108,8 +108,10 @@ def stderr() -> Console:
 
 
 def say(sentence: str) -> None:
-    """A sentence on stderr, as rpel says it."""
-    print(f"rpel: {sentence}", file=sys.stderr, flush=True)
+    """A sentence on stderr, as rpel says it; broken between words only, where a person looks."""
+    text = f"rpel: {sentence}"
+    text = _folded(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
+    print(text, file=sys.stderr, flush=True)
 
 
 _ASK_FROM = 600.0
@@ -267,7 +269,7 @@ def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("models kept", f"{ends(run, 'output_accuracy')}: each of a round drawn for its node"))
     proof = run["certificate"]
     beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
-    planned = f"b_hat {run['b_hat']} of pull {run['pull']} ({percent(run['probability'])})"
+    planned = f"b_hat {run['b_hat']} of pull {run['pull']}, {percent(run['probability'])}"
     verdict = "within the plan" if proof["held"] else beyond
     rows.append(("hostile peers met", f"at most {proof['max_observed']}; planned for {planned}: {verdict}"))
     if (guarantee := Guarantee(proof["guarantee"])) is not Guarantee.PLAN:
